@@ -41,10 +41,10 @@ scripts:
 	$(BIN)/node --import ./tests/app/static/names.js --test --test-reporter=dot 'tests/app/static/*.test.js'
 
 test-security: $(VENV)/.installed-test ## Send the whole API 40,000 requests that nobody would, on both databases, and watch the server's memory
-	HALFSTEP_FUZZ_ROUNDS=20 $(BIN)/pytest tests/app/test_fuzz.py --numprocesses 2
+	HALFSTEP_FUZZ_ROUNDS=20 $(BIN)/pytest tests/app/http/test_fuzz.py --numprocesses 2
 
 test-journeys: $(VENV)/.installed-test ## Run an operator's jobs on live installations, by the documented commands, on both databases
-	HALFSTEP_FAULTS=full $(BIN)/pytest tests/journeys tests/app/test_access_matrix.py --numprocesses 2
+	HALFSTEP_FAULTS=full $(BIN)/pytest tests/journeys tests/app/auth/test_access_matrix.py --numprocesses 2
 
 test-diagnosis: $(VENV)/.installed-test ## Train the whole corpus of tests/diagnosis, watched and unwatched, and compare what is diagnosed with the truth
 	HALFSTEP_DIAGNOSIS=full $(BIN)/pytest tests/diagnosis --numprocesses 2 --dist loadgroup
@@ -55,7 +55,7 @@ test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as
 test-clusters: $(VENV)/.installed-test ## Train over three network namespaces, by a real Slurm and a real Ray, and break them; 3 GiB into buckets; minutes (Debian, root)
 	@sh .ci/system-packages munged:munge slurmctld slurmd srun:slurm-client ip:iproute2
 	@$(PIP) --editable '.[buckets,ray]'
-	HALFSTEP_CLUSTERS=yes $(BIN)/pytest tests/clusters tests/faults/test_buckets.py tests/db/test_buckets.py tests/app/test_bucket_downloads.py
+	HALFSTEP_CLUSTERS=yes $(BIN)/pytest tests/clusters tests/faults/test_buckets.py tests/db/files/test_buckets.py tests/app/files/test_bucket_downloads.py
 
 gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=python3: another torch)
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "There is no usable CUDA device here.")'

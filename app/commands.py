@@ -20,21 +20,24 @@ from alembic.command import upgrade
 from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
-from app import formats
-from app.disk import disk
-from app.listening import telling, where
-from db import accounts, deeds, metric_pyramids, pruning, pyramid, run_bin, runs
-from db.backup import back_up
-from db.backup import restore as restore_backup
+from app.html import formats
+from app.server_address import telling, where
+from app.trash.disk import disk
+from db.access import accounts, audit
 from db.database import Database, open_database
 from db.errors import Conflict, HalfstepError, Invalid, NotFound
+from db.files import pruning
+from db.files.backup import back_up
+from db.files.backup import restore as restore_backup
+from db.files.storage import check_store, mismatches, open_store
+from db.files.storage import mend as mend_storage
+from db.runs import runs, trash
 from db.settings import Settings
-from db.storage import check_store, mismatches, open_store
-from db.storage import mend as mend_storage
 from db.tables import User
-from halfstep.output import say
+from db.telemetry import metric_pyramids, pyramid
+from halfstep.cli.output import say
+from halfstep.cli.service_commands import AsJson, run_typed, tell
 from halfstep.process import close_to_others, end_with_parent
-from halfstep.service_commands import AsJson, run_typed, tell
 
 if TYPE_CHECKING:
     from app.serve import Server
@@ -79,7 +82,7 @@ def up() -> None:
     # A session of its own, so that a Ctrl-C reaches the worker once: from us. It is killed with us,
     # lest it keep its name from the next one, which finds what it trained, and that goes on.
     worker = subprocess.Popen(
-        [sys.executable, "-m", "halfstep.cli", "worker"],
+        [sys.executable, "-m", "halfstep.cli.main", "worker"],
         start_new_session=True,
         preexec_fn=end_with_parent,
     )
@@ -155,7 +158,7 @@ def _list_storage(
         with database.reading() as session:
             largest = runs.newest(session, sort="-stored_bytes", limit=limit)
             count, total = runs.count(session), runs.stored_bytes(session)
-            bin_ = run_bin.contents(session)
+            bin_ = trash.contents(session)
         for run, owner in largest:
             told = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
             size = formats.size(run.stored_bytes)
@@ -221,7 +224,7 @@ def _prune_storage(
         said = {"checkpoints": checkpoints, "logs": logs}
         days = [f"{name} {each:g}" for name, each in said.items() if each is not None]
         with database.writing() as session:
-            deeds.note_typed(session, "storage prune", *days, f"of {count} runs")
+            audit.note_typed(session, "storage prune", *days, f"of {count} runs")
         text = f"{count:,} runs pruned, {formats.size(freed)} freed"
         tell({"pruned": count, "freed_bytes": freed}, text, as_json=as_json)
 
@@ -260,7 +263,7 @@ def backup(
             )
         saved = back_up(database, open_store(settings), folder)
         with database.writing() as session:
-            deeds.note_typed(session, "backup", str(folder))
+            audit.note_typed(session, "backup", str(folder))
         kept_in = "the bucket" if settings.storage_url else "the data folder"
         lines = [f"left out, because it is missing or damaged: {key}" for key in saved["left_out"]]
         lines += [
@@ -283,7 +286,7 @@ def restore(
     settings, database = _open()
     restored = restore_backup(database, open_store(settings), folder, revoke=revoke)
     with database.writing() as session:
-        deeds.note_typed(session, "restore", str(folder), *(["--revoke"] if revoke else []))
+        audit.note_typed(session, "restore", str(folder), *(["--revoke"] if revoke else []))
     lines = [
         f"{folder}: {restored['rows']} rows, {restored['files']} files restored",
         "All browsers are signed out; `halfstep link NAME` makes a sign-in link.",
@@ -322,7 +325,7 @@ def rebuild(
             row = runs.get(session, run, lock=True)  # its recorder waits meanwhile
             pyramid.rebuild(session, run)
             metric_pyramids.rebuild(session, run)
-            deeds.note_typed(session, "rebuild", f"run {run}")
+            audit.note_typed(session, "rebuild", f"run {run}")
             skipped = pyramid.count_skips(session.connection(), run)
             steps = f"{row.step:,} steps, {skipped:,} of them skipped"
         text = f"run {run} ({row.name}): rebuilt what its charts are drawn from: {steps}"
@@ -425,7 +428,7 @@ def _print_link(
         if who.deactivated_at is not None:
             raise Conflict(f"{who.name} was shut out: `halfstep user change {who.name} activate`.")
         token = accounts.make_link_token(session, who)
-        deeds.note_typed(session, "link", who.name)
+        audit.note_typed(session, "link", who.name)
     print_link(settings, who.name, token, as_json=as_json)
 
 

@@ -8,21 +8,29 @@ from contextlib import asynccontextmanager
 from anyio import CapacityLimiter
 from fastapi import APIRouter, FastAPI
 
-from app import api, assets, downloads, errors, metrics, pages
-from app.compact import Compact
-from app.context import HASHING, INGESTING, MOST_HASHING, TURNS
-from app.in_flight import Flights, InFlight, Queue
-from app.live import Live
-from app.path_prefix import PathPrefix
-from app.security import BodyLimit, Heads, KnownHosts, SecurityHeaders
-from app.sso import Provider
+from app import api_routes, page_routes
+from app.auth.sso import Provider
+from app.dependencies import HASHING, INGESTING, MOST_HASHING, TURNS
+from app.files import downloads
+from app.http import assets, http_errors, monitoring_metrics
+from app.http.active_requests import Flights, InFlight, Queue
+from app.http.compression import Compact
+from app.http.path_prefix import PathPrefix
+from app.http.security_headers import BodyLimit, Heads, KnownHosts, SecurityHeaders
+from app.live.live import Live
 from db.database import Database
 from db.settings import Settings
 
 #: FastAPI works out a route when it is first asked for, and keeps it here: the servers of a
 #: process, of which the tests start thousands, share that.
 ROUTES = APIRouter()
-for router in (downloads.router, api.router, assets.router, metrics.router, pages.router):
+for router in (
+    downloads.router,
+    api_routes.router,
+    assets.router,
+    monitoring_metrics.router,
+    page_routes.router,
+):
     ROUTES.include_router(router)
 
 
@@ -57,7 +65,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.live = Live()
     app.state.in_flight = InFlight(database)
     app.state.assets = assets.Assets(settings.path_prefix)
-    app.add_middleware(errors.Failures)
+    app.add_middleware(http_errors.Failures)
     app.add_middleware(Compact)
     app.add_middleware(BodyLimit)
     app.add_middleware(Flights, in_flight=app.state.in_flight)
@@ -65,5 +73,5 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.add_middleware(SecurityHeaders)
     app.add_middleware(KnownHosts, settings=settings)
     app.add_middleware(PathPrefix, prefix=settings.path_prefix)
-    errors.install(app)
+    http_errors.install(app)
     return app

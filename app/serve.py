@@ -7,13 +7,15 @@ from threading import Event
 
 import uvicorn
 
-from app import retaining, sweeping, uploads
-from app.connections import PatientProtocol
-from app.deliverer import Deliverer
-from app.erasing import Eraser
+from app.alerts.alert_delivery import Deliverer
+from app.files import weight_uploads
+from app.http.connections import PatientProtocol
 from app.main import create_app
-from app.repeating import repeating
-from db import noticing
+from app.periodic_tasks import repeating
+from app.sweeps import sweep_submission
+from app.trash import retention_job
+from app.trash.purge import Eraser
+from db.alerts import alert_evaluation
 from db.database import Database
 from db.settings import Settings
 
@@ -27,14 +29,14 @@ class Server(uvicorn.Server):
     def __init__(self, settings: Settings, database: Database) -> None:
         self.app = create_app(settings, database)
         self._stopping = Event()
-        notice = partial(noticing.look, database, noticing.Seen(), settings.address)
+        notice = partial(alert_evaluation.look, database, alert_evaluation.Seen(), settings.address)
         #: What it does beside serving, and after how many seconds again.
         self._works: dict[str, tuple[Callable[[], object], float]] = {
-            "sweeping": (partial(sweeping.look, database, settings.queued_per_user), 1.0),
+            "sweeping": (partial(sweep_submission.look, database, settings.queued_per_user), 1.0),
             "noticing": (notice, 2.0),
             "delivering": (Deliverer(settings, database, self._stopping).look, 2.0),
-            "tidying": (partial(uploads.tidy, settings, database), 3600.0),
-            "retaining": (partial(retaining.look, settings, database, self._stopping), 3600.0),
+            "tidying": (partial(weight_uploads.tidy, settings, database), 3600.0),
+            "retaining": (partial(retention_job.look, settings, database, self._stopping), 3600.0),
             "erasing": (Eraser(settings, database, self._stopping).look, 5.0),
         }
         config = uvicorn.Config(

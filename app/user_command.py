@@ -8,12 +8,13 @@ import typer
 from sqlalchemy.orm import Session
 
 from app.commands import installed, print_link, run_command
-from db import accounts, deeds, people, projects, runs
+from db.access import accounts, audit, people, projects
+from db.access.permissions import MEMBER
 from db.errors import Invalid
-from db.rights import MEMBER
+from db.runs import runs
 from db.settings import Settings
 from db.tables import LARGEST_ID, ONE_RUN, User
-from halfstep.service_commands import AsJson, tell
+from halfstep.cli.service_commands import AsJson, tell
 
 Name = Annotated[str, typer.Argument(help="Name of the user")]
 Project = Annotated[str, typer.Option(help="A project; empty: the one that there always is")]
@@ -46,7 +47,7 @@ def _add(
     with _installed() as (settings, session):
         made = people.invite(session, name, project=project, role=role)
         made.is_operator = operator
-        deeds.note_typed(session, "user add", made.name, role, project, "operator" * operator)
+        audit.note_typed(session, "user add", made.name, role, project, "operator" * operator)
         token = accounts.make_link_token(session, made)
     print_link(settings, made.name, token, as_json=as_json)
 
@@ -76,7 +77,7 @@ def _give_role(
     """Give a role in a project, in place of the one before; `none` takes it away."""
     with _installed() as (_settings, session):
         who = people.named(session, name)
-        deeds.note_typed(session, "user role", who.name, role, project)
+        audit.note_typed(session, "user role", who.name, role, project)
         if role == "none":
             projects.take_role(session, who, project)
         else:
@@ -97,7 +98,7 @@ def _change(
     with _installed() as (settings, session):
         who = people.named(session, name)
         people.CHANGES[change](session, who)  # type: ignore[index]
-        deeds.note_typed(session, "user change", who.name, change)
+        audit.note_typed(session, "user change", who.name, change)
         token = accounts.make_link_token(session, who) if change == "reset" else ""
         changed = who.name
     if token:
@@ -118,7 +119,7 @@ def _set_subject(
     with _installed() as (_settings, session):
         who = people.named(session, name)
         people.set_subject(session, who, subject.strip())
-        deeds.note_typed(session, "user subject", who.name, subject.strip())
+        audit.note_typed(session, "user subject", who.name, subject.strip())
         tell({"name": who.name, "subject": subject.strip()}, "", as_json=as_json)
 
 
@@ -134,7 +135,7 @@ def _make_token(
         token, row = accounts.make_api_token(
             session, owner, f"run {run}", ONE_RUN, run_id=run, days=days
         )
-        deeds.note_typed(session, "user token", owner.name, f"run {run}")
+        audit.note_typed(session, "user token", owner.name, f"run {run}")
         told = {"id": row.id, "run": run, "name": owner.name, "token": token}
     said = f"It sends run {run} in {told['name']}'s name for {days} days. It is not shown again."
     tell(told, f"{token}\n\n{said}", as_json=as_json)

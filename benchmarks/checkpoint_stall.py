@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from benchmarks.report import report
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
-from halfstep.spool import Event
-from trainer import checkpoint
-from trainer.files import checksum
-from trainer.ranks import Control
+from halfstep.telemetry.spool import Event
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.files import checksum
+from trainer.distributed.ranks import Control
 from trainer.train import train
 
 LAYERS = 24

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.report import report
 from benchmarks.site import Site, serving
-from db import checkpoints
+from db.files import checkpoints
 
 CUTS = 5
 PIECE_BYTES = 2**20

@@ -29,12 +29,14 @@ from benchmarks import databases
 from benchmarks.peers import PEERS, python_of
 from benchmarks.report import report
 from benchmarks.site import serving_from
-from db import accounts, run_settings, telemetry
+from db.access import accounts
 from db.database import Database
+from db.runs import config_values
 from db.tables import Run, Status
+from db.telemetry import telemetry
 from halfstep.run_config import config_model
 from halfstep.run_settings import RecipeConfig
-from halfstep.spool import STEP_DTYPE
+from halfstep.telemetry.spool import STEP_DTYPE
 
 LISTED, COMPARED = 50, 20
 LEAST_RATE, MOST_RATE = 1e-5, 1e-1
@@ -88,7 +90,7 @@ def fill(database: Database, told: list[dict[str, Any]]) -> None:
             run = _run(number, each, whole, owner)
             session.add(run)
             session.flush()
-            run_settings.note(session, run)
+            config_values.note(session, run)
             telemetry.record(session, run.id, 1, _flush(each))
     with database.writing() as session:
         session.execute(update(Run).values(status=Status.FINISHED, ended_at=time.time()))

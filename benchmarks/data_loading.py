@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.report import report
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
-from trainer.ranks import Control
+from trainer.distributed.ranks import Control
 from trainer.train import train
 
 BAR_SHARE, BAR_SECONDS = 0.97, 2.0

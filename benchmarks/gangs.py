@@ -22,8 +22,11 @@ from sqlalchemy import select, text, update
 
 from benchmarks import databases
 from benchmarks.report import report
-from db import accounts, claiming, queue, runs, workers
+from db.access import accounts
 from db.database import Database
+from db.queue import claims as queue_claims
+from db.queue import queue, workers
+from db.runs import runs
 from db.tables import RunNode, Status, Worker
 
 DEVICES = 8
@@ -266,7 +269,7 @@ class Site:
         """Let a worker claim; return the run that it took."""
         started = time.perf_counter()
         with self.database.writing() as session:
-            run = claiming.claim(
+            run = queue_claims.claim(
                 session,
                 worker_id,
                 recipes=["synthetic"],

@@ -22,12 +22,12 @@ from benchmarks.report import report
 from halfstep.clock import clock
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig, parse_config
-from halfstep.spool import SpoolWriter
+from halfstep.telemetry.spool import SpoolWriter
 from trainer import machine
 from trainer.data.batches import Batches
 from trainer.data.sampler import Sampler
 from trainer.data.sources import Drawn
-from trainer.ranks import Ranks
+from trainer.distributed.ranks import Ranks
 from trainer.recipes.gpt import GPT
 from trainer.recipes.mlp import MLP
 from trainer.repeatability import seed_everything

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from sqlalchemy import insert
 
-from app import news
+from app.live import run_updates
 from benchmarks import databases, synthetic
 from benchmarks.report import report
-from db import history, runs
 from db.database import Database
+from db.runs import history, runs
 from db.settings import Settings
 from db.tables import Metric
 
@@ -47,7 +47,7 @@ def look_times(database: Database, folder: str) -> list[float]:
     """Return the milliseconds of each look."""
     run_id = synthetic.start_run(database)
     fill(database, run_id)
-    look = news.of_run(database, Settings(data=Path(folder)), run_id)
+    look = run_updates.of_run(database, Settings(data=Path(folder)), run_id)
     with database.reading() as session:
         cursor = str(history.cursor_now(session, runs.get(session, run_id)))
     times = []

@@ -23,11 +23,13 @@ from sqlalchemy import event, text
 
 from benchmarks import databases
 from benchmarks.report import report
-from db import accounts, runs, workers
+from db.access import accounts
 from db.database import Database
+from db.queue import workers
+from db.runs import runs
 from db.settings import Settings
 from db.tables import RunNode
-from worker.offering import Offer
+from worker.capabilities import Offer
 from worker.worker import Worker
 
 BAR_SHARE = 0.05  # of a core

@@ -20,7 +20,7 @@ from benchmarks import databases, synthetic
 from benchmarks.report import report
 from benchmarks.site import Site, serving_from
 from db.database import Database
-from halfstep.spool import SpoolReader, SpoolWriter
+from halfstep.telemetry.spool import SpoolReader, SpoolWriter
 
 STEPS = 600_000  # over all runs
 PIECE_BYTES = 2**20

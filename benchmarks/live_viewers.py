@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from benchmarks import synthetic
 from benchmarks.report import report
 from benchmarks.site import Site, serving
-from db import history, runs
+from db.runs import history, runs
 
 #: Of viewers in all, and of each person, who may have so many streams.
 VIEWERS, STREAMS = 500, 100

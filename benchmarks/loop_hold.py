@@ -18,10 +18,10 @@ import torch
 
 from halfstep.clock import clock
 from halfstep.run_settings import Diagnosis, Training
-from halfstep.spool import SpoolWriter
+from halfstep.telemetry.spool import SpoolWriter
 from trainer import machine
+from trainer.optimizers import StepResult, Update, watched_optimizers
 from trainer.telemetry import Telemetry
-from trainer.watched import StepResult, Update, watched_optimizers
 
 PARAMETERS = 29  # as many as in telemetry_cost's tiny GPT
 

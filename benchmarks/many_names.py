@@ -19,7 +19,7 @@ from benchmarks.report import report
 from benchmarks.site import Site, serving_from
 from db.database import Database
 from db.tables import Metric
-from halfstep.spool import SpoolWriter
+from halfstep.telemetry.spool import SpoolWriter
 
 NAMES, STEPS = 10_000, 20
 PIECE_BYTES = 2**20

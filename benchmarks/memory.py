@@ -15,7 +15,7 @@ from benchmarks import databases, synthetic
 from benchmarks.report import report
 from benchmarks.site import Site, serving
 from db.database import Database
-from db.export import as_csv, as_parquet
+from db.telemetry.export import as_csv, as_parquet
 
 WATCHED_STEPS = 1_000_000
 BAR = 1.1

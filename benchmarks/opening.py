@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks import synthetic
 from benchmarks.report import report
-from db import windows
 from db.database import Database
+from db.telemetry import windows
 
 ROUNDS = 15
 

@@ -1,4 +1,4 @@
-"""The same work as peer.py's, by trainer.telemetry and halfstep.spool: what the loop calls.
+"""The same work as peer.py, through trainer.telemetry and halfstep.telemetry.spool.
 
     python -m benchmarks.ourselves 2000 busy <folder>
 
@@ -17,9 +17,9 @@ import torch
 from benchmarks.peer import step_itself
 from halfstep.clock import clock
 from halfstep.run_settings import Diagnosis, Training
-from halfstep.spool import SpoolWriter
+from halfstep.telemetry.spool import SpoolWriter
+from trainer.optimizers import StepResult, Update, watched_optimizers
 from trainer.telemetry import Telemetry
-from trainer.watched import StepResult, Update, watched_optimizers
 
 
 def result_of(*, is_skipped: bool) -> StepResult:

@@ -8,8 +8,8 @@ from sqlalchemy import func, select
 
 from benchmarks import synthetic
 from benchmarks.report import report
-from db import windows
 from db.tables import Step
+from db.telemetry import windows
 
 WINDOWS = 1000
 CHECKED = 100  # against the raw steps, which takes the longer

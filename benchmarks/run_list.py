@@ -20,8 +20,9 @@ from sqlalchemy import insert, text
 from benchmarks import databases
 from benchmarks.report import report
 from benchmarks.site import serving_from
-from db import accounts, run_settings
+from db.access import accounts
 from db.database import Database
+from db.runs import config_values
 from db.tables import LatestMetric, Metric, Run, RunSetting, Status, Step
 from halfstep.run_config import config_model
 from halfstep.run_settings import RecipeConfig
@@ -69,7 +70,7 @@ def fill(database: Database) -> None:
             made = [_run(number, owners, whole, rng) for number in numbers]
             session.add_all(made)
             session.flush()
-            settings = [row for run in made for row in run_settings.rows_of(run)]
+            settings = [row for run in made for row in config_values.rows_of(run)]
             session.execute(insert(RunSetting), settings)
             measured = [run.id for run in made if run.step]
             session.execute(insert(Step), [row for each in measured for row in _steps(each, rng)])

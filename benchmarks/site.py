@@ -18,14 +18,16 @@ import numpy as np
 import psutil
 
 from benchmarks import synthetic
-from db import accounts, queue, runs
+from db.access import accounts
 from db.database import Database, open_database
+from db.files.storage import open_store
+from db.queue import queue
+from db.runs import runs
 from db.settings import Settings
-from db.storage import open_store
-from halfstep.spool import STEP_DTYPE, SpoolWriter
-from worker.recorder import Recorder
+from halfstep.telemetry.spool import STEP_DTYPE, SpoolWriter
+from worker.attempts.recorder import Recorder
 
-DRAIN_SECONDS = 0.3  # halfstep.ring's, which would load torch
+DRAIN_SECONDS = 0.3  # halfstep.monitor.ring's, which would load torch
 FLUSH_SECONDS = 0.05  # the supervisor's
 
 
@@ -102,7 +104,7 @@ def serving_from(database: Database, folder: str, steps: int) -> Iterator[Site]:
         "HALFSTEP_DATABASE_URL": url,
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "halfstep.cli", "server"],
+        [sys.executable, "-m", "halfstep.cli.main", "server"],
         env={**os.environ, **environment},
         stdout=subprocess.DEVNULL,
     )

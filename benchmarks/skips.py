@@ -4,8 +4,8 @@ from sqlalchemy import func, select
 
 from benchmarks import synthetic
 from benchmarks.report import report
-from db import windows
 from db.tables import FLAGGED, Step
+from db.telemetry import windows
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A long run that never trained: steps with the numbers of a plausible one, through db.telemetry.
+"""A synthetic long run: plausible steps, written through db.telemetry.telemetry.
 
 5 ms a step, a cosine learning rate, a noisy loss with rare spikes, and every 500th step skipped, so
 that 10,000,000 steps have 20,000 skips, as many back-offs and as many growths.
@@ -13,10 +13,13 @@ import numpy as np
 from alembic.script import ScriptDirectory
 from numpy.typing import NDArray
 
-from db import accounts, claiming, runs, telemetry, workers
+from db.access import accounts
 from db.database import Database
+from db.queue import claims, workers
+from db.runs import runs
 from db.tables import SKIPPED
-from halfstep.spool import STEP_DTYPE
+from db.telemetry import telemetry
+from halfstep.telemetry.spool import STEP_DTYPE
 
 BATCH_STEPS = 5000
 SKIP_EVERY = 500
@@ -32,7 +35,7 @@ def start_run(database: Database) -> int:
         device = {"kind": "cpu", "index": 0, "memory_bytes": 2**30, "fp16": True, "bf16": True}
         offer: dict[str, Any] = {"devices": [device], "recipes": [], "versions": {}}
         worker = workers.register(session, name=f"w{queued.id}", host="here", pid=1, **offer)
-        run = claiming.claim(
+        run = claims.claim(
             session,
             worker.id,
             recipes=["synthetic"],

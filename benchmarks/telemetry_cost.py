@@ -33,14 +33,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.report import report
-from halfstep import ring
 from halfstep.clock import clock as run_clock
+from halfstep.monitor import ring
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
 from halfstep.run_settings import Diagnosis
-from halfstep.spool import SpoolWriter
+from halfstep.telemetry.spool import SpoolWriter
 from trainer import machine
-from trainer.ranks import Ranks
+from trainer.distributed.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates
 from trainer.train import make_autocast, make_rig, make_scaler, train_step
 

@@ -35,7 +35,7 @@ from torch.amp.grad_scaler import GradScaler
 
 import halfstep
 from benchmarks.report import report
-from halfstep.taps import Listener, Taps
+from halfstep.monitor.hooks import Listener, Taps
 
 TURN, ROUNDS = 600, 5  # steps, of which one or two hand over what the others left
 BAR_MICROSECONDS, BAR_RATIO = 15.0, 1 / 20

@@ -6,18 +6,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halfstep.answers import ApiError as ApiError
+    from halfstep.api_client.responses import ApiError as ApiError
     from halfstep.client import Client as Client
-    from halfstep.logged import Audio as Audio
-    from halfstep.logged import Histogram as Histogram
-    from halfstep.watching import Watch as Watch
-    from halfstep.watching import watch as watch
+    from halfstep.session.logged_values import Audio as Audio
+    from halfstep.session.logged_values import Histogram as Histogram
+    from halfstep.session.watch_session import Watch as Watch
+    from halfstep.session.watch_session import watch as watch
 
 __version__ = "0.1.0"
 
 #: Ours, and while a run of the drop-in's is active its own.
 SHARED = ("Audio", "Histogram", "watch")
-#: Of `import halfstep as wandb`, see halfstep.dropin.
+#: Of `import halfstep as wandb`, see halfstep.wandb_compat.
 DROP_IN = frozenset(
     [
         "Image",
@@ -43,22 +43,22 @@ def __getattr__(name: str) -> Any:
         from halfstep import client
 
         return getattr(client, name)
-    if name in DROP_IN or (name in SHARED and "halfstep.dropin.calls" in sys.modules):
-        from halfstep.dropin import calls
+    if name in DROP_IN or (name in SHARED and "halfstep.wandb_compat.calls" in sys.modules):
+        from halfstep.wandb_compat import calls
 
         return calls.served(name)
     if name in ("Audio", "Histogram"):
-        from halfstep import logged
+        from halfstep.session import logged_values
 
-        return getattr(logged, name)
+        return getattr(logged_values, name)
     if name in ("Watch", "watch"):
-        from halfstep import watching
+        from halfstep.session import watch_session
 
-        return getattr(watching, name)
+        return getattr(watch_session, name)
     if name in ADAPTERS:  # and with it the framework
         return importlib.import_module(f"halfstep.{name}")
     if not name.startswith("_"):
-        from halfstep.dropin.unserved import ERRORS, UNSERVED, Unserved
+        from halfstep.wandb_compat.unsupported import ERRORS, UNSERVED, Unserved
 
         if name in ERRORS:
             return ERRORS[name]

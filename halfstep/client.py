@@ -26,14 +26,22 @@ from urllib.parse import quote
 
 import httpx2
 
-from halfstep import credentials
-from halfstep.alert_calls import AlertCalls
-from halfstep.answers import ApiError, check_finite, content, is_away, naming, refusal, spoken
-from halfstep.nesting import merged
-from halfstep.shelf_calls import ShelfCalls
+from halfstep.api_client import credentials
+from halfstep.api_client.alert_calls import AlertCalls
+from halfstep.api_client.responses import (
+    ApiError,
+    check_finite,
+    content,
+    is_away,
+    naming,
+    refusal,
+    spoken,
+)
+from halfstep.api_client.saved_calls import ShelfCalls
+from halfstep.session.nesting import merged
 
 if TYPE_CHECKING:
-    from halfstep.series import Series
+    from halfstep.api_client.series import Series
 
 URL = "http://127.0.0.1:8000"
 ENDED = ("finished", "failed", "cancelled")
@@ -250,7 +258,7 @@ class Client(AlertCalls, ShelfCalls):
         step if not told.  flags: a sum of 1, the step was skipped; 2, its loss is not finite; 4,
         its norm is beyond fp32; 256, the first optimizer skipped; 512, the second did; …
         """
-        from halfstep import series  # with numpy
+        from halfstep.api_client import series  # with numpy
 
         if points is not None:
             page = self.chart(run_id, first=max(first, 1), last=last, points=points)
@@ -265,7 +273,7 @@ class Client(AlertCalls, ShelfCalls):
 
         first, last, points: as of `series`.
         """
-        from halfstep import series  # with numpy
+        from halfstep.api_client import series  # with numpy
 
         if points is not None:
             metrics: dict[str, Any] = {}

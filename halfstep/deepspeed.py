@@ -9,19 +9,19 @@ at, and there is no norm. With `torch_autocast` the scaler is torch's.
 import functools
 from typing import Any
 
-from halfstep import watching
+from halfstep.session import watch_session
 
 
-def watch(engine: Any, **named: Any) -> watching.Watch:
+def watch(engine: Any, **named: Any) -> watch_session.Watch:
     """Watch an engine. Takes what halfstep.watch takes."""
-    watched = watching.watch(engine.module, **{"config": engine.config} | named)
+    watched = watch_session.watch(engine.module, **{"config": engine.config} | named)
     if watched.files is not None and not _has_torchs_scaler(engine):
         watched._guard(lambda: _listen(watched, engine))
     return watched
 
 
-def _listen(watched: watching.Watch, engine: Any) -> None:
-    from halfstep.foreign import Foreign
+def _listen(watched: watch_session.Watch, engine: Any) -> None:
+    from halfstep.monitor.external_scaler import Foreign
 
     optimizer = engine.optimizer
     inner = getattr(optimizer, "optimizer", optimizer)

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import torch
 
-from halfstep import watching
-from halfstep.saying import say
+from halfstep.session import watch_session
+from halfstep.session.stderr import say
 
 
 class Watch(keras.callbacks.Callback):  # type: ignore[misc]
@@ -20,14 +20,14 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._named = named
         self._wrapped: list[tuple[Any, str]] = []
-        self.watch: watching.Watch | None = None
+        self.watch: watch_session.Watch | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begin, once the optimizer is there."""
         if keras.backend.backend() != "torch":
             say(f"Keras runs on {keras.backend.backend()}, and torch alone is watched")
             return
-        self.watch = watching.watch(**self._named)
+        self.watch = watch_session.watch(**self._named)
         if self.watch.files is None:
             return
         self.watch._guard(self._listen, self.watch)
@@ -45,8 +45,8 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         if self.watch:
             self.watch.finish()
 
-    def _listen(self, watch: watching.Watch) -> None:
-        from halfstep.foreign import Foreign
+    def _listen(self, watch: watch_session.Watch) -> None:
+        from halfstep.monitor.external_scaler import Foreign
 
         optimizer, variables = self.model.optimizer, self.model.trainable_variables
         watch._loop._names |= {each.value: each.path.replace("/", ".") for each in variables}

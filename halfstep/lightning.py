@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from halfstep import watching
+from halfstep.session import watch_session
 
 
 class Watch(Callback):  # type: ignore[misc]
@@ -16,14 +16,14 @@ class Watch(Callback):  # type: ignore[misc]
 
     def __init__(self, **named: Any) -> None:
         self._named = named
-        self.watch: watching.Watch | None = None
+        self.watch: watch_session.Watch | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin, once optimizers, scaler and a checkpoint's state are in place."""
         if not trainer.is_global_zero:
             return
         scaler = getattr(trainer.strategy.precision_plugin, "scaler", None)
-        self.watch = watching.watch(
+        self.watch = watch_session.watch(
             pl_module,
             **{"optimizers": trainer.optimizers, "scaler": scaler, "config": pl_module.hparams}
             | self._named,

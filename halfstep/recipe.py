@@ -161,8 +161,8 @@ class Recipe(ABC):
     def flops(self) -> float | None:
         """Return the floating-point operations that an example takes, forward and backward.
 
-        They say how much of the device the run uses. `halfstep.flops.count_flops` counts them. The
-        loop asks once, before the first step.
+        They say how much of the device the run uses. `halfstep.monitor.flops.count_flops` counts
+        them. The loop asks once, before the first step.
         """
         return None
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from halfstep.events import NAME_CHARACTERS
+from halfstep.telemetry.events import NAME_CHARACTERS
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8"]
 #: The powers of two that fp32, the scale's own type, holds in full. Below the first, a scale or its

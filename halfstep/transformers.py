@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from halfstep import watching
+from halfstep.session import watch_session
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
@@ -17,7 +17,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, **named: Any) -> None:
         self._named = named
-        self.watch: watching.Watch | None = None
+        self.watch: watch_session.Watch | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
@@ -25,7 +25,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Begin, once a checkpoint's state is in place."""
         if not state.is_world_process_zero:
             return
-        self.watch = watching.watch(
+        self.watch = watch_session.watch(
             rest["model"], **{"config": args.to_dict(), "name": args.run_name} | self._named
         )
         if state.global_step:

@@ -6,7 +6,7 @@ are, what the run is called and configured with, and when it ends.
 
 from typing import Any
 
-from halfstep import watching
+from halfstep.session import watch_session
 
 
 def watch(model: Any, **named: Any) -> None:
@@ -18,7 +18,7 @@ def watch(model: Any, **named: Any) -> None:
 class _Training:
     def __init__(self, named: dict[str, Any]) -> None:
         self._named = named
-        self._watch: watching.Watch | None = None
+        self._watch: watch_session.Watch | None = None
 
     def callbacks(self) -> dict[str, Any]:
         return {
@@ -30,7 +30,7 @@ class _Training:
     def _begin(self, trainer: Any) -> None:
         """Begin, once optimizer, scaler and a checkpoint's state are in place."""
         scaler = trainer.scaler if trainer.scaler.is_enabled() else None
-        self._watch = watching.watch(
+        self._watch = watch_session.watch(
             trainer.model,
             **{
                 "optimizers": [trainer.optimizer],

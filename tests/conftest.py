@@ -21,7 +21,7 @@ from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 from sqlalchemy import event
 
-from db import accounts
+from db.access import accounts
 from db.database import Database
 from db.tables import User
 from tests import compiled, swept

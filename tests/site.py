@@ -17,11 +17,13 @@ import httpx2
 import psutil
 from sqlalchemy import func, select
 
-from db import queue, runs, series, workers
 from db.database import Database
 from db.errors import DatabaseUnreachable
+from db.queue import queue, workers
+from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status, Step, User
+from db.telemetry import series
 from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim
 from worker.engine import Handle
@@ -160,7 +162,7 @@ class Site:
 
 def halfstep(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Type a command and wait for its end."""
-    command = [sys.executable, "-m", "halfstep.cli", *words]
+    command = [sys.executable, "-m", "halfstep.cli.main", *words]
     return warm.run(command, env={**os.environ, **environment}, timeout=SECONDS)
 
 
@@ -172,7 +174,7 @@ def up(
     heeded = signal.signal(stop, signal.SIG_DFL)  # behind nohup or & it would go on being ignored
     try:
         process = warm.Popen(
-            [sys.executable, "-m", "halfstep.cli", "up"],
+            [sys.executable, "-m", "halfstep.cli.main", "up"],
             env={
                 **os.environ,
                 "HALFSTEP_PORT": str(free_port()),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from halfstep.spool import EVENT, FILE_HEADER, MAGIC, VERSION, frame
+from halfstep.telemetry.spool import EVENT, FILE_HEADER, MAGIC, VERSION, frame
 
 
 def spool_raw(folder: Path, attempt: int, *payloads: bytes, kind: int = EVENT) -> Path:

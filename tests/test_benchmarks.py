@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from benchmarks import synthetic, telemetry_cost
-from db import runs
 from db.database import Database
-from halfstep.spool import SpoolReader
+from db.runs import runs
+from halfstep.telemetry.spool import SpoolReader
 
 TOLD = {"headroom": "headroom", "layer norms": "layer_norms", "histogram": "histogram"}
 

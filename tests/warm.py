@@ -36,18 +36,18 @@ from setproctitle import setproctitle
 
 ROOT = Path(__file__).parent.parent
 MODULES = (
-    "halfstep.cli",
+    "halfstep.cli.main",
     "trainer.probe",
     "torch.distributed.run",
     "trainer.process",
-    "worker.supervisor",
+    "worker.attempts.supervisor",
     "worker.worker",
 )
 #: What these load in the course of their work, by and by.
 LOADED = (
     "app.commands",
     "app.serve",
-    "halfstep.watching",
+    "halfstep.session.watch_session",
     "safetensors.torch",
     "sklearn.datasets",
     "torch._dynamo",
@@ -134,7 +134,7 @@ def _may_fork(argv: list[str], env: Mapping[str, str]) -> bool:
     native = len(list(Path("/proc/self/task").iterdir()))
     threads = threading.enumerate()
     others = [t for t in threads if not t.name.startswith(HARMLESS)]
-    is_supervisor = argv[2:3] == ["worker.supervisor"]
+    is_supervisor = argv[2:3] == ["worker.attempts.supervisor"]
     is_alone = others == [threading.main_thread()] and not (is_supervisor and native > len(threads))
     return not is_forked or is_alone
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from halfstep.service_commands import AsJson, run_typed, tell
-from trainer import kept_recipes
-from trainer.kept_recipes import NotKeptError
+from halfstep.cli.service_commands import AsJson, run_typed, tell
+from trainer import registered_recipes
+from trainer.registered_recipes import NotKeptError
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -70,7 +70,7 @@ def add(
         text = f"--set {settings[0]} is for the check, which --no-check leaves out: leave out one"
         raise typer.BadParameter(text)
     reference = _loaded(file)
-    kept_recipes.look_for_folder()
+    registered_recipes.look_for_folder()
     if no_check:
         _keep(reference, as_json=as_json)
         return
@@ -89,15 +89,15 @@ def add(
 @cli.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List the recipes that are kept, with what the check said of each."""
-    for each in kept_recipes.read():
+    for each in registered_recipes.read():
         reference = each["reference"]
         is_there = Path(reference.rpartition(":")[0]).is_file()
-        check = kept_recipes.check_of(reference) if is_there else None
+        check = registered_recipes.check_of(reference) if is_there else None
         text = f"{reference}  {_state(reference, check) if is_there else 'there is no such file'}"
         told = {"reference": reference, "is_there": is_there, "check": check}
         tell(told, text, as_json=as_json)
     if not as_json:
-        typer.echo(f"kept in {kept_recipes.path()}")
+        typer.echo(f"kept in {registered_recipes.path()}")
 
 
 @cli.command()
@@ -106,7 +106,7 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Have workers offer a recipe no longer; the file stays, and so do its runs."""
-    for reference in kept_recipes.remove(file):
+    for reference in registered_recipes.remove(file):
         tell({"removed": reference}, f"{reference} is kept no longer.", as_json=as_json)
 
 
@@ -140,12 +140,13 @@ def _keep(reference: str, *, as_json: bool) -> None:
     from trainer.probe import recipes  # loads torch, which takes seconds
     from trainer.registry import load_recipe
 
-    kept_recipes.add(reference)
+    registered_recipes.add(reference)
     names = {each["reference"]: each["name"] for each in recipes()}
     name, declared = names[reference], load_recipe(reference).name
     holder = next((other for other, each in names.items() if each == declared != name), None)
-    told = {"reference": reference, "kept_in": str(kept_recipes.path()), "name": name}
-    text = f"{reference} is kept: workers of {kept_recipes.path().parent} offer it soon, as {name}."
+    told = {"reference": reference, "kept_in": str(registered_recipes.path()), "name": name}
+    folder = registered_recipes.path().parent
+    text = f"{reference} is kept: workers of {folder} offer it soon, as {name}."
     if holder:
         whose = "a recipe that comes along" if holder == declared else holder
         text += f" The name {declared} is that of {whose}: submit it by its path, or call it else."

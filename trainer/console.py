@@ -14,17 +14,18 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 
+from halfstep.cli.typed import EXIT_CODES, LEARNED_NOTHING, Parser
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
 from halfstep.run_settings import RecipeConfig
-from halfstep.spool import ENCODER, SKIPPED, Event, Steps, json_safe
-from halfstep.typed import EXIT_CODES, LEARNED_NOTHING, Parser
-from trainer.checkpoint import CheckpointError
-from trainer.diagnosis.places import first_line
-from trainer.kept_recipes import NotKeptError
-from trainer.policies import RuleError
+from halfstep.telemetry.spool import ENCODER, SKIPPED, Event, Steps, json_safe
+from trainer.checkpoints.checkpoint import CheckpointError
+from trainer.checkpoints.weight_files import WeightsError
+from trainer.diagnosis.source_locations import first_line
+from trainer.distributed.ranks import joined
+from trainer.precision.scale_policies import RuleError
 from trainer.probe import place_of
-from trainer.ranks import joined
+from trainer.registered_recipes import NotKeptError
 from trainer.registry import (
     MissingRequirementError,
     UnknownRecipeError,
@@ -33,7 +34,6 @@ from trainer.registry import (
     load_recipe,
 )
 from trainer.train import train
-from trainer.weight_files import WeightsError
 
 #: Beginnings of the paths of our own code: what a person's traceback leaves out.
 OURS = tuple(f"{Path(inspect.getfile(each)).parent}/" for each in (Parser, train))
@@ -140,7 +140,7 @@ def _is_its(name: str, file: str) -> bool:
 
 
 class _Ends:
-    """Follows how a run ends, in the words that a server has for it (db.endings)."""
+    """Follows how a run ends, in the words that a server has for it (db.runs.outcomes)."""
 
     def __init__(self) -> None:
         self._last: float | None = None  # loss; None: no step was told of

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.shards import local, part
-from trainer.watched import WatchedOptimizer
+from trainer.distributed.shards import local, part
+from trainer.optimizers import WatchedOptimizer
 
 PREFIX = "ema/"  # of the metrics that the averages get
 CHUNK_ELEMENTS = 2**24  # that are updated at once, and need as much memory again meanwhile

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from halfstep.recipe import Recipe
-from trainer import checkpoint
+from trainer.checkpoints import checkpoint
 from trainer.ema import PREFIX, Ema
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from halfstep.attempt_files import AttemptFiles
 from halfstep.run_config import parse_config
-from halfstep.spool import SpoolWriter, Steps
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.spool import SpoolWriter, Steps
 from trainer.console import print_event
-from trainer.ranks import Control, Request, Stop, joined, meeting_place
+from trainer.distributed.ranks import Control, Request, Stop, joined, meeting_place
 from trainer.registry import load_recipe
 from trainer.train import Outcome, train
 

@@ -1,4 +1,4 @@
-"""How often to tell which layer's gradients are how large; see halfstep.layers."""
+"""How often to tell which layer's gradients are how large; see halfstep.monitor.layers."""
 
 import math
 

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from halfstep.spool import Event, Steps
+from halfstep.telemetry.spool import Event, Steps
 
 if TYPE_CHECKING:
-    from trainer.watched import StepResult, WatchedOptimizer
+    from trainer.optimizers import StepResult, WatchedOptimizer
 
 
 class Observer:

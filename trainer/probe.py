@@ -18,9 +18,9 @@ import torch
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import config_schema
-from trainer import kept_recipes, machine
-from trainer.diagnosis.places import place
-from trainer.kept_recipes import NotKeptError
+from trainer import machine, registered_recipes
+from trainer.diagnosis.source_locations import place
+from trainer.registered_recipes import NotKeptError
 from trainer.registry import (
     GROUP,
     MissingRequirementError,
@@ -82,7 +82,7 @@ def recipes() -> list[dict[str, Any]]:
         taken.add(told["name"])
         offers.append(told)
     if problem:
-        name = str(kept_recipes.path())
+        name = str(registered_recipes.path())
         offers.append({"name": name, "reference": name, "error": problem})
     return offers
 
@@ -101,7 +101,7 @@ def offer(reference: str) -> dict[str, Any]:
             "description": str(recipe.description)[:MOST_DESCRIPTION],
             "schema": config_schema(recipe),
             **_source(recipe),
-            "check": kept_recipes.check_of(reference) if file else None,
+            "check": registered_recipes.check_of(reference) if file else None,
         }
     except MissingRequirementError as error:
         return told | {"needs": error.needs}
@@ -132,7 +132,7 @@ def _cuda_device(index: int) -> dict[str, Any]:
         "fp16": capability >= (5, 3),  # the first with fp16 arithmetic
         "bf16": capability >= (8, 0),
         "tf32": capability >= (8, 0),
-        # See trainer.fp8, which loads torchao.
+        # See trainer.precision.fp8, which loads torchao.
         "fp8": capability >= (8, 9) and machine.versions()["torchao"] is not None,
     }
 

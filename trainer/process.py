@@ -2,8 +2,8 @@
 
 It reads its job from the run's folder, trains, and writes what happens to the spool there; its
 last act is the outcome file. It knows no database, and no network but its ranks'. With `--devices`
-or `--nodes` it starts one such process a device (`trainer.gang`), tied to it as it is to its
-parent.
+or `--nodes` it starts one such process a device (`trainer.distributed.local_ranks`), tied to it as
+it is to its parent.
 
 This module imports nothing heavy before `main` has tied the process to its parent's life.
 """
@@ -19,12 +19,12 @@ from pathlib import Path
 
 import psutil
 
-from halfstep.attempt_files import AttemptFiles
 from halfstep.process import end_with_parent
-from halfstep.walls import Wall
-from trainer.gang import Place, start_ranks
-from trainer.guard import Guard
-from trainer.sockets import shorten
+from halfstep.sandbox import Wall
+from halfstep.telemetry.attempt_files import AttemptFiles
+from trainer.distributed.local_ranks import Place, start_ranks
+from trainer.distributed.sockets import shorten
+from trainer.lease_guard import Guard
 
 
 def main() -> None:
@@ -110,8 +110,8 @@ def fault_of(error: BaseException) -> tuple[str, str]:
     """Return what a run failed by and what to say: its code, a rule of its configuration, or that
     another rank was not there any more, whose own fault is the one that counts.
     """
-    from trainer.policies import RuleError
-    from trainer.ranks import is_desertion
+    from trainer.distributed.ranks import is_desertion
+    from trainer.precision.scale_policies import RuleError
 
     if isinstance(error, RuleError):
         return "rule", f"{error}\n"

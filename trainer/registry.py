@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from halfstep.recipe import Recipe
-from trainer import kept_recipes
+from trainer import registered_recipes
 
 GROUP = "halfstep.recipes"
 
@@ -36,7 +36,7 @@ def known_recipes() -> list[str]:
 
     Raises NotKeptError if the list of those that are kept cannot be read.
     """
-    kept = [each["reference"] for each in kept_recipes.read()]
+    kept = [each["reference"] for each in registered_recipes.read()]
     return list(dict.fromkeys([*configured_recipes(), *kept]))
 
 

@@ -1,7 +1,7 @@
 """What each step of the loop was like, measured on the device and brought to the host unawaited.
 
-The row of a step goes through halfstep.ring, and is read by halfstep.ring_rows, which has its
-layout.
+The row of a step goes through halfstep.monitor.ring, and is read by
+halfstep.monitor.telemetry_rows, which has its layout.
 
 What it costs: beside what the clip needs anyway, two kernels a step for the row and one for each
 optimizer's flag, however many parameters there are; on a CPU no kernel, for there the values are
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halfstep.clock import clock
-from halfstep.ring import Ring
-from halfstep.ring_rows import Rows
+from halfstep.monitor.ring import Ring
+from halfstep.monitor.telemetry_rows import Rows
 from halfstep.run_settings import Diagnosis, Training
-from halfstep.spool import Event, Steps
+from halfstep.telemetry.spool import Event, Steps
 from trainer.layers import layer_interval
 from trainer.observers import Observer
-from trainer.watched import StepResult, WatchedOptimizer
+from trainer.optimizers import StepResult, WatchedOptimizer
 
 
 class Telemetry(Observer):

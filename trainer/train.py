@@ -28,10 +28,12 @@ from halfstep.clock import clock
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import RunConfig
 from halfstep.run_settings import Scaler, Training
-from halfstep.spool import Event, Steps
-from trainer.averaging import AveragingCheck
-from trainer.buffers import BufferRule
-from trainer.checkpoint import Progress
+from halfstep.telemetry.spool import Event, Steps
+from trainer.checkpoints.checkpoint import Progress
+from trainer.checkpoints.checkpointing import Saver
+from trainer.checkpoints.initial_weights import start_from_weights
+from trainer.checkpoints.resume import go_back_to, go_on_from, load_parts
+from trainer.checkpoints.rollback import Rewinding
 from trainer.data.batches import Batches
 from trainer.data.sampler import Sampler, check_batch
 from trainer.data.sources import make_sources
@@ -39,41 +41,33 @@ from trainer.diagnosis import shapes
 from trainer.diagnosis.fp8_ranges import Fp8Ranges
 from trainer.diagnosis.headroom import Headroom
 from trainer.diagnosis.histogram import Histogram
+from trainer.diagnosis.lost_updates import Updates
 from trainer.diagnosis.missing_gradients import MissingGradients
-from trainer.diagnosis.poison import Poison
+from trainer.diagnosis.nonfinite_buffers import Poison
 from trainer.diagnosis.replay import Replay
-from trainer.diagnosis.uncalled import Uncalled
-from trainer.diagnosis.updates import Updates
+from trainer.diagnosis.spikes import Spikes
+from trainer.diagnosis.unused_modules import Uncalled
+from trainer.distributed.averaging import AveragingCheck
+from trainer.distributed.ranks import Control, Ranks
+from trainer.distributed.shards import check_one_loss
 from trainer.ema import Ema
 from trainer.evaluation import evaluate, evaluate_average, make_artifacts
-from trainer.logged import Logged
+from trainer.logged_values import Logged
 from trainer.observers import Observers, courtesy
-from trainer.policies import ScaleRule, StopRule
-from trainer.ranks import Control, Ranks
-from trainer.repeatability import seed_everything
-from trainer.resuming import go_back_to, go_on_from, load_parts
-from trainer.rewinding import Rewinding
-from trainer.saving import Saver
-from trainer.schedule import make_schedule, peak_rates
-from trainer.setting_up import (
-    compiled,
-    make_recipe,
-    set_up_process,
-    transform,
-    with_steps_of_epochs,
-)
-from trainer.shards import check_one_loss
-from trainer.spikes import Spikes
-from trainer.starting_weights import start_from_weights
-from trainer.stopwatch import Stopwatch
-from trainer.telemetry import Telemetry
-from trainer.watched import (
+from trainer.optimizers import (
     StepResult,
     Update,
     WatchedOptimizer,
     prepare_momentum,
     watched_optimizers,
 )
+from trainer.precision.buffers import BufferRule
+from trainer.precision.scale_policies import ScaleRule, StopRule
+from trainer.repeatability import seed_everything
+from trainer.schedule import make_schedule, peak_rates
+from trainer.setup import compiled, make_recipe, set_up_process, transform, with_steps_of_epochs
+from trainer.stopwatch import Stopwatch
+from trainer.telemetry import Telemetry
 from trainer.workload import workload
 
 

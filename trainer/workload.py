@@ -11,7 +11,7 @@ import torch
 
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
-from halfstep.spool import Event
+from halfstep.telemetry.spool import Event
 from trainer.machine import device_name
 
 #: TFLOP/s by device: in fp16, in bf16, in TF32 and in fp32. None: not in hardware.

@@ -23,22 +23,23 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from db import claiming, gangs, queue, workers
+from db.alerts.notifications import ANYBODY, Listener
 from db.database import Database, is_outage, open_database
 from db.errors import Fenced, HalfstepError, Invalid
-from db.gangs import NodeEnding
-from db.notifications import ANYBODY, Listener
+from db.files.storage import check_store, open_store
+from db.queue import claims, gangs, queue, workers
+from db.queue.gangs import NodeEnding
 from db.settings import Settings
-from db.storage import check_store, open_store
 from db.tables import RunNode, Status
-from halfstep.output import say
+from halfstep.cli.output import say
 from halfstep.process import close_to_others
-from worker import gang, limits, run_users, sandbox
+from worker.attempts import gang
+from worker.attempts.recorder import CannotRecord, Recorder, in_short, may_pass
+from worker.capabilities import Offer, Offering
+from worker.cleanup import delete_checkouts, delete_erased, delete_uploads
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine, key_in
-from worker.lost_runs import LostRuns
-from worker.offering import Offer, Offering
-from worker.recorder import CannotRecord, Recorder, in_short, may_pass
-from worker.tidying import delete_checkouts, delete_erased, delete_uploads
+from worker.expired_leases import LostRuns
+from worker.sandbox import cgroup_limits, run_users, sandbox
 
 TICK_SECONDS = 0.5
 #: Over which those spread who are all told of one run.
@@ -230,8 +231,8 @@ class Worker:
             settings = settings.model_copy(update={"run_users": ""})
         if settings.run_users and settings.run_processes:
             found["processes"] = ""
-        asked = limits.asked(settings)
-        why = limits.obstacle(settings) if asked else ""
+        asked = cgroup_limits.asked(settings)
+        why = cgroup_limits.obstacle(settings) if asked else ""
         for name in asked:
             found[name.removeprefix("run_").removesuffix("_gib")] = why
             if why:
@@ -287,7 +288,7 @@ class Worker:
         _say(f"run {node.run_id}: attempt {node.attempt}{part} on device {node.devices}")
         folder = self.settings.run_folder(node.run_id, node.node)
         words = map(str, (node.run_id, node.attempt, node.node))
-        argv = [sys.executable, "-m", "worker.supervisor", *words]
+        argv = [sys.executable, "-m", "worker.attempts.supervisor", *words]
         try:
             handle = self.engine.launch(folder, node.attempt, argv, self.without)
         except (AlreadyLaunched, OSError) as error:
@@ -311,7 +312,7 @@ class Worker:
             return self._take(session, free)
 
     def _take(self, session: Session, free: set[int], only: int | None = None) -> RunNode | None:
-        run = claiming.claim(
+        run = claims.claim(
             session,
             self.id,
             recipes=self.recipes,

@@ -25,7 +25,7 @@ export const toast = (text, offer) => {
   timer = setTimeout(hide, offer ? 15000 : 5000)
 }
 
-// What the form that led here has done, as app/announcing.py has it.
+// What the form that led here has done, as app/html/flash.py has it.
 const done = document.cookie.match(/(?:^|; )halfstep-done=([^;]*)/)
 if (done) {
   document.cookie = 'halfstep-done=; path=/; max-age=0; samesite=strict'

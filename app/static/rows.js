@@ -76,7 +76,7 @@ const brought = (known, row) => {
 }
 
 /** Bring a table up to date by the rows that changed; all others stay.
- * @param {Element} box @param {{html: string, keys?: string[], most?: number}} changed as app/news.py makes them */
+ * @param {Element} box @param {{html: string, keys?: string[], most?: number}} changed as app/live/run_updates.py makes them */
 export const mergeRows = (box, { html, keys, most = Infinity }) => {
   const body = box.querySelector('tbody')
   const fresh = byKey(parsed(html).querySelector('tbody'))

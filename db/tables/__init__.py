@@ -5,9 +5,7 @@ start by the training machine's clock. A NaN is stored as NULL on both databases
 NaN); infinities are stored as they are.
 """
 
-from db.tables.alerts import IS_DUE, IS_OPEN, AlertLook, AlertRule, Channel, Delivery, Notice
-from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, OfProject, OfRun, Table, clean
-from db.tables.people import (
+from db.tables.access import (
     FULL,
     ONE_RUN,
     READ,
@@ -28,6 +26,8 @@ from db.tables.people import (
     Tries,
     User,
 )
+from db.tables.alerts import IS_DUE, IS_OPEN, AlertLook, AlertRule, Channel, Delivery, Notice
+from db.tables.base import LARGEST_COUNT, LARGEST_ID, CleanText, OfProject, OfRun, Table, clean
 from db.tables.runs import (
     ACTIVE,
     COMMAND,
@@ -47,7 +47,7 @@ from db.tables.runs import (
     Trial,
     WatchedAttempt,
 )
-from db.tables.shelf import Note, Preset, RetentionRule, SavedView, Upload
+from db.tables.saved import Note, Preset, RetentionRule, SavedView, Upload
 from db.tables.telemetry import (
     FLAGGED,
     HOST,

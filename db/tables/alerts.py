@@ -78,7 +78,7 @@ class Channel(Table):
     """How somebody is told: kind is webhook, slack or email.
 
     target is what pages show of it: an address of e-mail, or of a URL no more than the host.
-    ciphertext: what it takes to reach it, see db.channels.
+    ciphertext: what it takes to reach it, see db.alerts.channels.
     """
 
     __tablename__ = "channels"

@@ -54,12 +54,12 @@ class Table(DeclarativeBase):
 
 
 class OfProject:
-    """A row that belongs to a project: `db.rights` shows it to those who see the project."""
+    """A row of a project: `db.access.permissions` hides it from users without a role in it."""
 
     project: Mapped[str] = mapped_column()
 
 
 class OfRun:
-    """A row that belongs to a run: `db.rights` shows it to those who see the run."""
+    """A row that belongs to a run: `db.access.permissions` shows it to those who see the run."""
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))

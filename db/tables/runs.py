@@ -63,7 +63,7 @@ class Run(OfProject, Table):
     idempotency_key names the request that submitted it, so that a repeated one does not.
     expected_seconds: how long it trains, by like runs that had finished when it was submitted.
     first_since: of a queued run of several devices, since when it has been the first that waits for
-    them; reservation: what is kept for it, as db.claiming has it.
+    them; reservation: what is kept for it, as db.queue.claims has it.
     workload is what a step is made of, as the spool's event of that name has it. rewinds counts how
     often it went back within an attempt, rewound_step is the last step before the latest of these.
 
@@ -245,7 +245,7 @@ class WatchedAttempt(OfRun, Table):
     """One attempt of a watched run, and how far its spool has come in.
 
     sequence, offset: where the next frame begins.  resumed, early: what it told that waits for its
-    first steps, see db.recording.
+    first steps, see db.telemetry.recording.
     """
 
     __tablename__ = "watched_attempts"
@@ -282,9 +282,9 @@ class Sweep(OfProject, Table):
 
     command: as a run has it; then there is no recipe.
     config: what all of them have.  space: by path of a setting, its values or its distribution, as
-    app.search has them.  metric: the name of one, or loss; goal: minimise or maximise.  runs_total:
-    how many there shall be, of which `submitted` have been; at_once: how many may be under way.
-    status: running, paused, cancelled, or failed, with the error; that all has ended is the
+    app.sweeps.search_space has them.  metric: the name of one, or loss; goal: minimise or
+    maximise.  runs_total: how many there shall be, of which `submitted` have been; at_once: how
+    many may be under way.  status: running, paused, cancelled, or failed, with the error; that all has ended is the
     trials' to tell. revision rises with every change.
     """
 

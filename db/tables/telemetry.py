@@ -73,7 +73,7 @@ class StepBucket(OfRun, Table):
     """A summary of `size` steps, from step bucket * size on: a stone of the pyramid.
 
     Sizes are 64, 512, 4096, …; edges are multiples of the size, so they never move. summary is
-    packed as db.summaries lays it out: as columns it would take twice the bytes.
+    packed as db.telemetry.summaries lays it out: as columns it would take twice the bytes.
     """
 
     __tablename__ = "step_buckets"

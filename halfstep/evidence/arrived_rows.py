@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from halfstep.spool import NONFINITE_LOSS, NORM_OVERFLOW, SKIPPED, Event, Steps
+from halfstep.telemetry.spool import NONFINITE_LOSS, NORM_OVERFLOW, SKIPPED, Event, Steps
 
 LEAST_STEPS, LEAST_SCALES, WINDOW = 20, 2, 256
 SHARE, NEAR = 0.95, 1e-3  # of the steps whose norm × scale is so near to their median

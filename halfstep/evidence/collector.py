@@ -17,10 +17,10 @@ from halfstep.evidence.origin import Origin
 from halfstep.evidence.precision import computing_type
 from halfstep.evidence.schedule import ScheduleEvidence
 from halfstep.evidence.tally import Tally
-from halfstep.gradients import Gradients
-from halfstep.open_row import OpenRow, Value
-from halfstep.parcel import Parcels
-from halfstep.spool import SKIPPED, Event, Steps, optimizer_skipped
+from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.current_step import OpenRow, Value
+from halfstep.monitor.gradients import Gradients
+from halfstep.telemetry.spool import SKIPPED, Event, Steps, optimizer_skipped
 
 NAMES = 50  # of an event, at most
 PASSES_WITHOUT_STEP = 20

@@ -27,10 +27,10 @@ from torch.nn.modules.module import (
 
 from halfstep.evidence.operations import kind_of
 from halfstep.evidence.source_files import is_of_script
-from halfstep.headroom import has_compiled
-from halfstep.open_row import Value
-from halfstep.parcel import Parcels
-from halfstep.spool import Event
+from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.current_step import Value
+from halfstep.monitor.headroom import has_compiled
+from halfstep.telemetry.spool import Event
 
 MOST_NODES = 200_000  # of a graph that is armed
 ARMED_STEPS, MOST_ARMED_STEPS = 2, 32  # in a row after a skip; doubled while none shows its cause

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from halfstep.spool import SKIPPED, Event, Steps
+from halfstep.telemetry.spool import SKIPPED, Event, Steps
 
 LEAST, LEAST_BY_RATE = 3, 10  # by chance an epoch ends with a skip, and a rate for the next one
 PER_ATTEMPT = 0.5  # scheduler steps: a schedule of epochs makes fewer, and is no fault

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from halfstep.spool import Event
+from halfstep.telemetry.spool import Event
 
 
 class Tally:

@@ -5,10 +5,10 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 
+from halfstep.api_client.progress import Progress
+from halfstep.cli.typed import folder_of, parser_of
 from halfstep.client import Client
 from halfstep.exporting.points import Point, points_of
-from halfstep.progress import Progress
-from halfstep.typed import folder_of, parser_of
 
 #: What can be written, and the extra whose packages that takes.
 TARGETS = {"tensorboard": "tensorboard", "mlflow": ""}

@@ -4,8 +4,8 @@ import csv
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from halfstep.api_client.series import lines_of
 from halfstep.client import Client
-from halfstep.series import lines_of
 
 #: The columns of a step that others have a use for.
 COLUMNS = ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr")

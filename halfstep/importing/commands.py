@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from halfstep import credentials
-from halfstep.answers import ApiError
+from halfstep.api_client import credentials
+from halfstep.api_client.progress import Progress
+from halfstep.api_client.responses import ApiError
+from halfstep.cli.typed import parser_of
 from halfstep.importing.folder import write_run
 from halfstep.importing.source import Damaged, Found
-from halfstep.ingest import Ingest
-from halfstep.progress import Progress
-from halfstep.run_folder import runs_folder
-from halfstep.typed import parser_of
-from halfstep.upload import upload
+from halfstep.telemetry.ingest import Ingest
+from halfstep.telemetry.run_folder import runs_folder
+from halfstep.telemetry.upload import upload
 
 #: What can be read, and the extra whose packages that takes.
 SOURCES = {"tensorboard": "tensorboard", "wandb": "", "mlflow": "mlflow", "neptune": "neptune"}

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from halfstep.attempt_files import AttemptFiles
-from halfstep.config_values import as_config
 from halfstep.importing import media
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Damaged, Found, Media, Point
-from halfstep.logged import MOST_BYTES
-from halfstep.run_folder import FORMAT, slug, write_json, write_outcome
-from halfstep.spool import (
+from halfstep.session.config_values import as_config
+from halfstep.session.logged_values import MOST_BYTES
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.run_folder import FORMAT, slug, write_json, write_outcome
+from halfstep.telemetry.spool import (
     NONFINITE_LOSS,
     SKIPPED,
     STEP_DTYPE,

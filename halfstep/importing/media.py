@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from halfstep.logged import MOST_BINS, MOST_BYTES
+from halfstep.session.logged_values import MOST_BINS, MOST_BYTES
 
 #: By how a file begins: what browsers show of what loggers write.
 BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpg", b"RIFF": "wav"}

@@ -11,11 +11,13 @@ from anyio.from_thread import start_blocking_portal
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from app.auth import cookie_name
+from app.auth.authentication import cookie_name
 from app.main import create_app
 from app.serve import Server
-from db import accounts, claiming, queue, runs, workers
+from db.access import accounts
 from db.database import Database
+from db.queue import claims, queue, workers
+from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, User
 
@@ -219,7 +221,7 @@ def start_run(database: Database, owner: User, **changes: Any) -> Run:
     """Queue a run and let the worker start it."""
     submit(database, owner, **changes)
     with database.writing() as session:
-        run = claiming.claim(
+        run = claims.claim(
             session,
             1,
             recipes=["digits"],

@@ -12,11 +12,12 @@ from typing import Any
 from sqlalchemy import JSON, Boolean, Integer, LargeBinary, Table, func, insert, select
 from sqlalchemy.orm import Session
 
-from app.sweeping import SweepSubmission, begin
-from db import accounts, environments, ingest, labels, notes, projects, shared_links
+from app.sweeps.sweep_submission import SweepSubmission, begin
+from db.access import accounts, projects, shared_links
+from db.access.permissions import MAINTAINER, MEMBER, VIEWER
 from db.database import Database
-from db.environments import Texts
-from db.rights import MAINTAINER, MEMBER, VIEWER
+from db.runs import environments, notes, run_metadata
+from db.runs.environments import Texts
 from db.settings import Settings
 from db.tables import (
     Artifact,
@@ -31,8 +32,9 @@ from db.tables import (
     User,
 )
 from db.tables import Table as Base
+from db.telemetry import ingest
 from tests.app.conftest import CONFIG, CPU, start_run
-from tests.db.telemetry_made import (
+from tests.db.telemetry.telemetry_made import (
     make_events,
     make_headroom,
     make_histogram,
@@ -135,7 +137,7 @@ def _side(settings: Settings, database: Database, operator: User, project: str, 
         side.ids["sweep_id"] = sweep.id
         row = session.get_one(Run, run.id)
         row.group_id, row.error, row.stop_reason = run.id, f"{mark} error", f"{mark} reason"
-        labels.edit(session, run.id, owner, {"note": f"{mark} note"}, None)
+        run_metadata.edit(session, run.id, owner, {"note": f"{mark} note"}, None)
         notes.write(session, owner, notes.of_project(project), f"{mark} project note", "")
         notes.write(session, owner, notes.of_runs(side.runs), f"{mark} comparison note", "")
         _files(settings, session, side)

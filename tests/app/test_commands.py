@@ -16,10 +16,10 @@ from sqlalchemy import select, update
 from db.database import Database
 from db.settings import Settings
 from db.tables import Deed, Run, Status, StepBucket, User
-from halfstep import cli
+from halfstep.cli import main
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
-from tests.db.telemetry_made import make_steps, record
+from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.site import GATED, SECONDS, Site, answers, halfstep, is_running, until, up
 
 
@@ -294,7 +294,7 @@ def test_what_operators_read_is_json_too(
 
     def told(*words: str) -> list[dict[str, Any]]:
         with pytest.raises(SystemExit) as ended:
-            cli.main([*words, "--json"])
+            main.main([*words, "--json"])
         assert not ended.value.code
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 

@@ -8,14 +8,21 @@ import pytest
 from sqlalchemy import event, insert
 from starlette.testclient import TestClient
 
-from app import news
-from app.summary import summarise_all
-from db import history, runs, series, telemetry
+from app.live import run_updates
+from app.runs.summary import summarise_all
 from db.database import Database
+from db.runs import history, runs
 from db.settings import Settings
 from db.tables import Diagnosis, Membership, Metric, Project, Run, ScalerEvent, Status, User
+from db.telemetry import series, telemetry
 from tests.app.conftest import CONFIG, submit
-from tests.db.telemetry_made import make_metric, make_replay, make_skip, make_steps, record
+from tests.db.telemetry.telemetry_made import (
+    make_metric,
+    make_replay,
+    make_skip,
+    make_steps,
+    record,
+)
 
 INSTRUCTIONS = 100
 
@@ -69,7 +76,7 @@ def fill(database: Database, run: Run, rows: int) -> None:
 @pytest.mark.only_on("sqlite")
 def test_a_look_costs_what_is_new(database: Database, running: Run, settings: Settings) -> None:
     """With 3,000 points, events and replays behind a run a look reads no more than with none."""
-    look = news.of_run(database, settings, running.id)
+    look = run_updates.of_run(database, settings, running.id)
     costs = []
     for steps in itertools.count(1):
         record(database, running, make_steps([1.0], first=2 * steps - 1))
@@ -169,7 +176,7 @@ def test_a_page_of_200_runs_takes_ten_queries(
     """With the sign-in and its rights, the bin, and all that a row can show: loss, verdict,
     retries, place.
     """
-    monkeypatch.setattr("app.pages.runs.PAGE_SIZE", 200)
+    monkeypatch.setattr("app.runs.list_pages.PAGE_SIZE", 200)
     retrying = {**CONFIG, "scaler": {**CONFIG["scaler"], "retry_in_fp32": True}}
     for n in range(200):
         submit(database, ada, config=retrying, after_id=n or None)

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import QueuePool
 from starlette.testclient import TestClient
 
-from app import connections
+from app.http import connections
 from db.database import Database
 from db.settings import Settings
 from db.tables import Run
 from tests.app.conftest import serving
-from tests.db.telemetry_made import make_steps, record
+from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.site import SECONDS, until
 
 

@@ -10,12 +10,13 @@ import httpx2
 import pytest
 from sqlalchemy import select, update
 
-from db import accounts, claiming, queue
+from db.access import accounts
+from db.access.login_attempts import FREE_TRIES
+from db.queue import claims, queue
 from db.tables import Tries
-from db.tries import FREE_TRIES
 from tests import warm
 from tests.app.conftest import CONFIG, offer_digits
-from tests.db.telemetry_made import make_steps, record
+from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.site import Site, answers, free_port, until
 
 PASSWORD = "a long secret"
@@ -28,7 +29,7 @@ def server(site: Site) -> Iterator[httpx2.Client]:
     port = free_port()
     environment = {**os.environ, **site.environment, "HALFSTEP_PORT": str(port)}
     environment |= {"HALFSTEP_PUBLIC_URL": PUBLIC, "HALFSTEP_HOST_NAMES": "halfstep.example"}
-    process = warm.Popen([sys.executable, "-m", "halfstep.cli", "server"], env=environment)
+    process = warm.Popen([sys.executable, "-m", "halfstep.cli.main", "server"], env=environment)
     base = f"http://127.0.0.1:{port}"
     headers = {"Host": "halfstep.example", "Origin": PUBLIC}
     try:
@@ -61,7 +62,7 @@ def test_two_servers_are_as_one(site: Site) -> None:
         assert made.status_code == 201
         with site.database.writing() as session:
             limits = {"precisions": ["fp16"], "free_devices": [0], "lease_seconds": 60.0}
-            running = claiming.claim(session, 1, recipes=["digits"], **limits)
+            running = claims.claim(session, 1, recipes=["digits"], **limits)
             assert running is not None
             queue.seconds_since_start(session, running)
             queue.start(session, running.id, 1)

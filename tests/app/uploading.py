@@ -7,10 +7,10 @@ from typing import Any
 import httpx2
 from starlette.testclient import TestClient
 
-from db import accounts
+from db.access import accounts
 from db.database import Database
 from db.tables import User
-from halfstep.spool import SpoolWriter
+from halfstep.telemetry.spool import SpoolWriter
 
 ID = "0123456789abcdef" * 2
 

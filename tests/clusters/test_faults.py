@@ -15,9 +15,10 @@ import pytest
 import torch
 from sqlalchemy import make_url
 
-from db import checkpoints, runs
+from db.files import checkpoints
+from db.files.storage import get_file, open_store
+from db.runs import runs
 from db.settings import Settings
-from db.storage import get_file, open_store
 from db.tables import Status
 from tests.buckets import Bucket, moto
 from tests.clusters.machines import LEASE_SECONDS, NET, Machine, can_make_machines, machines
@@ -92,7 +93,7 @@ def node_killed(scene: Scene, machine: Machine) -> None:
 
 
 def supervisor_killed(scene: Scene, machine: Machine) -> None:
-    _kill(scene, machine, "worker.supervisor")
+    _kill(scene, machine, "worker.attempts.supervisor")
 
 
 def rank_killed(scene: Scene, machine: Machine) -> None:

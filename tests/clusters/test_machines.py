@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from db import runs, workers
+from db.queue import workers
+from db.runs import runs
 from db.tables import Status
 from tests.clusters.machines import LEASE_SECONDS, Machine, can_make_machines, machines
 from tests.faults.conftest import COUNTS

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from db import runs, steering, waiting
+from db.queue import pending_reasons, run_control
+from db.runs import runs
 from db.settings import Settings
 from db.tables import Placement, Status
 from tests.clusters.machines import NET, can_make_machines
 from tests.clusters.rays import PORT, Cluster, ray_cluster
 from tests.site import Site, until
-from worker.placement import Pilots
-from worker.ray import Ray
+from worker.clusters.placement import Pilots
+from worker.clusters.ray import Ray
 
 pytestmark = [
     pytest.mark.only_on("postgresql"),
@@ -98,7 +99,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
         second = site.submit(STEPS, recipe="gated", nodes=2)
         until(lambda: "0 of 2 CPU are free" in why(site, second))
         with site.database.writing() as session:
-            steering.cancel(session, second, site.owner)
+            run_control.cancel(session, second, site.owner)
         until(lambda: placed(site, second) == "gone")
         cluster.kill_head()
         until(lambda: not cluster.is_there)
@@ -129,7 +130,7 @@ def placed_by_ray(site: Site, folder: Path) -> Iterator[Cluster]:
     """A Ray, and where its head is a placer that runs go through."""
     placing = {"PLACEMENT": "ray", "RAY_RESOURCE": "CPU", "RAY_ADDRESS": f"{NET}.10:{PORT}"}
     told = {f"HALFSTEP_{name}": value for name, value in placing.items()}
-    placer = f"{sys.executable} -m worker.placer >{folder}/placer.log 2>&1"
+    placer = f"{sys.executable} -m worker.clusters.placer >{folder}/placer.log 2>&1"
     with ray_cluster(site, folder, placer, **told) as cluster:
         yield cluster
 
@@ -143,4 +144,6 @@ def placed(site: Site, run_id: int) -> str:
 def why(site: Site, run_id: int) -> str:
     """What a queued run waits for."""
     with site.database.reading() as session:
-        return waiting.reason(runs.get(session, run_id), waiting.Queue.read(session)).text
+        return pending_reasons.reason(
+            runs.get(session, run_id), pending_reasons.Queue.read(session)
+        ).text

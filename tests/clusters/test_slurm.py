@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from db import runs, steering, waiting
+from db.queue import pending_reasons, run_control
+from db.runs import runs
 from db.settings import Settings
 from db.tables import Status
 from tests import slurm
 from tests.site import GATED, Site, until
 from tests.slurm import Slurm
 from tests.trainer.conftest import assert_same_bits
-from worker import placement
-from worker.cluster import of_placement
-from worker.placement import Pilots, Refused
+from worker.clusters import placement
+from worker.clusters.cluster import of_placement
+from worker.clusters.placement import Pilots, Refused
 
 pytestmark = pytest.mark.skipif(not slurm.is_installed(), reason="needs Debian's slurm-wlm, munge")
 
@@ -113,7 +114,7 @@ def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: 
         site.wait_for_step(run_id, 3)
         until(lambda: "no node with enough free devices" in why(site, second))
         with site.database.writing() as session:
-            steering.cancel(session, second, site.owner)
+            run_control.cancel(session, second, site.owner)
         until(lambda: "halfstep-2-1" not in cluster.ask("squeue", "-h", "-o", "%j"))
         cluster.ask("scancel", "--signal=USR2", "--name=halfstep-1-1")
         until(lambda: site.run(run_id).attempt == 2)
@@ -167,7 +168,7 @@ def placing(site: Site, cluster: Slurm, options: str, *, lease_seconds: int) -> 
     own = {**cluster.environment, **site.environment, "HALFSTEP_PLACEMENT": "slurm"}
     own |= {"HALFSTEP_SLURM_OPTIONS": options, "HALFSTEP_LEASE_SECONDS": str(lease_seconds)}
     own |= {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
-    command = [sys.executable, "-m", "worker.placer"]
+    command = [sys.executable, "-m", "worker.clusters.placer"]
     with subprocess.Popen(command, env={**os.environ, **own}) as placer:
         try:
             until(lambda: site.offers("gated"))
@@ -179,4 +180,6 @@ def placing(site: Site, cluster: Slurm, options: str, *, lease_seconds: int) -> 
 def why(site: Site, run_id: int) -> str:
     """What a queued run waits for."""
     with site.database.reading() as session:
-        return waiting.reason(runs.get(session, run_id), waiting.Queue.read(session)).text
+        return pending_reasons.reason(
+            runs.get(session, run_id), pending_reasons.Queue.read(session)
+        ).text

@@ -6,9 +6,11 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from db import claiming, ingest, queue, runs, workers
 from db.database import Database
+from db.queue import claims, queue, workers
+from db.runs import runs
 from db.tables import Run, User, WatchedAttempt, Worker
+from db.telemetry import ingest
 
 CPU = {"kind": "cpu", "index": 0, "memory_bytes": 8 * 2**30, "fp16": True, "bf16": False}
 DIGITS = {"name": "digits", "title": "Digits", "description": "", "schema": {"type": "object"}}
@@ -46,7 +48,7 @@ def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:
         "free_devices": range(64),
         "lease_seconds": 60.0,
     }
-    return claiming.claim(session, worker.id, **(values | changes))
+    return claims.claim(session, worker.id, **(values | changes))
 
 
 def add_worker(

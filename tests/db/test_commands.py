@@ -2,17 +2,17 @@
 
 import pytest
 
-from db import queue, steering, waiting
 from db.database import Database
 from db.errors import Conflict, Invalid
+from db.queue import pending_reasons, queue, run_control
+from db.queue.pending_reasons import Queue
 from db.tables import Run, Status, User, Worker
-from db.waiting import Queue
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit, submit_command
 
 
 def reason(database: Database, run: Run) -> str:
     with database.reading() as session:
-        return waiting.reason(run, Queue.read(session)).text
+        return pending_reasons.reason(run, Queue.read(session)).text
 
 
 def test_only_a_worker_that_offers_commands_claims_them(
@@ -61,13 +61,13 @@ def test_a_command_is_held_while_it_waits_and_not_paused_in_its_work(
     """Nobody but its script could go on from where it was; a kill and a cancel are obeyed."""
     with database.writing() as session:
         waits, works = submit_command(session, ada), submit_command(session, ada)
-        assert steering.pause(session, waits.id, ada).status == Status.PAUSED
+        assert run_control.pause(session, waits.id, ada).status == Status.PAUSED
         assert claim(session, worker, commands=True) is not None
-        for ask in (steering.pause, steering.request_checkpoint):
+        for ask in (run_control.pause, run_control.request_checkpoint):
             with pytest.raises(Conflict, match="is a command: its loop is its own"):
                 ask(session, works.id, ada)
-        assert steering.cancel(session, works.id, ada).status == Status.STOPPING
-        assert steering.kill(session, works.id, ada).wanted == "kill"
+        assert run_control.cancel(session, works.id, ada).status == Status.STOPPING
+        assert run_control.kill(session, works.id, ada).wanted == "kill"
 
 
 def test_a_command_that_waits_for_no_run_is_refused(database: Database, ada: User) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.schema import CreateTable
 
-from db import accounts
+from db.access import accounts
 from db.database import Database, is_outage, now
 from db.errors import DatabaseUnreachable, Invalid
 from db.tables import Metric, Run, Table, User

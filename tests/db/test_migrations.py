@@ -26,10 +26,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DatabaseError
 
-from db import accounts, checkpoints, deeds, ingest, queue
+from db.access import accounts, audit
 from db.database import Database
-from db.pyramid import SIZES, STEP_SERIES
-from db.summaries import layout
+from db.files import checkpoints
+from db.queue import queue
 from db.tables import (
     Artifact,
     Deed,
@@ -43,11 +43,14 @@ from db.tables import (
     User,
     Worker,
 )
-from db.windows import measured, window
-from halfstep.spool import UNKNOWN_US
+from db.telemetry import ingest
+from db.telemetry.pyramid import SIZES, STEP_SERIES
+from db.telemetry.summaries import layout
+from db.telemetry.windows import measured, window
+from halfstep.telemetry.spool import UNKNOWN_US
 from tests.db.conftest import submit, submit_command
-from tests.db.telemetry_made import make_metric, make_steps, record
-from tests.db.test_checkpoints import saved
+from tests.db.files.test_checkpoints import saved
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 REVISIONS = [
     "0001",
@@ -155,7 +158,7 @@ def test_rows_outlive_every_migration(database: Database) -> None:
 def test_deeds_are_kept_by_an_earlier_version_too(database: Database, ada: User) -> None:
     """But for those of nobody known, of which it knows nothing; still nobody changes any."""
     with database.writing() as session:
-        deeds.note_typed(session, "backup", "here")
+        audit.note_typed(session, "backup", "here")
         session.add(Deed(user_id=ada.id, deed="POST /views", address=""))
     command.downgrade(database.migrations(), "0024")
     rows = "SELECT deed FROM deeds"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from itertools import combinations
 
-from db.finding import Finding
+from db.health.finding import Finding
 
 #: What ends a clause, so that what one rules out the next may offer.
 CLAUSES = re.compile(
@@ -42,7 +42,7 @@ WORDS: dict[str, str] = {
     "unscale": r"\bunscale_|unscale (the )?gradients",
     "clip": r"\bclip(_grad_norm_|_grad_value_)?\b(?! after| before)",
 }
-#: What says so in a remedy's name, as app.advice has it.
+#: What says so in a remedy's name, as app.telemetry.suggested_actions has it.
 NAMES = {
     "bf16": "bf16",
     "fp32": "fp32",

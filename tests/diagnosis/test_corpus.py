@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from db.finding import Finding
+from db.health.finding import Finding
 from tests.diagnosis import remedies, trial, truth
 from tests.diagnosis.corpus import LOOPS, chosen, each_loop
 from tests.diagnosis.registry import CAUSES, HEALTHY, Loop
@@ -44,7 +44,7 @@ def test_watching_changes_no_bit(loop: Loop) -> None:
 
 @dataclass(frozen=True)
 class Caused(Finding):
-    """A finding with a cause and a fix, as db.finding will have them."""
+    """A finding with a cause and a fix, as db.health.finding will have them."""
 
     cause: str = ""
     fix: str = ""

@@ -21,18 +21,21 @@ from typing import Any
 
 import torch
 
-from db import accounts, claiming, findings, ingest, queue, workers
-from db import runs as run_rows
+from db.access import accounts
 from db.database import Database
-from db.finding import Finding
-from db.recording import Recording
+from db.health import findings
+from db.health.finding import Finding
+from db.health.verdict import Verdict, verdict
+from db.queue import claims, queue, workers
+from db.runs import runs as run_rows
 from db.tables import Run, Status, WatchedAttempt
-from db.verdict import Verdict, verdict
-from halfstep import watching
-from halfstep.attempt_files import AttemptFiles
+from db.telemetry import ingest
+from db.telemetry.recording import Recording
 from halfstep.run_config import parse_config
-from halfstep.run_folder import read_outcome, read_run
-from halfstep.spool import Event, SpoolReader, Unrecordable, json_safe
+from halfstep.session import watch_session
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.run_folder import read_outcome, read_run
+from halfstep.telemetry.spool import Event, SpoolReader, Unrecordable, json_safe
 from tests import warm
 from tests.diagnosis.recipes.cases import trained
 from tests.diagnosis.registry import HEALTHY, LOOPS, Handle, Loop
@@ -113,10 +116,10 @@ def tried(name: str) -> Trial:
 
 def watched_run(loop: Loop, runs: Path) -> Ended:
     """Train a loop, watched; its runs lie in this folder."""
-    opened: list[watching.Watch] = []
+    opened: list[watch_session.Watch] = []
 
     def watch(*modules: Any, **options: Any) -> Handle:
-        handle = watching.watch(*modules, **{"mode": "offline", "folder": runs, **options})
+        handle = watch_session.watch(*modules, **{"mode": "offline", "folder": runs, **options})
         opened.append(handle)
         return handle
 
@@ -126,7 +129,7 @@ def watched_run(loop: Loop, runs: Path) -> Ended:
     if opened:
         opened[-1].finish()
     ended.exception = None  # with all that its frames hold
-    assert watching._active is None
+    assert watch_session._active is None
     return ended
 
 
@@ -303,7 +306,7 @@ def _record_recipe(session: Any, loop: Loop, items: list[Any]) -> int:
         offers_commands=False,
     )  # fmt: skip
     run_rows.submit(session, owner=ada, recipe=recipe.name, config=config)
-    row = claiming.claim(
+    row = claims.claim(
         session, worker.id, recipes=[recipe.name], precisions=[loop.precision], free_devices=[0],
         lease_seconds=60.0,
     )  # fmt: skip

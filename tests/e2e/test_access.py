@@ -7,17 +7,22 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from app import sweeping
-from app.sweeping import SweepSubmission
-from db import alerts, channels, notes, presets, retention, run_bin, runs, secrets, telemetry, views
+from app.sweeps import sweep_submission
+from app.sweeps.sweep_submission import SweepSubmission
+from db.access import secrets
+from db.alerts import channels
+from db.alerts import rules as alert_rules
+from db.alerts.alert_evaluation import Seen, look
 from db.database import Database
-from db.noticing import Seen, look
-from db.pruning import Rules
+from db.files import retention
+from db.files.pruning import Rules
+from db.runs import notes, presets, runs, trash, views
 from db.settings import Settings
 from db.tables import Run, Status, User
-from tests.app.api.test_uploads import offer_weights
+from db.telemetry import telemetry
 from tests.app.conftest import CONFIG, start_run, submit
-from tests.db.telemetry_made import (
+from tests.app.files.test_weight_uploads_api import offer_weights
+from tests.db.telemetry.telemetry_made import (
     make_events,
     make_headroom,
     make_histogram,
@@ -141,7 +146,7 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
     submit(database, owner)
     with database.writing() as session:
         runs.set_status(session, session.get_one(Run, 3), Status.CANCELLED)
-        run_bin.delete(session, 3, owner)
+        trash.delete(session, 3, owner)
         secrets.put(session, settings.secrets_key, owner, "API_KEY", "open-sesame")
         text = "A chart:\n\n/compare?runs=1,2"
         notes.write(session, owner, notes.of_runs([1, 2]), text, "")
@@ -151,10 +156,12 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
         address = "https://hooks.example/services/T"
         channels.make(session, settings.secrets_key, owner, kind="slack", name="o", address=address)
         views.save(session, owner, "mine", filter="tag:a", sort="-id", columns="")
-        alerts.make(session, owner, condition="scale_below", scope="run", run_id=1, value=2.0**30)
+        alert_rules.make(
+            session, owner, condition="scale_below", scope="run", run_id=1, value=2.0**30
+        )
         space = {"training.batch_size": "16, 32"}
         submission = SweepSubmission(recipe="digits", space=space, goal="minimise", at_once=1)
-        sweeping.begin(session, owner, submission)
+        sweep_submission.begin(session, owner, submission)
     assert look(database, Seen(), "http://here") == 1
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from playwright.sync_api import Page, expect
 
-from db import runs
 from db.database import Database
+from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status
 from tests.app.receivers import http_receiver

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from db import accounts, artifacts, runs
+from db.access import accounts
 from db.database import Database
+from db.files import artifacts
+from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, User
 from tests import warm

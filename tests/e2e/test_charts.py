@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from db import runs
 from db.database import Database
-from db.recording import Recording
+from db.runs import runs
 from db.tables import Run, Status, User
+from db.telemetry.recording import Recording
 from tests.browser import open_tab
 from tests.db.conftest import make_watched
-from tests.db.telemetry_made import make_events, make_metric, make_steps, record
+from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
 from tests.site import until
 

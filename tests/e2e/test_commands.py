@@ -4,8 +4,9 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from db import runs, workers
 from db.database import Database
+from db.queue import workers
+from db.runs import runs
 from tests.app.conftest import CPU, DIGITS
 
 

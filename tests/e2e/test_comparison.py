@@ -4,12 +4,12 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from db import queue
 from db.database import Database
+from db.queue import queue
 from db.tables import Run, Status, User
+from tests.app.compare.test_any_runs import trained
 from tests.app.conftest import start_run
-from tests.app.test_any_runs import trained
-from tests.db.telemetry_made import make_steps, record
+from tests.db.telemetry.telemetry_made import make_steps, record
 
 
 def _traces(page: Page) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from db.database import Database
 from db.tables import Request, Run, User
 from tests.app.conftest import CONFIG, start_run
 from tests.browser import open_tab
-from tests.db.telemetry_made import (
+from tests.db.telemetry.telemetry_made import (
     make_events,
     make_headroom,
     make_histogram,

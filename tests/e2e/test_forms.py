@@ -5,8 +5,11 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from db import alerts, notes, presets, projects, retention
+from db.access import projects
+from db.alerts import rules
 from db.database import Database
+from db.files import retention
+from db.runs import notes, presets
 from db.tables import User
 from tests.app.conftest import submit
 from tests.e2e.test_access import found_on
@@ -102,4 +105,4 @@ def test_each_form_is_filled_and_answered_by_keyboard(
         assert [rule.checkpoint_days for rule in retention.listed(session)] == [30]
         assert notes.read(session, notes.of_runs([1, 2])) == "# Why"
         assert [each.name for each in presets.found(session, [""])] == ["quick"]
-        assert len(alerts.rules(session, ada)) == 1
+        assert len(rules.rules(session, ada)) == 1

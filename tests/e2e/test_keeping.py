@@ -2,8 +2,9 @@
 
 from playwright.sync_api import Page, expect
 
-from db import labels, queue, steering
 from db.database import Database
+from db.queue import queue, run_control
+from db.runs import run_metadata
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
 
@@ -32,7 +33,7 @@ def test_many_are_selected_deleted_and_restored(
         submit(database, ada)
     with database.writing() as session:
         for run_id in (2, 3):
-            steering.cancel(session, run_id, ada)
+            run_control.cancel(session, run_id, ada)
     page.goto("/runs?filter=digits")
     total = page.locator("[data-total]")
     expect(total).to_have_text("4 runs match")
@@ -44,7 +45,7 @@ def test_many_are_selected_deleted_and_restored(
     expect(told).to_have_text("3 selected")
     expect(page.locator("[data-compare]")).to_have_attribute("href", "/compare?runs=3,2,1")
     with database.writing() as session:
-        labels.edit(session, 4, ada, {"name": "renamed meanwhile"})
+        run_metadata.edit(session, 4, ada, {"name": "renamed meanwhile"})
         queue.end(session, running.id, 1, Status.QUEUED)
     expect(page.locator("[data-rows]")).to_contain_text("renamed meanwhile")
     expect(page.locator("[name=run]:checked")).to_have_count(3)
@@ -93,13 +94,13 @@ def test_of_two_who_write_neither_is_lost(
     """Somebody else's note comes live; one that came while a person wrote is shown beside it."""
     page.goto(f"/runs/{running.id}")
     with database.writing() as session:
-        labels.edit(session, running.id, ada, {"name": "baseline", "note": "*theirs*"})
+        run_metadata.edit(session, running.id, ada, {"name": "baseline", "note": "*theirs*"})
     expect(page.locator(".note em")).to_have_text("theirs")
     expect(page.get_by_role("heading", level=1)).to_have_text("baseline")
     page.get_by_role("button", name="Edit").click()
     expect(page.locator("#label-note")).to_have_value("*theirs*")
     with database.writing() as session:
-        labels.edit(session, running.id, ada, {"note": "newer"})
+        run_metadata.edit(session, running.id, ada, {"note": "newer"})
     page.locator("#label-note").fill("# Mine")
     page.keyboard.press("Control+Enter")
     expect(page.locator("[data-label-problem]")).to_contain_text("Somebody else has changed this")

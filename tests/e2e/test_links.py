@@ -5,7 +5,7 @@ from playwright.sync_api import Browser, Page, expect
 from db.database import Database
 from db.tables import Run, User
 from tests.app.conftest import submit
-from tests.db.telemetry_made import make_events, make_steps, record
+from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 from tests.e2e.test_access import found_on
 
 

@@ -4,11 +4,11 @@ import re
 
 from playwright.sync_api import Page, expect
 
-from db import queue, steering
 from db.database import Database
+from db.queue import queue, run_control
 from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG, submit
-from tests.db.telemetry_made import make_metric, make_steps, record
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 
 def names(page: Page) -> list[str]:
@@ -83,7 +83,7 @@ def test_a_run_is_found_and_laid_out_with_the_keyboard(
     page.wait_for_url("**sort=-steps_per_second*group=batch_size")
     expect(page.locator("[data-groups]")).to_contain_text("1 queued")
     with database.writing() as session:
-        steering.cancel(session, 2, ada)
+        run_control.cancel(session, 2, ada)
     expect(page.locator("[data-groups]")).to_contain_text("1 cancelled")
     page.keyboard.press("j")
     page.keyboard.press("Enter")

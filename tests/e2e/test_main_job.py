@@ -7,14 +7,14 @@ import pytest
 import torch
 from playwright.sync_api import Page, expect
 
-from db import accounts
+from db.access import accounts
 from db.database import Database
 from db.settings import Settings
 from db.tables import Status, User
 from halfstep.run_config import parse_config
 from tests.browser import DRAWN, open_tab
 from tests.site import GATED, Site, until
-from trainer.checkpoint import load
+from trainer.checkpoints.checkpoint import load
 from trainer.evaluation import evaluate
 from trainer.recipes.digits import Digits
 from trainer.train import make_autocast

@@ -4,10 +4,10 @@ import json
 
 from playwright.sync_api import Page, expect
 
-from app.metric_names import MOST_SHOWN
+from app.telemetry.metric_names import MOST_SHOWN
 from db.database import Database
 from db.tables import Run
-from tests.db.telemetry_made import make_metric, make_steps, record
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 NAMES = [f"layer{number:03d}/norm" for number in range(150)]
 DRAWN = """() => document.querySelector('[data-plot]').data.map(({ name }) => name)

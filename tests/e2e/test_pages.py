@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from db import claiming, queue, runs, steering, telemetry
 from db.database import Database
+from db.queue import claims, queue, run_control
+from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status, User
-from tests.app.api.test_uploads import offer_weights
+from db.telemetry import telemetry
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
+from tests.app.files.test_weight_uploads_api import offer_weights
 from tests.browser import open_tab
 from tests.db.conftest import add_worker
-from tests.db.telemetry_made import make_events, make_metric, make_steps, record
+from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
 
 
@@ -163,7 +165,7 @@ def test_steps_that_run_again_replace_their_points(
     _drawn(page, 6)
     with database.writing() as session:
         queue.end(session, 1, 1, Status.QUEUED)
-        again = claiming.claim(
+        again = claims.claim(
             session,
             1,
             recipes=["digits"],
@@ -283,11 +285,11 @@ def test_row_changes_but_for_the_cell_in_use(
     button = page.get_by_role("button", name="Raise the priority of run 3")
     button.focus()
     with database.writing() as session:
-        steering.move_to_front(session, 3, ada)
+        run_control.move_to_front(session, 3, ada)
     expect(page.locator('[data-key="2"]')).to_contain_text("#2 in the queue")
     expect(button).to_be_focused()
     with database.writing() as session:
-        steering.cancel(session, 3, ada)
+        run_control.cancel(session, 3, ada)
     third = page.locator('[data-key="3"]')
     expect(third.locator(".status")).to_have_text("cancelled")
     expect(button).to_be_focused()

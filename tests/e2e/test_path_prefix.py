@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from db import accounts, claiming, queue
+from db.access import accounts
 from db.database import Database
+from db.queue import claims, queue
 from db.settings import Settings
 from db.tables import User
 from tests.app.conftest import offer_digits, serving
-from tests.app.test_proxies import NGINX, nginx
+from tests.app.http.test_proxies import NGINX, nginx
 from tests.browser import DRAWN
 from tests.db.conftest import submit
-from tests.db.telemetry_made import make_steps, record
+from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.site import free_port, until
 
 
@@ -30,7 +31,7 @@ def test_pages_scripts_and_live_streams_work_below_a_path(
         submit(session, ada)
         token = accounts.make_link_token(session, ada)
         limits = {"precisions": ["fp16"], "free_devices": [0], "lease_seconds": 600.0}
-        run = claiming.claim(session, 1, recipes=["digits"], **limits)
+        run = claims.claim(session, 1, recipes=["digits"], **limits)
         assert run is not None
         queue.seconds_since_start(session, run)
         queue.start(session, run.id, 1)

@@ -3,13 +3,14 @@
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
-from db import checkpoints, queue, steering, workers
 from db.database import Database
+from db.files import checkpoints
+from db.queue import queue, run_control, workers
 from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG, offer_digits, start_run, submit
 from tests.browser import open_tab
-from tests.db.telemetry_made import (
+from tests.db.telemetry.telemetry_made import (
     make_events,
     make_histogram,
     make_metric,
@@ -282,7 +283,7 @@ def test_the_first_run_takes_no_click_from_the_empty_list(
     submit(database, ada)
     expect(page.locator("tr[data-key]")).to_have_count(2)
     with database.writing() as session:
-        steering.cancel(session, 1, ada)
+        run_control.cancel(session, 1, ada)
     expect(row).to_contain_text("cancelled")
 
 

@@ -6,10 +6,11 @@ import pytest
 from playwright.sync_api import Page, Request, expect
 from sqlalchemy import delete
 
-from db import queue, telemetry
 from db.database import Database
+from db.queue import queue
 from db.tables import Run, SignInSession, Status
-from tests.db.telemetry_made import make_steps, record
+from db.telemetry import telemetry
+from tests.db.telemetry.telemetry_made import make_steps, record
 
 
 def asked(page: Page, part: str) -> list[str]:

@@ -4,12 +4,13 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from db import claiming, environments, queue
 from db.database import Database
+from db.queue import claims, queue
+from db.runs import environments
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
 from tests.browser import open_tab
-from tests.db.telemetry_made import make_events, make_headroom, make_steps, record
+from tests.db.telemetry.telemetry_made import make_events, make_headroom, make_steps, record
 from tests.e2e.test_streams import asked
 
 
@@ -95,7 +96,7 @@ def test_what_it_was_started_in_comes_while_the_page_is_open(
             "free_devices": [0],
         }
         with database.writing() as session:
-            claiming.claim(session, 1, **claimed, lease_seconds=60.0)
+            claims.claim(session, 1, **claimed, lease_seconds=60.0)
         with database.writing() as session:
             texts = environments.Texts(None, f"+line {attempt}")
             environments.record(session, 1, attempt, content, texts)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from db import artifacts, checkpoints
+from db.files import artifacts, checkpoints
 from db.tables import Status
 from tests.db.conftest import submit_command
 from tests.site import Site

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from sqlalchemy import select
 
-from db import checkpoints, runs
+from db.files import checkpoints
+from db.runs import runs
 from db.tables import Status, Step
 from tests.site import Site
 

@@ -8,9 +8,9 @@ import psutil
 import pytest
 from sqlalchemy import select
 
-from db import checkpoints
+from db.files import checkpoints
+from db.files.storage import get_file, open_store
 from db.settings import Settings
-from db.storage import get_file, open_store
 from db.tables import ENDED, RunNode, Status
 from tests.buckets import Bucket
 from tests.faults.conftest import COUNTS, IS_FULL

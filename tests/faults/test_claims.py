@@ -7,8 +7,9 @@ import time
 
 from sqlalchemy import Select, func, select
 
-from db import claiming, queue, runs, workers
 from db.database import Database
+from db.queue import claims, queue, workers
+from db.runs import runs
 from db.tables import Run, RunNode, Status, User
 from tests.faults.conftest import COUNTS, often
 
@@ -81,7 +82,7 @@ def work(url: str, number: int) -> None:
         with database.writing() as session:
             lost = queue.mark_unreachable(session, lost)
             queue.requeue_unreachable(session, lost)
-            run = claiming.claim(
+            run = claims.claim(
                 session,
                 worker.id,
                 recipes=["digits"],

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from db import series
 from db.tables import Status, Step
+from db.telemetry import series
 from tests.faults.conftest import COUNTS
 from tests.faults.test_leases import LEASE, RECIPE, clocked
 from tests.site import Site

@@ -4,10 +4,11 @@ import os
 import signal
 import sys
 
-from db import queue, run_bin
+from db.queue import queue
+from db.runs import trash
 from db.tables import Run, Status
 from tests import warm
-from tests.db.telemetry_made import make_steps, record
+from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.faults.conftest import COUNTS
 from tests.site import Site, free_port, until
 
@@ -24,9 +25,9 @@ def test_a_server_killed_in_the_middle(site: Site) -> None:
     (site.data / "runs" / str(run_id) / "spool").mkdir(parents=True)
     with site.database.writing() as session:
         queue.end(session, run_id, 1, Status.FINISHED)
-        run_bin.delete(session, run_id, site.owner)
-        run_bin.erase(session, run_id, site.owner)
-    command = [sys.executable, "-m", "halfstep.cli", "server"]
+        trash.delete(session, run_id, site.owner)
+        trash.erase(session, run_id, site.owner)
+    command = [sys.executable, "-m", "halfstep.cli.main", "server"]
     environment = {**os.environ, **site.environment, "HALFSTEP_PORT": str(free_port())}
     server = warm.Popen(command, env=environment)
     until(lambda: site.count_steps(run_id) < STEPS)

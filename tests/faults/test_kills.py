@@ -14,7 +14,8 @@ import httpx2
 import psutil
 from sqlalchemy import make_url
 
-from db import accounts, waiting
+from db.access import accounts
+from db.queue import pending_reasons
 from db.tables import Status
 from tests import warm
 from tests.conftest import postgresql_control
@@ -123,7 +124,7 @@ def test_all_killed_at_once_then_up_again(site: Site, moments: random.Random) ->
             process.wait()
             kill_database(site)
         with site.database.reading() as session:
-            assert list(waiting.places(session)) == [waits, second]
+            assert list(pending_reasons.places(session)) == [waits, second]
         with up(**environment):
             until(lambda: answers(base))
             assert browser.get(f"{base}/runs").url.path == "/runs"  # signed in as before
@@ -172,7 +173,7 @@ def assert_undisturbed(site: Site, run_ids: list[int]) -> None:
 def serving(site: Site, port: int) -> Iterator["subprocess.Popen[bytes]"]:
     """Run `halfstep server`, and wait until it answers."""
     process = warm.Popen(
-        [sys.executable, "-m", "halfstep.cli", "server"],
+        [sys.executable, "-m", "halfstep.cli.main", "server"],
         env={**os.environ, **site.environment, "HALFSTEP_PORT": str(port)},
         stdout=subprocess.DEVNULL,
     )

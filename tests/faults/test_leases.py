@@ -13,7 +13,7 @@ import psutil
 import pytest
 from sqlalchemy import make_url
 
-from db import runs
+from db.runs import runs
 from db.tables import Status
 from tests.faults.clocked import intervals
 from tests.faults.conftest import COUNTS

@@ -13,7 +13,7 @@ from tests.faults.conftest import COUNTS, often
 from tests.site import until
 from tests.trainer.conftest import assert_same_bits
 from tests.trainer.test_process import start, write_job
-from trainer.checkpoint import load
+from trainer.checkpoints.checkpoint import load
 
 STEPS = often(full=3000, short=800)
 RECIPE = f"{Path(__file__).parents[1]}/reading.py:Reading"

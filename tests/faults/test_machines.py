@@ -5,8 +5,8 @@ from pathlib import Path
 
 from obstore.store import LocalStore
 
-from db import runs
-from db.storage import mismatches
+from db.files.storage import mismatches
+from db.runs import runs
 from db.tables import Status
 from tests.faults.conftest import COUNTS, only_in_full
 from tests.site import GATED, Site

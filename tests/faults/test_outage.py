@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url, select
 
-from db import checkpoints, runs
+from db.files import checkpoints
+from db.runs import runs
 from db.tables import Status, Step
 from tests.conftest import postgresql_control
 from tests.faults.conftest import COUNTS, IS_FULL, often, only_in_full

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from db import checkpoints, runs, steering
 from db.database import Database
+from db.files import checkpoints
+from db.queue import run_control
+from db.runs import runs
 from db.tables import Status
 from tests.faults.conftest import COUNTS, often, only_in_full
 from tests.site import GATED, Site, until
-from trainer import checkpoint
-from trainer.checkpoint import CheckpointError
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.checkpoint import CheckpointError
 
 SMALL = 6 * 2**20  # bytes
 
@@ -101,7 +103,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
     with site.gated_worker():
         site.wait_for_step(run_id, 25)
         with site.database.writing() as session:
-            steering.pause(session, run_id, site.owner)
+            run_control.pause(session, run_id, site.owner)
         site.wait(run_id, Status.PAUSED)
     with site.database.reading() as session:
         newest, before = checkpoints.to_resume(session, runs.get(session, run_id))[:2]
@@ -110,7 +112,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with site.database.writing() as session:
-        steering.resume(session, run_id, site.owner)
+        run_control.resume(session, run_id, site.owner)
     site.open_gate()
     with site.gated_worker():
         run = site.wait(run_id)

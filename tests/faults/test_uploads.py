@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from db import accounts
+from db.access import accounts
 from db.tables import Run, Status, Step
-from halfstep.attempt_files import AttemptFiles
-from halfstep.run_folder import last_step
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.run_folder import last_step
 from tests import warm
 from tests.faults.conftest import COUNTS, often
 from tests.faults.test_kills import serving
-from tests.halfstep.test_uploader import uploaders
+from tests.halfstep.telemetry.test_uploader import uploaders
 from tests.site import SECONDS, Site, free_port, until
 
 SCRIPT = """

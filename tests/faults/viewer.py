@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx2
 
-from db import history, series
+from db.runs import history
 from db.tables import ENDED
+from db.telemetry import series
 from tests.site import Site
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfstep import watching
+from halfstep.session import watch_session
 
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
     """No test leaves a run to the next."""
     yield
-    if watching._active is not None:
-        watching._active.finish()
+    if watch_session._active is not None:
+        watch_session._active.finish()

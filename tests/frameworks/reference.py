@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from halfstep.spool import SKIPPED, SpoolReader
+from halfstep.telemetry.spool import SKIPPED, SpoolReader
 
 SAMPLES, STEPS = 96, 24
 

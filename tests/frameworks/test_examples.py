@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from halfstep.clock import clock
-from halfstep.spool import SKIPPED, SpoolReader
+from halfstep.telemetry.spool import SKIPPED, SpoolReader
 from tests.frameworks.reference import written
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from halfstep.clock import clock
+from halfstep.monitor.ring import RING_ROWS
 from halfstep.recipe import Loss
-from halfstep.ring import RING_ROWS
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
-from trainer.policies import CALIBRATED_AFTER
-from trainer.ranks import Ranks
+from trainer.distributed.ranks import Ranks
+from trainer.precision.scale_policies import CALIBRATED_AFTER
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
 from trainer.train import make_rig, train_step
@@ -201,7 +201,7 @@ def test_a_run_on_the_second_device_records_there(run_loop):
 RANK = """
 import sys, torch
 from halfstep.run_config import parse_config
-from trainer.ranks import joined
+from trainer.distributed.ranks import joined
 from trainer.recipes.digits import Digits
 from trainer.train import train
 

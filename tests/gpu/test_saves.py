@@ -3,7 +3,7 @@
 import torch
 
 from tests.trainer.conftest import Regression, assert_same_bits
-from trainer.snapshot import Staging, room
+from trainer.checkpoints.snapshot import Staging, room
 
 CUDA = torch.device("cuda", 0)
 LARGE = 2**28  # bytes: of copies that take milliseconds

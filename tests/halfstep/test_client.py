@@ -16,16 +16,21 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
-from db import accounts, artifacts, checkpoints, projects, queue, runs
+from db.access import accounts, projects
 from db.database import Database
+from db.files import artifacts, checkpoints
+from db.queue import queue
+from db.runs import runs
 from db.settings import Settings
 from db.tables import NONFINITE_LOSS, Checkpoint, LogLine, Run, Status, User
-from halfstep import ApiError, Client, cli, credentials
-from halfstep.commands import COMMANDS, RUN
-from halfstep.credentials import Credentials
-from halfstep.shelf_commands import NOTE, PRESET, RETENTION
+from halfstep import ApiError, Client
+from halfstep.api_client import credentials
+from halfstep.api_client.credentials import Credentials
+from halfstep.cli import main
+from halfstep.cli.commands import COMMANDS, RUN
+from halfstep.cli.saved_commands import NOTE, PRESET, RETENTION
 from tests.app.conftest import serving, start_run
-from tests.db.telemetry_made import make_metric, make_steps, record
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.site import free_port, halfstep
 
 BODY = bytes(range(256)) * 4096
@@ -303,7 +308,7 @@ def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: P
 
 def test_login_tries_the_token_once(address: str, token: str) -> None:
     """One that nobody knows is not kept, nor one for what is no Halfstep."""
-    command = [sys.executable, "-m", "halfstep.cli", "login"]
+    command = [sys.executable, "-m", "halfstep.cli.main", "login"]
 
     def login(url: str, typed: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -517,15 +522,15 @@ def test_bytes_that_are_no_text_are_refused(
         ("filter", "run", "list"),
     ):
         with pytest.raises(SystemExit, match="2"):
-            cli.main([*words, no_text])
+            main.main([*words, no_text])
         told = rf"argument {option}: b'\xff\xfe' is not allowed; allowed: UTF-8"
         assert capsys.readouterr().err.endswith(f"{told}\n")
     with pytest.raises(SystemExit, match="no file of the kind"):
-        cli.main(["download", "1", no_text])
+        main.main(["download", "1", no_text])
     weights = tmp_path / f"{no_text}.pt"
     weights.write_bytes(b"none")
     with pytest.raises(SystemExit, match=r"halfstep: .*"):
-        cli.main(["submit", "digits", "--weights", str(weights)])
+        main.main(["submit", "digits", "--weights", str(weights)])
 
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
@@ -533,7 +538,7 @@ def test_stdin_that_is_no_text_is_refused(locale: str) -> None:
     """A note, and a token, whatever Python makes of such bytes."""
     for words in (("run", "edit", "1", "--note", "-"), ("login", "http://127.0.0.1:9")):
         ended = subprocess.run(
-            [sys.executable, "-m", "halfstep.cli", *words],
+            [sys.executable, "-m", "halfstep.cli.main", *words],
             input=b"\xff\xfe\n",
             env={**os.environ, "LC_ALL": locale},
             capture_output=True,
@@ -554,7 +559,7 @@ def test_a_full_disk_below_stdout_is_named(
     for words in (("log", "1"), ("show", "1"), ("list", "--json")):
         with Path("/dev/full").open("w") as full:
             ended = subprocess.run(
-                [sys.executable, "-m", "halfstep.cli", "run", *words],
+                [sys.executable, "-m", "halfstep.cli.main", "run", *words],
                 env=environment,
                 stdout=full,
                 stderr=subprocess.PIPE,
@@ -828,7 +833,7 @@ def test_a_log_of_100_mb_is_printed_whole_from_its_files(
             event = {"step": 0, "name": name, "size_bytes": size, "sha256": ""}
             artifacts.publish(session, running.id, 1, event, key)
         queue.end(session, running.id, 1, Status.FINISHED)
-    command = [sys.executable, "-m", "halfstep.cli", "run", "log", str(running.id)]
+    command = [sys.executable, "-m", "halfstep.cli.main", "run", "log", str(running.id)]
     environment = os.environ | {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
     assert hashlib.sha256(printed).digest() == hashlib.sha256(whole).digest()

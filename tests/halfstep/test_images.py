@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 import halfstep
-from halfstep.dropin.media import Image as DropinImage
-from tests.halfstep.watch_made import Written
+from halfstep.wandb_compat.media import Image as DropinImage
+from tests.halfstep.monitor.watch_made import Written
 
 GREY = np.linspace(0, 1, 30).reshape(5, 6)
 BYTES = np.rint(GREY * 255).astype(np.uint8)

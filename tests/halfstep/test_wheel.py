@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from db.database import Database
 from db.tables import Run, Status
-from tests.halfstep.test_upload_end_to_end import server
+from tests.halfstep.telemetry.test_upload_end_to_end import server
 from tests.site import until
 
 __all__ = ["server"]
@@ -95,7 +95,7 @@ def test_own_modules_of_a_project_are_its_own(python: Path, tmp_path: Path) -> N
     """A project's `trainer`, `worker`, `app` and `db` are imported, whatever we are called."""
     for name in ("app", "db", "trainer", "worker"):
         (tmp_path / f"{name}.py").write_text("OWN = True\n")
-    code = "import halfstep, halfstep.spool, app, db, trainer, worker; print(app.OWN, db.OWN)"
+    code = "import halfstep.telemetry.spool, app, db, trainer, worker; print(app.OWN, db.OWN)"
     assert run(python, "-c", code, folder=tmp_path).split() == ["True", "True"]
 
 
@@ -114,7 +114,9 @@ for _ in range(7):
 """
 
 
-@pytest.mark.only_on("sqlite")  # the script does not know; tests/halfstep/test_upload_end_to_end.py
+@pytest.mark.only_on(
+    "sqlite"
+)  # the script does not know; tests/halfstep/telemetry/test_upload_end_to_end.py
 def test_two_lines_and_the_wheel_bring_a_run_to_the_page(
     python: Path, tmp_path: Path, database: Database, server: dict[str, str]
 ) -> None:

@@ -17,7 +17,7 @@ from db.tables import Artifact, Checkpoint, Run
 from halfstep import Client
 from tests import warm
 from tests.app.receivers import http_receiver
-from tests.db.test_backup import contents, empty_database
+from tests.db.files.test_backup import contents, empty_database
 from tests.journeys.installation import Admin, Installation, until_some
 from tests.site import SECONDS, until
 

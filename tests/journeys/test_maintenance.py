@@ -106,7 +106,7 @@ def test_export_import_and_upload(installation: Installation, tmp_path: Path) ->
 
 def script_command(admin: Admin, folder: Path, *words: str) -> Any:
     """Run `halfstep WORDS` in a folder of the user's, with the server's address and a token."""
-    command = [sys.executable, "-m", "halfstep.cli", *words]
+    command = [sys.executable, "-m", "halfstep.cli.main", *words]
     environment = os.environ | admin.environment
     return warm.run(command, env=environment, cwd=folder, timeout=SECONDS)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import parse_config
-from halfstep.spool import STEP_DTYPE
+from halfstep.telemetry.spool import STEP_DTYPE
 from trainer.data.sampler import Sampler
 from trainer.recipes.digits import Digits
 from trainer.train import make_scaler, train

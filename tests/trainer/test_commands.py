@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.site import halfstep
-from trainer import kept_recipes
+from trainer import registered_recipes
 
 TEMPLATE = Path(__file__).parents[2] / "docs" / "recipe_template.py"
 
@@ -48,7 +48,7 @@ def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
     assert f"{reference} is kept" in added.stdout
     written = (tmp_path / "recipes.json", tmp_path / ".recipes.lock")
     assert [each.stat().st_mode & 0o777 for each in written] == [0o600, 0o600]
-    check = kept_recipes.check_of(reference)
+    check = registered_recipes.check_of(reference)
     assert [(each["severity"], each["text"][:27]) for each in check["findings"]] == [
         ("warning", "evaluate returns no metrics")
     ]
@@ -57,7 +57,7 @@ def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
     listed = halfstep("recipe", "list", **data).stdout
     assert f"{reference}  0 errors and 1 warnings, before the file was changed" in listed
     assert "kept no longer" in halfstep("recipe", "remove", str(file), **data).stdout
-    assert kept_recipes.read() == []
+    assert registered_recipes.read() == []
     again = halfstep("recipe", "remove", str(file), **data)
     assert (again.returncode, again.stderr) == (
         1,
@@ -83,12 +83,12 @@ class Other(Diabetes):
         added = halfstep("recipe", "add", f"{file}:{name}", **data)
         assert added.returncode == 0, added.stderr
     found = {}
-    for each in kept_recipes.read():
-        findings = kept_recipes.check_of(each["reference"])["findings"]
+    for each in registered_recipes.read():
+        findings = registered_recipes.check_of(each["reference"])["findings"]
         found[each["reference"]] = [finding["text"][:27] for finding in findings]
     assert found == {f"{file}:Diabetes": [], f"{file}:Other": ["evaluate returns no metrics"]}
     assert halfstep("recipe", "check", f"{file}:Diabetes", **data).returncode == 0
-    assert kept_recipes.check_of(f"{file}:Other")["findings"] != []
+    assert registered_recipes.check_of(f"{file}:Other")["findings"] != []
 
 
 def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
@@ -160,14 +160,16 @@ def test_a_recipe_whose_name_is_taken_is_told_so(tmp_path):
 def test_a_list_of_recipes_has_an_end(tmp_path, monkeypatch):
     """More than can be shown are refused; two classes of a file are two, one added again is one."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
-    monkeypatch.setattr(kept_recipes, "MOST", 2)
+    monkeypatch.setattr(registered_recipes, "MOST", 2)
     for name in ("/a.py:One", "/a.py:Other", "/a.py:One"):
-        kept_recipes.add(name)
-    assert [each["reference"] for each in kept_recipes.read()] == ["/a.py:One", "/a.py:Other"]
-    with pytest.raises(kept_recipes.NotKeptError, match="2 recipes are kept; allowed: 2 at most"):
-        kept_recipes.add("/c.py:One")
-    with pytest.raises(kept_recipes.NotKeptError, match=r"kept are: /a.py:One, /a.py:Other"):
-        kept_recipes.remove("/a.py:Third")
-    assert kept_recipes.remove("/a.py:One") == ["/a.py:One"]
-    kept_recipes.add("/a.py:One")
-    assert kept_recipes.remove("/a.py") == ["/a.py:Other", "/a.py:One"]
+        registered_recipes.add(name)
+    assert [each["reference"] for each in registered_recipes.read()] == ["/a.py:One", "/a.py:Other"]
+    with pytest.raises(
+        registered_recipes.NotKeptError, match="2 recipes are kept; allowed: 2 at most"
+    ):
+        registered_recipes.add("/c.py:One")
+    with pytest.raises(registered_recipes.NotKeptError, match=r"kept are: /a.py:One, /a.py:Other"):
+        registered_recipes.remove("/a.py:Third")
+    assert registered_recipes.remove("/a.py:One") == ["/a.py:One"]
+    registered_recipes.add("/a.py:One")
+    assert registered_recipes.remove("/a.py") == ["/a.py:Other", "/a.py:One"]

@@ -9,11 +9,11 @@ from torch.optim.swa_utils import AveragedModel
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits
 from tests.trainer.test_operations import Counter
 from trainer import ema as ema_module
+from trainer.distributed.ranks import Control
 from trainer.ema import Ema
-from trainer.ranks import Control
+from trainer.optimizers import watched_optimizers
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
-from trainer.watched import watched_optimizers
 
 #: Its first steps are skipped, and some later ones.
 SKIPPING = {"scaler": {"init_scale": 2.0**24, "growth_interval": 5}}

@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Pair
 from trainer.diagnosis.histogram import Histogram
+from trainer.distributed.ranks import Ranks
 from trainer.observers import Observer
-from trainer.policies import ScaleRule
-from trainer.ranks import Ranks
+from trainer.optimizers import StepResult
+from trainer.precision.scale_policies import ScaleRule
 from trainer.schedule import make_schedule, peak_rates
 from trainer.train import make_rig, update_weights
-from trainer.watched import StepResult
 
 CUDA = torch.device("cuda", 0)
 

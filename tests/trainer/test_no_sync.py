@@ -11,14 +11,15 @@ import sys
 import pytest
 import torch
 
-from halfstep.parcel import Parcels
+from halfstep.monitor.async_host_copy import Parcels
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Pair, Regression
 from trainer import train
 from trainer.diagnosis.histogram import Histogram
-from trainer.policies import ScaleRule
-from trainer.ranks import Ranks
+from trainer.distributed.ranks import Ranks
+from trainer.optimizers import WatchedOptimizer
+from trainer.precision.scale_policies import ScaleRule
 from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT
@@ -26,7 +27,6 @@ from trainer.recipes.wgan_gp import WGANGP
 from trainer.schedule import AppliedSchedule, make_schedule, peak_rates
 from trainer.telemetry import Telemetry
 from trainer.train import make_rig, make_scaler, train_step
-from trainer.watched import WatchedOptimizer
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
-from trainer.ranks import Ranks
+from trainer.distributed.ranks import Ranks
 from trainer.train import make_autocast, make_rig, make_scaler, train_step
 
 CPU = torch.device("cpu")

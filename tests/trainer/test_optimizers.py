@@ -8,7 +8,7 @@ from torch import nn
 
 from halfstep.recipe import RecipeError
 from tests.trainer.conftest import Regression, assert_same_bits
-from trainer.watched import check_kind, prepare_momentum
+from trainer.optimizers import check_kind, prepare_momentum
 
 SKIPPING = {"precision": "fp16", "scaler": {"init_scale": 2.0**40}, "training": {"steps": 60}}
 

@@ -16,7 +16,7 @@ from torch import nn
 from halfstep.recipe import Loss, RecipeError
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Regression, assert_same_bits, drawn
-from trainer.checkpoint import CheckpointError
+from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.data.sampler import Sampler
 from trainer.recipes.digits import Digits
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from halfstep.spool import SpoolReader
+from halfstep.telemetry.spool import SpoolReader
 from tests import warm
 from tests.site import until
 from tests.trainer.conftest import assert_same_bits
-from trainer.checkpoint import load
+from trainer.checkpoints.checkpoint import load
+from trainer.distributed.ranks import Control, Request
 from trainer.job import ControlFile
-from trainer.ranks import Control, Request
 
 FAILING = """
 import sys
@@ -250,14 +250,14 @@ def test_two_ranks_train_one_model_and_record_once(tmp_path, precision):
 
 RANK = """
 import sys, torch
-import trainer.ranks
+import trainer.distributed.ranks
 from tests.trainer.conftest import Pair
 from halfstep.run_config import parse_config
-from trainer.ranks import Control, Request, joined
+from trainer.distributed.ranks import Control, Request, joined
 from trainer.recipes.digits import Digits
 from trainer.train import train
 
-trainer.ranks.AGREE_SECONDS = 0  # in every step, which control() counts by its calls
+trainer.distributed.ranks.AGREE_SECONDS = 0  # in every step, which control() counts by its calls
 
 with joined(torch.device("cpu")) as (ranks, device):
     class Kept(Digits):
@@ -348,7 +348,7 @@ import functools, sys, torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from tests.trainer.conftest import Regression
 from halfstep.run_config import parse_config
-from trainer.ranks import joined
+from trainer.distributed.ranks import joined
 from trainer.train import train
 
 torch.compile = functools.partial(torch.compile, backend="eager")  # no code generation
@@ -390,7 +390,7 @@ from torch import nn
 from tests.trainer.conftest import Regression
 from halfstep.run_config import parse_config
 from halfstep.recipe import Loss, RecipeError
-from trainer.ranks import joined
+from trainer.distributed.ranks import joined
 from trainer.train import train
 
 class Partial(Regression):
@@ -489,7 +489,7 @@ import sys, torch
 from pathlib import Path
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
-from trainer.ranks import joined
+from trainer.distributed.ranks import joined
 from trainer.train import train
 
 seen = set()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from halfstep.recipe import Loss, Recipe, RecipeError
-from trainer.ranks import Control, Request
+from trainer.distributed.ranks import Control, Request
 
 
 def with_embedding(make, *, is_sparse=True, factor=1.0):

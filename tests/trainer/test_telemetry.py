@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from halfstep.ring import DRAIN_ROWS, RING_ROWS
+from halfstep.monitor.ring import DRAIN_ROWS, RING_ROWS
 from halfstep.run_settings import Diagnosis, Training
 from tests.trainer.conftest import CPU
+from trainer.optimizers import StepResult, Update, watched_optimizers
 from trainer.telemetry import Telemetry
-from trainer.watched import StepResult, Update, watched_optimizers
 
 
 class SlowEvent:
@@ -64,7 +64,7 @@ def test_rows_arrive_once_in_order_and_whole_however_slow_the_copy(linear, polls
 def test_a_time_without_news_is_short(linear, monkeypatch):
     """Slow steps are handed over by the clock, fast ones by the number."""
     now, received = [0.0], []
-    monkeypatch.setattr("halfstep.ring.clock", lambda: now[0])
+    monkeypatch.setattr("halfstep.monitor.ring.clock", lambda: now[0])
     telemetry = Telemetry(linear, CPU, Training(), Diagnosis(), received.append, [].append, 0.0)
     for step in range(DRAIN_ROWS):
         write(telemetry, step)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.trainer.conftest import Regression
-from trainer.checkpoint import CheckpointError
-from trainer.weight_files import WeightsError
+from trainer.checkpoints.checkpoint import CheckpointError
+from trainer.checkpoints.weight_files import WeightsError
 
 OURS = (
     "app",
@@ -28,7 +28,7 @@ READING = {"load", "loads", "Unpickler", "open"}
 #: From one process of a run to another, by a pipe; and a reader that makes tensors alone.
 KNOWN = {
     ("trainer/data/examples.py", "pickle.loads"),
-    ("trainer/shard_files.py", "pickle.Unpickler"),
+    ("trainer/checkpoints/shard_files.py", "pickle.Unpickler"),
 }
 
 

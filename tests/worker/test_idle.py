@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from db import workers
+from db.queue import workers
 from db.tables import RunNode
 from tests.app.test_looks import noted
 from tests.site import Site, until
@@ -67,7 +67,7 @@ def test_word_that_was_lost_costs_no_more_than_a_beat(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The beat tells that there is a run; where there is no word, a worker looks as ever."""
-    monkeypatch.setattr("db.notifications.tell", lambda *_: None)
+    monkeypatch.setattr("db.alerts.notifications.tell", lambda *_: None)
     monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", 0.02)
     with waiting(site) as worker:
         until(lambda: worker.listener.is_listening or site.url.startswith("sqlite"))

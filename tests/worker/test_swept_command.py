@@ -1,8 +1,8 @@
 """A sweep of a command, below a real worker: its runs are started with what each tries."""
 
-from app import sweeping
-from app.sweeping import SweepSubmission
-from db import sweeps
+from app.sweeps import sweep_submission
+from app.sweeps.sweep_submission import SweepSubmission
+from db.sweeps import sweeps
 from db.tables import Sweep
 from tests.site import Site, until
 
@@ -25,10 +25,10 @@ def test_a_swept_command_comes_to_the_values_that_its_script_logs(site: Site) ->
         }
     )
     with site.database.writing() as session:
-        sweeping.begin(session, site.owner, given)
+        sweep_submission.begin(session, site.owner, given)
 
     def is_over() -> bool:
-        sweeping.look(site.database)
+        sweep_submission.look(site.database)
         with site.database.reading() as session:
             sweep = session.get_one(Sweep, 1)
             return sweeps.tallies(session, [sweep])[1].open == 0

@@ -10,8 +10,10 @@ import pytest
 import torch
 from sqlalchemy import func, literal_column, select, update
 
-from app.summary import summarise
-from db import checkpoints, environments, queue, runs, steering, workers
+from app.runs.summary import summarise
+from db.files import checkpoints
+from db.queue import queue, run_control, workers
+from db.runs import environments, runs
 from db.tables import Request, Run, ScalerEvent, Status
 from tests import warm
 from tests.site import GATED, Site, halfstep, is_running, until
@@ -106,7 +108,7 @@ def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
     recipe.write_text(
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from halfstep.spool import FILE_HEADER, MAGIC, VERSION, frame\n"
+        "from halfstep.telemetry.spool import FILE_HEADER, MAGIC, VERSION, frame\n"
         "from trainer.recipes.digits import Digits\n\n\n"
         "class Spooling(Digits):\n"
         "    name = 'spooling'\n\n"
@@ -228,7 +230,7 @@ def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> No
     with site.worker():
         site.wait_for_step(run_id, 20)
         with site.database.writing() as session:
-            steering.cancel(session, run_id, site.owner)
+            run_control.cancel(session, run_id, site.owner)
         run = site.wait(run_id)
     assert run.status == Status.CANCELLED
     assert run.step == site.count_steps(run_id) < 10**6
@@ -244,10 +246,10 @@ def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
     with site.worker():
         site.wait_for_step(run_id, 1)
         with site.database.writing() as session:
-            steering.request_checkpoint(session, run_id, site.owner)
+            run_control.request_checkpoint(session, run_id, site.owner)
             for _ in range(2):
-                steering.request_scale(session, run_id, site.owner, 1024.0)
-                steering.request_replay(session, run_id, site.owner, 1)
+                run_control.request_scale(session, run_id, site.owner, 1024.0)
+                run_control.request_replay(session, run_id, site.owner, 1)
 
         def pending() -> list[Request]:
             with site.database.reading() as session:
@@ -259,7 +261,7 @@ def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
         assert run.status == Status.RUNNING
         with site.database.writing() as session:
             saved = [file.reason for file in checkpoints.to_resume(session, run)]
-            steering.cancel(session, run_id, site.owner)
+            run_control.cancel(session, run_id, site.owner)
         assert saved == ["request"]
         site.wait(run_id)
 
@@ -312,10 +314,10 @@ def test_a_killed_supervisor_takes_its_training_with_it(site: Site) -> None:
     with site.gated_worker():
         site.wait_for_step(run_id, 10)
         with site.database.writing() as session:
-            steering.pause(session, run_id, site.owner)
+            run_control.pause(session, run_id, site.owner)
         paused = site.wait(run_id, Status.PAUSED)
         with site.database.writing() as session:
-            steering.resume(session, run_id, site.owner)
+            run_control.resume(session, run_id, site.owner)
         site.wait_for_step(run_id, paused.step + 10)
         training = site.training(run_id)
         os.kill(site.supervisor_pid(run_id, attempt=2), signal.SIGKILL)
@@ -422,7 +424,7 @@ def test_a_training_that_is_stuck_is_waited_for_no_longer_than_wanted(
     assert site.run(run_id).status == Status.QUEUED
     with site.worker(**environment):
         until(lambda: site.log(run_id).count("stuck now") == 2)
-        for act in (steering.cancel, steering.kill):
+        for act in (run_control.cancel, run_control.kill):
             with site.database.writing() as session:
                 act(session, run_id, site.owner)
         run = site.wait(run_id)

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
 from halfstep.run_settings import Data
-from trainer.data.crew import ENDING, Crew
 from trainer.data.examples import DataError, Read, taken
 from trainer.data.to_device import OnTheWay, ToDevice
+from trainer.data.worker_pool import ENDING, Crew
 
 LOOK_SECONDS = 0.5  # between looks at whether all workers live
 #: A process that is being killed closes its sockets a while before it is gone, on a busy machine.

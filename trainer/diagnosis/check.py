@@ -25,13 +25,13 @@ from torch.amp.grad_scaler import GradScaler
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
 from halfstep.run_settings import Precision
-from halfstep.spool import SKIPPED, STEP_DTYPE, Event, Steps
-from trainer import kept_recipes
+from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE, Event, Steps
+from trainer import registered_recipes
 from trainer.console import nested
 from trainer.diagnosis.cuda_autocast import cudas_autocast
 from trainer.diagnosis.nondeterminism import Nondeterminism
-from trainer.diagnosis.places import first_line, place
-from trainer.diagnosis.questions import (
+from trainer.diagnosis.op_recorder import HALF, Finding, Witness
+from trainer.diagnosis.recipe_checks import (
     CPU,
     STEPS,
     asked_of_a_resume,
@@ -43,10 +43,10 @@ from trainer.diagnosis.questions import (
     optimizers_of,
     small_config,
 )
+from trainer.diagnosis.source_locations import first_line, place
 from trainer.diagnosis.undefined import undefined_in_fp32
-from trainer.diagnosis.witness import HALF, Finding, Witness
-from trainer.kept_recipes import NotKeptError
-from trainer.logged import LOGGING
+from trainer.logged_values import LOGGING
+from trainer.registered_recipes import NotKeptError
 from trainer.registry import UnknownRecipeError, file_of, load_recipe
 from trainer.train import as_losses, train
 
@@ -109,7 +109,7 @@ def tell(arguments: list[str] | None = None) -> tuple[str, Report]:
 def note(reference: str, report: Report) -> None:
     """Write it down for the page of recipes, where a worker offers the class."""
     if file_of(reference):
-        kept_recipes.note_check(reference, _findings(report))
+        registered_recipes.note_check(reference, _findings(report))
 
 
 def _findings(report: Report) -> list[dict[str, Any]]:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from halfstep.parcel import Parcels
+from halfstep.monitor.async_host_copy import Parcels
 from halfstep.run_config import RunConfig
-from halfstep.spool import Event
-from trainer.module_names import named
+from halfstep.telemetry.spool import Event
 from trainer.observers import Observer
-from trainer.watched import StepResult
+from trainer.optimizers import StepResult
+from trainer.precision.module_names import named
 
 KINDS = ("activation", "weight", "gradient")
 
@@ -84,7 +84,7 @@ class Fp8Ranges(Observer):
             output.register_hook(partial(self._note, layer, "gradient"))  # type: ignore[no-untyped-call]
 
     def _note(self, layer: nn.Module, kind: str, tensor: Tensor) -> None:
-        from trainer.fp8 import ranges  # with torchao
+        from trainer.precision.fp8 import ranges  # with torchao
 
         if not self._hooks or not tensor.numel():
             return

@@ -1,4 +1,4 @@
-"""How far a run's activations and gradients stay within fp16's window; see halfstep.headroom.
+"""Headroom of activations and gradients in fp16; see halfstep.monitor.headroom.
 
 Every so many steps, by a hook that is there in those steps alone. Beside torch.compile there is
 none: a hook that comes and goes would have the network compiled anew each time.
@@ -12,14 +12,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from halfstep import headroom
-from halfstep.headroom import Compiled, headroom_event, looked_at
-from halfstep.parcel import Parcels
+from halfstep.monitor import headroom
+from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.headroom import Compiled, headroom_event, looked_at
 from halfstep.run_config import RunConfig
-from halfstep.spool import Event
-from trainer.module_names import named
+from halfstep.telemetry.spool import Event
 from trainer.observers import Observer
-from trainer.watched import StepResult
+from trainer.optimizers import StepResult
+from trainer.precision.module_names import named
 
 
 class Headroom(Observer):

@@ -1,4 +1,4 @@
-"""Where a run's gradients lie against fp16's window, every so many steps; see halfstep.exponents.
+"""Histograms of gradient exponents at an interval; see halfstep.monitor.exponents.
 
 Counted between unscaling and the clip. In the other steps it costs nothing. Of gradients in shards
 each rank counts its own, and the counts are added up: so none of them may give up alone.
@@ -10,13 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from halfstep.exponents import Exponents
-from halfstep.parcel import Parcels
+from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.exponents import Exponents
 from halfstep.run_settings import Diagnosis
-from halfstep.spool import Event
+from halfstep.telemetry.spool import Event
+from trainer.distributed.shards import group_of, local, sum_
 from trainer.observers import Observer
-from trainer.shards import group_of, local, sum_
-from trainer.watched import StepResult, WatchedOptimizer
+from trainer.optimizers import StepResult, WatchedOptimizer
 
 
 class Histogram(Observer):

@@ -6,9 +6,9 @@ An optimizer none of whose parameters has one is reported after 10 steps, single
 
 from collections.abc import Callable
 
-from halfstep.spool import Event
+from halfstep.telemetry.spool import Event
 from trainer.observers import Observer
-from trainer.watched import WatchedOptimizer
+from trainer.optimizers import WatchedOptimizer
 
 STEPS, STEPS_OF_A_PARAMETER = 10, 100
 NAMES = 50  # of an event, at most

@@ -38,17 +38,17 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.evidence.operations import kind_of
-from halfstep.gradients import count_nonfinite
-from halfstep.ring import RING_ROWS
+from halfstep.monitor.gradients import count_nonfinite
+from halfstep.monitor.ring import RING_ROWS
 from halfstep.run_config import RunConfig
-from halfstep.spool import SKIPPED, Event, Steps
-from trainer.checkpoint import random_state, restore_random_state
+from halfstep.telemetry.spool import SKIPPED, Event, Steps
+from trainer.checkpoints.checkpoint import random_state, restore_random_state
 from trainer.data.batches import Batches
 from trainer.diagnosis.trace import Trace
+from trainer.distributed.ranks import Ranks
 from trainer.observers import Observer
-from trainer.policies import Calibration
-from trainer.ranks import Ranks
-from trainer.watched import StepResult
+from trainer.optimizers import StepResult
+from trainer.precision.scale_policies import Calibration
 
 if TYPE_CHECKING:
     from trainer.train import Rig

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from halfstep.run_config import RunConfig
-from halfstep.spool import Event
+from halfstep.telemetry.spool import Event
 
 MULTIPLE = 8
 #: Up to this size the ends of a network are what the data have them be: colours, classes.

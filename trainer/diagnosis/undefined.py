@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 from halfstep.evidence.origin import Origin
-from halfstep.gradients import module_names
-from halfstep.parcel import Parcels
+from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.gradients import module_names
 from halfstep.recipe import Recipe
-from halfstep.spool import NONFINITE_LOSS, Event, Steps
+from halfstep.telemetry.spool import NONFINITE_LOSS, Event, Steps
 from trainer.data.sources import drawn
-from trainer.diagnosis.questions import CPU, small_config
-from trainer.diagnosis.witness import Finding
+from trainer.diagnosis.op_recorder import Finding
+from trainer.diagnosis.recipe_checks import CPU, small_config
 from trainer.repeatability import seed_everything
-from trainer.setting_up import make_recipe
+from trainer.setup import make_recipe
 from trainer.train import as_losses, make_autocast, make_scaler
 
 ADVICE = (

@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from halfstep.flops import count_flops
+from halfstep.monitor.flops import count_flops
 from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig, data_path
 from trainer.recipes.corpus import Piece, read_pieces
 from trainer.recipes.language_models import (

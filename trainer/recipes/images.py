@@ -27,7 +27,7 @@ from torch.utils.data import default_collate
 from torchvision import models
 from torchvision.transforms import v2
 
-from halfstep.flops import count_flops
+from halfstep.monitor.flops import count_flops
 from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig, data_path
 from trainer.recipes.class_folders import LabelledImages, find
 from trainer.recipes.digit_files import digit_folder

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from halfstep.flops import count_flops
+from halfstep.monitor.flops import count_flops
 from halfstep.recipe import Loss, Recipe, RecipeConfig, RunConfig
 
 

@@ -9,7 +9,7 @@ test('numbers are as formats.py says them', () => {
 })
 
 test('a size is in the unit that fits, and never in a power of ten', () => {
-  // tests/app/test_formats.py has the same cases.
+  // tests/app/html/test_formats.py has the same cases.
   const sizes = [[0, '0 B'], [999, '999 B'], [1000, '1 kB'], [999_999, '1000 kB'], [10 ** 6, '1 MB'], [2_512_345_678, '2.51 GB'], [10 ** 15, '1,000 TB'], [123 * 10 ** 15, '123,000 TB']]
   for (const [bytes, text] of sizes) assert.equal(size(bytes), text)
 })

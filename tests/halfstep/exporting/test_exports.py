@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from halfstep import Client, commands
+from halfstep import Client
+from halfstep.cli import commands
 from halfstep.importing import mlflow, tensorboard
 from halfstep.importing.source import Found, Point
-from tests.halfstep.test_series import STEPS
+from tests.halfstep.api_client.test_series import STEPS
 
 NAMES = {"loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "skipped"}
 

@@ -24,14 +24,14 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from halfstep import commands
+from halfstep.cli import commands
 from halfstep.importing import media, wandb
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Media
-from halfstep.logged import Histogram, as_file
-from halfstep.run_folder import read_run
-from halfstep.spool import SKIPPED
-from tests.halfstep.watch_made import Written
+from halfstep.session.logged_values import Histogram, as_file
+from halfstep.telemetry.run_folder import read_run
+from halfstep.telemetry.spool import SKIPPED
+from tests.halfstep.monitor.watch_made import Written
 
 RECORDED = Path(__file__).parents[1] / "imported"
 MOMENT = 1_700_000_000.0

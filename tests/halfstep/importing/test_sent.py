@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from db import accounts
+from db.access import accounts
 from db.database import Database
 from db.tables import Artifact, Metric, Run, Status, Step, User
-from halfstep import commands
+from halfstep.cli import commands
 from tests.halfstep.importing.test_imports import RECORDED, event_file, scalar
 
 

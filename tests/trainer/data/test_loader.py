@@ -19,10 +19,10 @@ from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, parse_config
 from tests.reading import EXAMPLES, Noisy, Reading
 from tests.trainer.conftest import CPU, Regression, assert_same_bits
-from trainer.data.crew import Crew
 from trainer.data.examples import DataError
 from trainer.data.to_device import ToDevice
-from trainer.setting_up import make_recipe
+from trainer.data.worker_pool import Crew
+from trainer.setup import make_recipe
 
 STEPS = 11
 
@@ -293,7 +293,7 @@ def test_workers_that_are_stuck_end_with_the_training(run_loop, monkeypatch, tmp
 
 def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch):
     """One is told of only when another has heard, and stacks are cut that are very deep."""
-    monkeypatch.setattr("trainer.data.crew.STACK_SECONDS", 600.0)
+    monkeypatch.setattr("trainer.data.worker_pool.STACK_SECONDS", 600.0)
     fork = multiprocessing.get_context("fork")
     crew, ready = Crew(2), fork.Barrier(3)
 

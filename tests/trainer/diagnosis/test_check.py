@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.diagnosis import questions
+from trainer.diagnosis import recipe_checks
 from trainer.diagnosis.check import main
 from trainer.recipes import gpt
 
@@ -608,7 +608,7 @@ def test_a_shape_that_the_values_decide_is_a_wait(tmp_path, capsys):
 
 def test_a_compiler_under_a_path_with_a_space_is_named(tmp_path, capsys, monkeypatch):
     """torch hands such a path to the linker in two pieces, whose message nobody understands."""
-    monkeypatch.setattr(questions, "TORCH_LIB_PATH", "/home/a b/torch/lib")
+    monkeypatch.setattr(recipe_checks, "TORCH_LIB_PATH", "/home/a b/torch/lib")
     code, text = checked(tmp_path, capsys, arguments=["--set", "training.compile=true"])
     assert code == 1
     assert "-L/home/a b/torch/lib unquoted, and the path has a space" in text

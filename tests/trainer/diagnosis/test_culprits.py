@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from tests.trainer.conftest import Pair
-from trainer import watched
+from trainer import optimizers
+from trainer.optimizers import watched_optimizers
 from trainer.recipes.digits import Digits
 from trainer.telemetry import Telemetry
-from trainer.watched import watched_optimizers
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -17,7 +17,7 @@ def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, 
     The clip, which makes every gradient NaN if one is, comes later: counting after it is caught.
     """
     truth = []
-    original = watched.WatchedOptimizer.count_nonfinite
+    original = optimizers.WatchedOptimizer.count_nonfinite
 
     def observed(self, *args):
         counts = [
@@ -29,7 +29,7 @@ def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, 
             truth.append(counts)
         return original(self, *args)
 
-    monkeypatch.setattr(watched.WatchedOptimizer, "count_nonfinite", observed)
+    monkeypatch.setattr(optimizers.WatchedOptimizer, "count_nonfinite", observed)
     values = {
         "training": {"steps": 60, "fused": fused, "max_grad_norm": 0.1},
         "scaler": {"init_scale": 2.0**22, "growth_interval": 5},
@@ -63,7 +63,7 @@ def test_without_counts_the_norms_name_the_same_culprits(run_loop, monkeypatch, 
     """As on a GPU, where counting would make the host wait: the names alone, from the norms."""
     values = {"training": {"steps": 60}, "scaler": {"init_scale": 2.0**22, "growth_interval": 5}}
     counted = run_loop(recipe, values).of("scaler", kind="skip")
-    monkeypatch.setattr(watched.WatchedOptimizer, "count_nonfinite", lambda *_: None)
+    monkeypatch.setattr(optimizers.WatchedOptimizer, "count_nonfinite", lambda *_: None)
     original = Telemetry.__init__
 
     def without_host_memory(self, *args):

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from halfstep.exponents import BIAS, BINS, describe
+from halfstep.monitor.exponents import BIAS, BINS, describe
 from halfstep.run_settings import Diagnosis
 from tests.trainer.conftest import CPU, Regression
 from trainer.diagnosis.histogram import Histogram
+from trainer.optimizers import StepResult, watched_optimizers
 from trainer.recipes.digits import Digits
-from trainer.watched import StepResult, watched_optimizers
 
 
 def histogram_of(gradient, scale=1.0):
@@ -44,7 +44,7 @@ def test_large_gradients_are_counted_in_chunks(monkeypatch):
     """Splitting a gradient changes no count."""
     gradient = torch.randn(30, 7)
     whole = histogram_of(gradient)
-    monkeypatch.setattr("halfstep.exponents.CHUNK", 16)
+    monkeypatch.setattr("halfstep.monitor.exponents.CHUNK", 16)
     assert histogram_of(gradient) == whole
 
 

@@ -5,16 +5,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from halfstep import ring
+from halfstep.monitor import ring
 from halfstep.recipe import Loss
-from halfstep.spool import json_safe
+from halfstep.telemetry.spool import json_safe
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer.data.batches import fingerprint
 from trainer.data.sampler import Sampler
 from trainer.data.sources import make_sources
 from trainer.diagnosis.replay import Replay
-from trainer.policies import CALIBRATED_AFTER
-from trainer.ranks import Control, Request
+from trainer.distributed.ranks import Control, Request
+from trainer.precision.scale_policies import CALIBRATED_AFTER
 from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT

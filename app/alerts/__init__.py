@@ -1,0 +1,1 @@
+"""Alerts: rules, channels and their delivery."""

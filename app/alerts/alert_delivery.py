@@ -1,0 +1,66 @@
+"""Try the deliveries that are due, and write down what became of each."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from threading import Event
+
+from app.alerts.alert_senders import deliver
+from db.access import secrets
+from db.alerts import channels, deliveries
+from db.alerts.deliveries import Outcome, Taken
+from db.database import Database
+from db.settings import Settings
+from db.tables import Channel, Delivery
+
+logger = logging.getLogger(__name__)
+
+PRUNE_SECONDS = 3600.0
+
+
+class Deliverer:
+    """What a server that stops has taken is tried again by the next."""
+
+    def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
+        self._settings, self._database = settings, database
+        self._stopping = stopping
+        self._pruned_at = -PRUNE_SECONDS
+
+    def look(self) -> None:
+        """Try what is due once; a few at a time, and each for itself."""
+        if time.monotonic() - self._pruned_at > PRUNE_SECONDS:
+            self._pruned_at = time.monotonic()
+            with self._database.writing() as session:
+                deliveries.prune(session)
+        while not self._stopping.is_set():
+            with self._database.reading() as session:
+                if not deliveries.is_any_due(session):
+                    return
+            with self._database.writing() as session:
+                taken = deliveries.take(session)
+            if not taken:  # another server was faster
+                return
+            outcomes = asyncio.run(self._attempt(taken))
+            with self._database.writing() as session:
+                for (row, _channel, _is_visible), outcome in zip(taken, outcomes, strict=True):
+                    deliveries.note(session, row.id, row.attempts, outcome)
+
+    async def _attempt(self, taken: Sequence[Taken]) -> list[Outcome]:
+        return await asyncio.gather(*(self._one(*each) for each in taken))
+
+    async def _one(self, row: Delivery, channel: Channel, is_visible: bool) -> Outcome:
+        if not is_visible:
+            return Outcome(False, "not sent: you no longer see this run", is_final=True)
+        if not channel.is_on and row.notice_id is not None:
+            return Outcome(False, "not sent: the channel was switched off", is_final=True)
+        try:
+            reach = channels.reach(self._settings.secrets_key, channel)
+        except secrets.Unreadable as error:
+            logger.warning("delivery %d: %s", row.id, error)
+            return Outcome(False, "not sent: the server cannot decrypt the channel's address")
+        try:
+            return await deliver(self._settings, reach, row.id, row.body)
+        except Exception:  # of this delivery: all others go on
+            logger.exception("delivery %d failed", row.id)
+            return Outcome(False, "the server failed at this; what it says of it is in its log")

@@ -1,0 +1,274 @@
+"""Be told: notices, rules, channels and deliveries."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from app.alerts import smtp
+from app.auth.audit import audited, unaudited
+from app.auth.authentication import AdmittedEarly, SignedIn, Visitor
+from app.auth.permissions import ACCOUNT, requires
+from app.dependencies import Db, Posted, TheSettings
+from app.html.flash import back_to
+from app.html.rendering import page
+from app.http.parameters import RowId, RunId, Text, as_run_id
+from app.http.url_policy import forbidden
+from db.alerts import channels, deliveries, notices, rules
+from db.alerts.alert_conditions import CONDITIONS
+from db.errors import Invalid
+from db.settings import Settings
+
+router = APIRouter()
+
+ROWS_SHOWN = 50
+#: What the forms hold at first; channels: those that are ticked, None for all that are on.
+RULE: dict[str, Any] = {
+    **{"scope": rules.MINE, "condition": "", "value": "", "metric": ""},
+    **{"run_id": "", "project": "", "channels": None},
+}
+CHANNEL = {"kind": channels.WEBHOOK, "name": ""}
+
+
+@dataclass
+class Entered:
+    """What the page shows beside the rows: what was typed, what is wrong with it, a new secret."""
+
+    rule: dict[str, Any] = field(default_factory=RULE.copy)
+    channel: dict[str, Any] = field(default_factory=CHANNEL.copy)
+    errors: dict[str, str] = field(default_factory=dict)
+    secret: str = ""
+
+
+@router.get("/alerts")
+@requires(ACCOUNT)
+def show_alerts(
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    run: Text = "",
+    after: Text = "",
+    deliveries_after: Text = "",
+) -> HTMLResponse:
+    """Show them. run: of which the form of a new rule speaks at first."""
+    entered = Entered(rule=RULE | ({"scope": rules.RUN, "run_id": run} if run else {}))
+    return _alerts(request, session, settings, visitor, entered, after, deliveries_after)
+
+
+@router.post("/alerts/rules")
+@requires(ACCOUNT)
+@audited("condition", "scope", "run_id")
+def make_rule(
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    condition: Annotated[Text, Form()] = "",
+    scope: Annotated[Text, Form()] = "",
+    value: Annotated[Text, Form()] = "",
+    metric: Annotated[Text, Form()] = "",
+    run_id: Annotated[Text, Form()] = "",
+    project: Annotated[Text, Form()] = "",
+    channel: Annotated[list[RowId] | None, Form()] = None,
+) -> Response:
+    """Make a rule out of the form."""
+    typed: dict[str, Any] = {"condition": condition, "scope": scope}
+    typed |= {"metric": metric, "project": project}
+    try:
+        rules.make(
+            session,
+            visitor.user,
+            **typed,
+            value=_number(condition, value.strip()),
+            run_id=as_run_id("run_id", run_id.strip()) if scope == rules.RUN else None,
+            channel_ids=channel or [],
+        )
+    except Invalid as error:
+        typed |= {"value": value, "run_id": run_id}
+        entered = Entered(rule={**typed, "channels": channel or []}, errors=error.errors)
+        return _alerts(request, session, settings, visitor, entered)
+    return back_to(request, "/alerts#rules", "The rule is added.")
+
+
+@router.post("/runs/{run_id}/alerts")
+@requires(ACCOUNT)
+def make_rule_of_run(
+    request: Request,
+    run_id: RunId,
+    session: Db,
+    visitor: SignedIn,
+    condition: Annotated[Text, Form()] = "",
+) -> RedirectResponse:
+    """Make one of a run, in a browser without JavaScript."""
+    rules.make(session, visitor.user, condition=condition, scope=rules.RUN, run_id=run_id)
+    return back_to(request, "/alerts#rules", "The rule is added.")
+
+
+@router.post("/alerts/rules/{rule_id}/switch")
+@requires(ACCOUNT)
+def switch_rule(
+    request: Request,
+    rule_id: RowId,
+    session: Db,
+    visitor: SignedIn,
+    on: Annotated[Text, Form()] = "",
+) -> RedirectResponse:
+    """Switch one on or off."""
+    rules.switch(session, visitor.user, rule_id, is_on=bool(on))
+    return back_to(
+        request, "/alerts#rules", "The rule is switched on." if on else "The rule is switched off."
+    )
+
+
+@router.post("/alerts/rules/{rule_id}/deletion")
+@requires(ACCOUNT)
+def delete_rule(
+    request: Request, rule_id: RowId, session: Db, visitor: SignedIn
+) -> RedirectResponse:
+    """Delete one."""
+    rules.delete(session, visitor.user, rule_id)
+    return back_to(request, "/alerts#rules", "The rule is deleted.")
+
+
+@router.post("/alerts/notices/reading")
+@unaudited
+@requires(ACCOUNT)
+def read_notices(
+    session: Db, visitor: SignedIn, up_to: Annotated[RowId, Form()]
+) -> RedirectResponse:
+    """Note that all up to one is read."""
+    notices.read(session, visitor.user, up_to)
+    return RedirectResponse("/alerts", status_code=303)
+
+
+@router.get("/alerts/channels")
+@requires(ACCOUNT)
+def lead_back(_visitor: SignedIn) -> RedirectResponse:
+    """Lead who opens the address of the page with a new channel's secret to where channels are."""
+    return RedirectResponse("/alerts#channels", status_code=303)
+
+
+async def _forbidden(posted: Posted, settings: TheSettings, _user: AdmittedEarly) -> str:
+    address = str(posted.get("address", "")).strip()
+    return await forbidden(address, private=settings.alerts_private)
+
+
+#: Comes before the session: no transaction waits for a name server.
+ForbiddenAddress = Annotated[str, Depends(_forbidden)]
+
+
+@router.post("/alerts/channels")
+@requires(ACCOUNT)
+def make_channel(
+    request: Request,
+    forbidden: ForbiddenAddress,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    kind: Annotated[Text, Form()] = "",
+    name: Annotated[Text, Form()] = "",
+    address: Annotated[str, Form()] = "",
+) -> Response:
+    """Make a channel; a webhook's secret is shown this once."""
+    typed = {"kind": kind, "name": name}
+    try:
+        key_file = settings.secrets_key
+        given = {**typed, "address": address, "forbidden": forbidden}
+        _row, secret = channels.make(session, key_file, visitor.user, **given)
+    except Invalid as error:
+        # The address may be a secret: it is typed again.
+        entered = Entered(channel=typed, errors=error.errors)
+        return _alerts(request, session, settings, visitor, entered)
+    if secret:
+        return _alerts(request, session, settings, visitor, Entered(secret=secret))
+    return back_to(request, "/alerts#channels", "The channel is added.")
+
+
+@router.post("/alerts/channels/{channel_id}/switch")
+@requires(ACCOUNT)
+def switch_channel(
+    request: Request,
+    channel_id: RowId,
+    session: Db,
+    visitor: SignedIn,
+    on: Annotated[Text, Form()] = "",
+) -> RedirectResponse:
+    """Switch one on or off."""
+    channels.switch(session, visitor.user, channel_id, is_on=bool(on))
+    return back_to(
+        request,
+        "/alerts#channels",
+        "The channel is switched on." if on else "The channel is switched off.",
+    )
+
+
+@router.post("/alerts/channels/{channel_id}/deletion")
+@requires(ACCOUNT)
+def delete_channel(
+    request: Request, channel_id: RowId, session: Db, visitor: SignedIn
+) -> RedirectResponse:
+    """Delete one."""
+    channels.delete(session, visitor.user, channel_id)
+    return back_to(request, "/alerts#channels", "The channel is deleted.")
+
+
+@router.post("/alerts/channels/{channel_id}/tests")
+@requires(ACCOUNT)
+def test_channel(
+    request: Request, channel_id: RowId, session: Db, settings: TheSettings, visitor: SignedIn
+) -> RedirectResponse:
+    """Send a test."""
+    deliveries.test(session, visitor.user, channel_id, settings.address)
+    return back_to(request, "/alerts#deliveries", "A test is on its way.")
+
+
+def _number(condition: str, text: str) -> float | None:
+    """Read the value; of a condition that has none the field is hidden, whatever it holds."""
+    if not text or condition not in CONDITIONS or not CONDITIONS[condition].value:
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise Invalid({"value": f"{text[:100]!r} is not allowed; allowed: a number"}) from error
+
+
+def _alerts(
+    request: Request,
+    session: Session,
+    settings: Settings,
+    visitor: Visitor,
+    entered: Entered,
+    after: str = "",
+    deliveries_after: str = "",
+) -> HTMLResponse:
+    user = visitor.user
+    told = notices.listed(session, user, after=after, limit=ROWS_SHOWN)
+    sent = deliveries.listed(session, user, after=deliveries_after, limit=ROWS_SHOWN)
+    mine = channels.listed(session, user)
+    return page(
+        request,
+        "alerts.html",
+        visitor=visitor,
+        status_code=422 if entered.errors else 200,
+        notices=[row for (row,) in told.rows],
+        older=told.next,
+        unread=notices.unread(session, user),
+        rules=[(row, rules.describe(row)) for row in rules.rules(session, user)],
+        channels=mine,
+        names={channel.id: channel.name for channel in mine},
+        deliveries=sent.rows,
+        older_deliveries=sent.next,
+        conditions=CONDITIONS,
+        sends_mail=_sends_mail(settings),
+        entered=entered,
+    )
+
+
+def _sends_mail(settings: Settings) -> bool:
+    try:
+        return smtp.smtp_server(settings) is not None
+    except Invalid:
+        return False

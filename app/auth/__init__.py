@@ -1,0 +1,1 @@
+"""Sign-in, permissions, tokens, users, secrets and the audit log."""

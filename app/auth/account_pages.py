@@ -1,0 +1,157 @@
+"""Your password and API tokens."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from app.auth import audit, permissions
+from app.auth.audit import audited
+from app.auth.authentication import AtBrowser, SignedIn, Visitor, sign_in
+from app.auth.login_throttling import client_of
+from app.auth.permissions import ACCOUNT, requires
+from app.dependencies import Db, Hashing
+from app.html.rendering import page
+from app.http.parameters import RowId, Text
+from db.access import accounts, login_attempts, projects
+from db.errors import Invalid
+from db.tables import FULL, LARGEST_ID, SignInSession, User
+
+router = APIRouter(prefix="/account")
+
+#: Of a token, that it opens every project: no project is called so.
+ANY = "*"
+KINDS = {
+    "full": "do all that I may",
+    **permissions.KINDS,
+    "write": "send watched runs",
+    "run": "send one watched run",
+}
+
+
+@router.get("")
+@requires(ACCOUNT)
+def show_account(
+    request: Request, session: Db, visitor: SignedIn, at_browser: AtBrowser, changed: Text = ""
+) -> HTMLResponse:
+    """Show them. changed: "password", if it has just been."""
+    return _account(request, session, visitor, at_browser, changed=changed)
+
+
+@router.post("/password")
+@requires(ACCOUNT)
+def set_password(
+    request: Request,
+    _hashing: Hashing,
+    session: Db,
+    visitor: SignedIn,
+    at_browser: AtBrowser,
+    password: Annotated[str, Form()] = "",
+    current: Annotated[str, Form()] = "",
+) -> Response:
+    """Set a password; every other browser, token and link of the user's is of no more use.
+
+    A browser that somebody left open does not suffice: the current password is asked for, unless a
+    link has just let this browser in.
+    """
+    user = session.get_one(User, visitor.user.id)
+    try:
+        if not accounts.came_by_fresh_link(session, at_browser):
+            client = client_of(request, user.name)
+            login_attempts.take(session, **client)
+            accounts.check_current_password(user, current)
+            login_attempts.release(session, **client)
+        accounts.set_password(session, user, password)
+    except Invalid as error:
+        return _account(request, session, visitor, at_browser, errors=error.errors)
+    response = RedirectResponse("/account?changed=password", status_code=303)
+    sign_in(request, response, session, user)
+    return response
+
+
+@router.post("/tokens")
+@requires(ACCOUNT)
+@audited("name", "kind", "project", "run_id", "days")
+def make_token(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    at_browser: AtBrowser,
+    name: Annotated[Text, Form()] = "",
+    kind: Annotated[Text, Form()] = FULL,
+    project: Annotated[Text, Form()] = ANY,
+    run_id: Annotated[Text, Form()] = "",
+    days: Annotated[Text, Form()] = str(accounts.TOKEN_DAYS),
+) -> HTMLResponse:
+    """Make a token and show it, this once."""
+    try:
+        token, _row = accounts.make_api_token(
+            session,
+            visitor.user,
+            name,
+            kind,
+            project=None if project == ANY else project,
+            run_id=_number("run_id", run_id, LARGEST_ID),
+            days=_number("days", days, accounts.MOST_TOKEN_DAYS),
+        )
+    except Invalid as error:
+        return _account(request, session, visitor, at_browser, errors=error.errors)
+    return _account(request, session, visitor, at_browser, token=token)
+
+
+@router.post("/tokens/{token_id}/revocation")
+@requires(ACCOUNT)
+def revoke_token(
+    token_id: RowId, session: Db, visitor: SignedIn, _at_browser: AtBrowser
+) -> RedirectResponse:
+    """Revoke a token."""
+    name = accounts.delete_api_token(session, visitor.user, token_id)
+    audit.tell(session, f"name {name}" if name else "")
+    return RedirectResponse("/account", status_code=303)
+
+
+def _number(field: str, text: str, most: int) -> int | None:
+    if not text.strip():
+        return None
+    if not text.strip().isdecimal() or not 1 <= int(text[:100]) <= most:
+        allowed = f"1 to {most}, or nothing"
+        raise Invalid({field: f"{text[:100]!r} is not allowed; allowed: {allowed}"})
+    return int(text)
+
+
+@router.post("/sign-ins/deletion")
+@requires(ACCOUNT)
+def end_sign_ins(session: Db, visitor: SignedIn, at_browser: AtBrowser) -> RedirectResponse:
+    """Sign one's other browsers out."""
+    accounts.end_sign_ins(session, visitor.user, but=at_browser)
+    return RedirectResponse("/account", status_code=303)
+
+
+def _account(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    at_browser: SignInSession,
+    *,
+    changed: str = "",
+    token: str = "",
+    errors: dict[str, str] | None = None,
+) -> HTMLResponse:
+    return page(
+        request,
+        "account.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        asks_current=not accounts.came_by_fresh_link(session, at_browser),
+        tokens=accounts.api_tokens(session, visitor.user),
+        kinds=KINDS,
+        projects=[each.name for each in projects.listed(session, visitor.standing.projects)],
+        days=accounts.TOKEN_DAYS,
+        sign_ins=accounts.sign_ins(session, visitor.user),
+        this=at_browser.token_hash,
+        changed=changed,
+        token=token,
+        roles=projects.memberships(session, visitor.user),
+        errors=errors or {},
+    )

@@ -1,0 +1,66 @@
+"""Who changed what, when and from where. For operators."""
+
+from datetime import date
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from app.auth.audit_api import conditions
+from app.auth.authentication import SignedIn
+from app.auth.permissions import OPERATE, requires
+from app.dependencies import Db
+from app.html.rendering import page
+from app.http.parameters import Text, as_run_id
+from db.access import audit
+from db.errors import Invalid
+from db.paging import Page
+
+router = APIRouter()
+
+
+@router.get("/deeds")
+@requires(OPERATE)
+def show_deeds(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    run: Annotated[Text, Query()] = "",
+    user: Text = "",
+    since: Annotated[Text, Query()] = "",
+    after: Text = "",
+) -> HTMLResponse:
+    """Show a page of them, newest first. run, user, since: as the API has them; a form sends empty
+    ones too.
+    """
+    wanted: dict[str, Any] = {"run": run.strip(), "user": user.strip(), "since": since.strip()}
+    found, errors = Page([], 0, None), dict[str, str]()
+    try:
+        chosen = conditions(session, _run(run), user, _day(since))
+        found = audit.listed(session, **chosen, after=after, limit=100)
+    except Invalid as error:
+        errors = error.errors
+    code = 422 if errors else 200
+    return page(
+        request,
+        "deeds.html",
+        visitor=visitor,
+        status_code=code,
+        found=found,
+        errors=errors,
+        **wanted,
+    )
+
+
+def _run(text: str) -> int | None:
+    return as_run_id("run", text.strip()) if text.strip() else None
+
+
+def _day(text: str) -> date | None:
+    if not text.strip():
+        return None
+    try:
+        return date.fromisoformat(text.strip())
+    except ValueError as error:
+        message = f"{text[:100]!r} is not allowed; allowed: a day, as 2026-11-22"
+        raise Invalid({"since": message}) from error

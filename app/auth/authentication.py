@@ -1,0 +1,386 @@
+"""Who is asking: a browser by its session cookie, a script by its API token.
+
+A browser sends its cookie with requests that other sites make it send, so a change that comes with
+a cookie must also bring the session's CSRF token. A script's token is sent on purpose only.
+"""
+
+import hmac
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import BackgroundTasks, Depends, Request, Response
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from app.auth import audit
+from app.auth.permissions import access_of, admit
+from app.dependencies import SAFE_METHODS, Db, Posted
+from app.http.active_requests import InFlight, flight_of
+from app.http.parameters import check_known
+from db.access import accounts, permissions
+from db.access.permissions import Right, Standing
+from db.database import Database
+from db.errors import HalfstepError
+from db.settings import Settings
+from db.tables import FULL, LARGEST_ID, ONE_RUN, SENDING, Run, SignInSession, User
+
+logger = logging.getLogger(__name__)
+
+
+class SignInNeeded(HalfstepError):
+    """Sign in first, or send an API token as "Authorization: Bearer ..."."""
+
+
+class UnknownToken(SignInNeeded):
+    """The token is unknown or has expired. Make another one on the account page."""
+
+    code = "sign_in_needed"
+
+
+class Forgery(HalfstepError):
+    """This request did not come from a page of this server. Reload the page and try again."""
+
+
+class NotForScripts(HalfstepError):
+    """An API token does not open the account, nor make tokens: sign in with a browser."""
+
+
+class NotForSending(HalfstepError):
+    """This token may not send this run: by its kind, its project or its run. Make another one."""
+
+
+class NoPasswords(HalfstepError):
+    """This server takes no passwords: sign in by its provider of identities, or a link."""
+
+
+class WriteOnly(HalfstepError):
+    """This token may send what is watched and nothing else: make another on the account page."""
+
+
+class LinkNeeded(HalfstepError):
+    """This read-only link has ended, or this browser has not opened it yet. Open it again, or ask
+    for a new one."""
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Somebody who is signed in: by sign_in, or, a script, by a token."""
+
+    user: User
+    standing: Standing
+    sign_in: SignInSession | None = None
+
+    @property
+    def anywhere(self) -> str:
+        """What they may do in any project at all, for pages to offer no more."""
+        return " ".join(sorted(each for each in Right if self.standing.may_somewhere(each)))
+
+    def rights(self, run: Run) -> set[str]:
+        """What they may do to a run, for its page to offer no more."""
+        may = self.standing.may
+        return {str(right) for right in Right if may(right, run.project, run.owner_id)}
+
+    def destinations(self, projects: Iterable[str]) -> list[str]:
+        """The projects of these that they may move runs into, if they may out of more than one."""
+        found = sorted(name for name in projects if self.standing.may(Right.MOVE, name))
+        return found if len(found) > 1 else []
+
+    @property
+    def csrf_token(self) -> str:
+        """What a browser's changes must carry; a script's need not."""
+        return self.sign_in.csrf_token if self.sign_in else ""
+
+
+def _signed_in(
+    request: Request,
+    session: Db,
+    posted: Posted,
+    detail: audit.Detail,
+    background: BackgroundTasks,
+) -> Visitor:
+    token = _token(request)
+    if token is not None:
+        known = _full_token(session, token)
+        if not known.is_noted and request.method not in SAFE_METHODS:
+            accounts.note_use(session, token)
+        elif not known.is_noted:
+            _note_later(request, token, background)
+        visitor = _admitted(request, session, token, known)
+        return _noted(request, session, visitor, detail, known.name)
+    visitor = _by_cookie(request, session, str(posted.get("csrf_token", "")))
+    return _noted(request, session, visitor, detail)
+
+
+def _full_token(session: Session, token: str) -> accounts.KnownToken:
+    known = accounts.find_api_token(session, token)
+    if known is None:
+        raise UnknownToken
+    if known.kind in SENDING:
+        raise WriteOnly
+    return known
+
+
+def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Visitor:
+    secret = request.cookies.get(cookie_of(request), "")
+    found = accounts.find_session(session, secret)
+    if found is None:
+        raise SignInNeeded
+    if request.method not in SAFE_METHODS:
+        sent = request.headers.get("x-csrf-token") or posted_token
+        if not hmac.compare_digest(sent.encode(), found.sign_in.csrf_token.encode()):
+            raise Forgery
+    return _admitted(request, session, secret, found)
+
+
+def _admitted(
+    request: Request,
+    session: Session,
+    secret: str,
+    known: accounts.KnownSession | accounts.KnownToken,
+) -> Visitor:
+    """Let somebody in as far as they may, who sees no more than that from here on, and no longer
+    than the secret that they came with lets them in.
+    """
+    if isinstance(known, accounts.KnownToken):
+        sign_in, kind, only = None, known.kind, known.project
+    else:
+        sign_in, kind, only = known.sign_in, FULL, None
+    permissions.limit(session, known.standing)
+    admit(request, session, known.user, known.standing, kind, only)
+    check_known(request)
+    in_flight: InFlight = request.app.state.in_flight
+    lasts = access_of(request.scope["endpoint"]).lasts
+    in_flight.admit(flight_of(request), known.standing, secret, lasts, _run_id(request))
+    return Visitor(known.user, known.standing, sign_in)
+
+
+def _noted(
+    request: Request, session: Session, visitor: Visitor, detail: str, token: str | None = None
+) -> Visitor:
+    """Write down what is changed, with the change."""
+    if request.method not in SAFE_METHODS:
+        audit.note(session, visitor.user, request, token, detail)
+    return visitor
+
+
+async def _sender(request: Request, background: BackgroundTasks) -> User:
+    """Tell who sends a watched run, before a byte of it is read and with nothing held meanwhile."""
+    token, database = _token(request), request.app.state.database
+    if token is None:
+        raise SignInNeeded
+    async with request.app.state.turns:
+        known = await run_in_threadpool(_known, database, token)
+        if known is None:
+            raise UnknownToken
+        if known.project is not None or known.run_id is not None:
+            await run_in_threadpool(_check_run, database, request, known)
+    if known.kind not in (FULL, *SENDING):
+        raise NotForSending
+    request.state.known, request.state.token = known, known.name
+    if not known.is_noted:
+        _note_later(request, token, background)
+    return known.user
+
+
+def _check_run(database: Database, request: Request, known: accounts.KnownToken) -> None:
+    """See that a token of one project, or of one run, sends no other run. Raises NotForSending."""
+    run_id = _run_id(request)
+    if run_id is not None:
+        with database.glancing() as session:
+            project = session.scalar(select(Run.project).where(Run.id == run_id))
+        check_may_send(known, run_id, project)
+
+
+def _run_id(request: Request) -> int | None:
+    """Return the run that the address names, if it can be one."""
+    text = str(request.path_params.get("run_id", ""))
+    is_id = text.isdecimal() and len(text) <= len(str(LARGEST_ID)) and int(text) <= LARGEST_ID
+    return int(text) if is_id else None
+
+
+def check_may_send(known: accounts.KnownToken, run_id: int | None, project: str | None) -> None:
+    """See that a token may send a run. run_id: None of one that is not there yet. Raises
+    NotForSending.
+    """
+    is_its_run = known.kind != ONE_RUN or known.run_id == run_id
+    if not is_its_run or known.project not in (None, project):
+        raise NotForSending
+
+
+def _known(database: Database, token: str) -> accounts.KnownToken | None:
+    with database.glancing() as session:
+        return accounts.find_api_token(session, token)
+
+
+#: Who sends a watched run, with a token of either kind.
+Sender = Annotated[User, Depends(_sender)]
+
+
+async def _uploader(request: Request, background: BackgroundTasks) -> User:
+    """Tell who uploads a file, before a byte of it is read and with nothing held meanwhile."""
+    token, database = _token(request), request.app.state.database
+    async with request.app.state.turns:
+        user, is_noted = await run_in_threadpool(_whose_upload, request, database, token)
+    if token is not None and not is_noted:
+        _note_later(request, token, background)
+    return user
+
+
+def _whose_upload(
+    request: Request, database: Database, token: str | None, posted_token: str = ""
+) -> tuple[User, bool]:
+    with database.reading() as session:
+        if token is None:
+            return _by_cookie(request, session, posted_token).user, True
+        known = _full_token(session, token)
+        request.state.token, request.state.token_project = known.name, known.project
+        visitor = _admitted(request, session, token, known)
+        return visitor.user, known.is_noted
+
+
+#: Who uploads weights: a browser, or a script with a token that submits.
+Uploader = Annotated[User, Depends(_uploader)]
+
+
+async def _admitted_early(request: Request, posted: Posted) -> User:
+    """Admit a request before its own session opens, for a check that waits for the network."""
+    token, database = _token(request), request.app.state.database
+    posted_token = str(posted.get("csrf_token", ""))
+    async with request.app.state.turns:
+        user, _is_noted = await run_in_threadpool(
+            _whose_upload, request, database, token, posted_token
+        )
+    return user
+
+
+AdmittedEarly = Annotated[User, Depends(_admitted_early)]
+
+
+def _token(request: Request) -> str | None:
+    """Return the token that a script sends, None of a browser."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def who_asked(request: Request) -> Visitor | None:
+    """Return whose browser it is, for a page that tells of an error: asked anew, as there may have
+    been no sign-in, and what a failed request has read is gone with its transaction.
+    """
+    secret = request.cookies.get(cookie_of(request), "")
+    if not secret:
+        return None
+    database: Database = request.app.state.database
+    try:
+        with database.reading() as session:
+            found = accounts.find_session(session, secret)
+            return Visitor(found.user, found.standing, found.sign_in) if found else None
+    except DBAPIError:
+        return None
+
+
+def _note_later(request: Request, token: str, background: BackgroundTasks) -> None:
+    database: Database = request.app.state.database
+    noting: set[str] = request.app.state.noting
+    if token not in noting:
+        background.add_task(_note_use, database, token, noting)
+
+
+def _note_use(database: Database, token: str, noting: set[str]) -> None:
+    """Write down that a token is used, after the answer: a reader waits for no writer.
+
+    noting: tokens that a thread sees to already; more would all wait for the same lock.
+    """
+    if token in noting:
+        return
+    noting.add(token)
+    try:
+        with database.writing() as session:
+            accounts.note_use(session, token)
+    except DBAPIError as error:
+        logger.warning("the use of a token was not noted: %s", error.orig)
+    finally:
+        noting.discard(token)
+
+
+SignedIn = Annotated[Visitor, Depends(_signed_in)]
+
+
+def _at_browser(visitor: SignedIn) -> SignInSession:
+    """Keep scripts out: whoever has a token may use it, and not make himself at home with it."""
+    if visitor.sign_in is None:
+        raise NotForScripts
+    return visitor.sign_in
+
+
+#: The session of the browser that asks; a token gets 403.
+AtBrowser = Annotated[SignInSession, Depends(_at_browser)]
+
+
+def sign_in(
+    request: Request, response: Response, session: Session, user: User, *, by_link: bool = False
+) -> None:
+    """Start a session and give its secret to the browser."""
+    secret, _row = accounts.start_session(session, user, by_link=by_link)
+    response.set_cookie(
+        cookie_of(request),
+        secret,
+        max_age=int(accounts.SESSION_SECONDS),
+        httponly=True,
+        samesite="lax",
+        secure=is_secure(request),
+    )
+
+
+def cookie_of(request: Request) -> str:
+    """Return what this browser's cookie is called: over TLS no other host can set one that counts.
+
+    A page on plain HTTP, or on another name of the same domain, cannot set a `__Host-` cookie. That
+    name is for cookies of the whole host, so below a path prefix it is `__Secure-`, which plain
+    HTTP cannot set.
+    """
+    settings = request.app.state.settings
+    name = cookie_name(settings)
+    if not is_secure(request):
+        return name
+    return f"__Secure-{name}" if settings.path_prefix else f"__Host-{name}"
+
+
+def is_secure(request: Request) -> bool:
+    """Tell whether the browser came over TLS, which a trusted proxy may have ended."""
+    return request.url.scheme == "https"
+
+
+def cookie_name(settings: Settings) -> str:
+    """Name the port: browsers share cookies between the ports of a host.
+
+    That of the address by which people come, which all servers behind it have in common.
+    """
+    public = urlsplit(settings.public_url)
+    usual = 443 if public.scheme == "https" else 80
+    return f"halfstep-{(public.port or usual) if settings.public_url else settings.port}"
+
+
+def check_came_from_here(request: Request) -> None:
+    """See that no other site signs a browser in as somebody else. Raises Forgery.
+
+    Over plain HTTP browsers do not say where they come from but by Origin; one that says nothing at
+    all is believed no more than one that comes from elsewhere.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    is_other = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+    if site not in ("same-origin", "none", None) or is_other or (site is None and origin is None):
+        raise Forgery
+
+
+def local_path(address: str) -> str:
+    """Return an address to go to after signing in, if it is one of ours; else the front page.
+
+    "//host" and "/\\host" lead to other sites.
+    """
+    is_ours = address.startswith("/") and address[1:2] not in ("/", "\\") and address.isprintable()
+    return address if is_ours else "/"

@@ -1,0 +1,65 @@
+"""Secrets that commands get in their environment: set and deleted, and never shown."""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from app.auth.authentication import SignedIn
+from app.auth.permissions import COMMAND, OPERATE, requires
+from app.dependencies import Db, TheSettings
+from app.http.list_pages import After, Limit, ListPage
+from app.http.parameters import Body
+from db.access import secrets
+from db.paging import page_of_list
+
+router = APIRouter(prefix="/secrets", tags=["secrets"])
+
+
+class SecretValue(Body):
+    """What a secret is set to."""
+
+    value: Annotated[str, Field(description="At least 8 characters. It is never shown again")]
+
+
+class SecretRow(BaseModel):
+    """A secret, without its value."""
+
+    name: str
+    user: Annotated[str, Field(description="Who set it")]
+    set_at: float
+
+
+class Secrets(ListPage):
+    """Secrets by name."""
+
+    secrets: list[SecretRow]
+
+
+@router.get("")
+@requires(COMMAND)
+def list_secrets(
+    session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> Secrets:
+    """List their names."""
+    found = page_of_list(secrets.listed(session), after=after, limit=limit)
+    rows = [
+        SecretRow(name=secret.name, user=user, set_at=secret.set_at) for secret, user in found.rows
+    ]
+    return Secrets(secrets=rows, total=found.total, next=found.next)
+
+
+@router.put("/{name}", status_code=204)
+@requires(OPERATE)
+def set_secret(
+    name: str, wanted: SecretValue, session: Db, settings: TheSettings, visitor: SignedIn
+) -> None:
+    """Set a secret, new or known. Every user's commands may have it."""
+    secrets.put(session, settings.secrets_key, visitor.user, name, wanted.value)
+
+
+@router.delete("/{name}", status_code=204)
+@requires(OPERATE)
+def delete_secret(name: str, session: Db, _visitor: SignedIn) -> None:
+    """Delete a secret; commands that still name it will fail as they start."""
+    secrets.delete(session, name)

@@ -1,0 +1,69 @@
+"""Secrets that commands get in their environment: names, and a way to set them."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from app.auth.authentication import SignedIn, Visitor
+from app.auth.permissions import COMMAND, OPERATE, requires
+from app.dependencies import Db, TheSettings
+from app.html.rendering import page
+from app.http.parameters import Text
+from db.access import secrets
+from db.errors import Invalid
+
+router = APIRouter(prefix="/secrets")
+
+
+@router.get("")
+@requires(COMMAND)
+def show_secrets(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+    """Show their names, and who has set each."""
+    return _secrets(request, session, visitor)
+
+
+@router.post("")
+@requires(OPERATE)
+def set_secret(
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    name: Annotated[Text, Form()] = "",
+    value: Annotated[str, Form()] = "",
+) -> Response:
+    """Set one. A form's lines end in CR LF, and a key's do not."""
+    try:
+        text = value.replace("\r\n", "\n").strip()
+        secrets.put(session, settings.secrets_key, visitor.user, name.strip(), text)
+    except Invalid as error:
+        return _secrets(request, session, visitor, name, error.errors)
+    return RedirectResponse("/secrets", status_code=303)
+
+
+@router.post("/{name}/deletion")
+@requires(OPERATE)
+def delete_secret(name: str, session: Db, _visitor: SignedIn) -> RedirectResponse:
+    """Delete one."""
+    secrets.delete(session, name)
+    return RedirectResponse("/secrets", status_code=303)
+
+
+def _secrets(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    name: str = "",
+    errors: dict[str, str] | None = None,
+) -> HTMLResponse:
+    return page(
+        request,
+        "secrets.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        secrets=secrets.listed(session),
+        name=name,
+        errors=errors or {},
+    )

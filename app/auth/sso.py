@@ -1,0 +1,191 @@
+"""Single sign-on: OpenID Connect's authorization code flow, with PKCE, state and nonce.
+
+What must be remembered between the two requests lies encrypted in a cookie of the browser that
+began, so that nobody can finish what another browser has begun.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx2
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+
+from db.access import oidc_role_mapping
+from db.access import secrets as kept
+from db.access.oidc_role_mapping import EVERYBODY
+from db.errors import HalfstepError, Invalid
+from db.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+#: For so long somebody may take to sign in at the provider.
+MINUTES = 10
+#: A provider's addresses and keys change rarely; asked for anew after so long.
+KNOWN_SECONDS = 600.0
+ALGORITHMS = ["RS256", "RS512", "PS256", "ES256", "EdDSA"]
+LEEWAY_SECONDS = 60
+ANSWER_BYTES = 1 << 20
+
+
+class SsoFailed(HalfstepError):
+    """The provider did not sign you in. Try again; the server's log says what it answered."""
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Whom the provider has signed in. subject: issuer and number, which never change."""
+
+    subject: str
+    name: str
+    groups: frozenset[str]
+
+
+class Provider:
+    """The provider of these settings, for many threads. Raises Invalid for roles that are none."""
+
+    def __init__(self, settings: Settings) -> None:
+        try:
+            oidc_role_mapping.parsed(settings.oidc_roles)
+        except ValueError as error:
+            raise Invalid({"HALFSTEP_OIDC_ROLES": str(error)}) from error
+        self._settings = settings
+        self._known: tuple[float, dict[str, Any], KeySet] | None = None
+
+    def begin(self, target: str) -> tuple[str, str]:
+        """Return the address to send a browser to, and the cookie to keep in it.
+
+        target: path of ours to go to after.  Raises SsoFailed.
+        """
+        about, _keys = self._discovered()
+        begun = {name: secrets.token_urlsafe(32) for name in ("state", "nonce", "verifier")}
+        digest = hashlib.sha256(begun["verifier"].encode()).digest()
+        query = {
+            "response_type": "code",
+            "client_id": self._settings.oidc_client_id,
+            "redirect_uri": self._redirect_uri,
+            "scope": self._settings.oidc_scopes,
+            "state": begun["state"],
+            "nonce": begun["nonce"],
+            "code_challenge": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
+            "code_challenge_method": "S256",
+        }
+        content = json.dumps({**begun, "target": target, "time": time.time()})
+        cookie = kept.encrypt(self._settings.secrets_key, content)
+        address = about["authorization_endpoint"]
+        return f"{address}{'&' if '?' in address else '?'}{urlencode(query)}", cookie
+
+    def finish(self, cookie: str, state: str, code: str) -> tuple[Claims, str]:
+        """Return whom the provider has signed in, and where to go. Raises SsoFailed."""
+        begun = self._begun(cookie)
+        if not hmac.compare_digest(state.encode(), begun["state"].encode()):
+            raise SsoFailed("This answer belongs to a sign-in that another browser has begun.")
+        about, _keys = self._discovered()
+        answer = self._request(
+            "POST",
+            about["token_endpoint"],
+            data={
+                "grant_type": "authorization_code",
+                "code": code,
+                "redirect_uri": self._redirect_uri,
+                "code_verifier": begun["verifier"],
+                "client_id": self._settings.oidc_client_id,
+            },
+            auth=(
+                self._settings.oidc_client_id,
+                self._settings.oidc_client_secret.get_secret_value(),
+            ),
+        )
+        told = self._checked(str(answer.get("id_token", "")), begun["nonce"])
+        if self._settings.oidc_groups_claim not in told and "userinfo_endpoint" in about:
+            bearer = {"Authorization": f"Bearer {answer.get('access_token', '')}"}
+            more = self._request("GET", about["userinfo_endpoint"], headers=bearer)
+            if more.get("sub") == told["sub"]:
+                told = {**more, **told}
+        return self._claims(told), str(begun["target"])
+
+    @property
+    def _redirect_uri(self) -> str:
+        return f"{self._settings.address}/sign-in/sso/answer"
+
+    def _begun(self, cookie: str) -> dict[str, Any]:
+        try:
+            begun: dict[str, Any] = json.loads(kept.decrypt(self._settings.secrets_key, cookie))
+        except (kept.Unreadable, ValueError) as error:
+            raise SsoFailed("This browser has begun no sign-in.") from error
+        if time.time() - begun["time"] > MINUTES * 60:
+            raise SsoFailed(f"It took more than {MINUTES} minutes. Begin again.")
+        return begun
+
+    def _checked(self, id_token: str, nonce: str) -> dict[str, Any]:
+        """Return the claims of an identity token that is the provider's, for us, and of now."""
+        about, keys = self._discovered()
+        audience = self._settings.oidc_client_id
+        rules = jwt.JWTClaimsRegistry(
+            leeway=LEEWAY_SECONDS,
+            iss={"essential": True, "value": about["issuer"]},
+            aud={"essential": True, "value": audience},
+            exp={"essential": True},
+            sub={"essential": True},
+            nonce={"essential": True, "value": nonce},
+        )
+        try:
+            claims = jwt.decode(id_token, keys, algorithms=ALGORITHMS).claims
+            rules.validate(claims)
+        except (JoseError, ValueError) as error:
+            self._known = None  # its keys may have changed
+            logger.warning("the provider's token was refused: %s", error)
+            raise SsoFailed from error
+        is_for_others = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
+        if is_for_others and claims.get("azp") != audience:
+            raise SsoFailed
+        return claims
+
+    def _claims(self, told: dict[str, Any]) -> Claims:
+        name = next(
+            (told[each] for each in ("preferred_username", "email", "name") if told.get(each)),
+            told["sub"],
+        )
+        groups = told.get(self._settings.oidc_groups_claim) or []
+        groups = groups if isinstance(groups, list) else [groups]
+        subject = f"{told['iss']} {told['sub']}"
+        return Claims(subject, str(name), frozenset({EVERYBODY, *map(str, groups)}))
+
+    def _discovered(self) -> tuple[dict[str, Any], KeySet]:
+        if self._known is not None and time.monotonic() - self._known[0] < KNOWN_SECONDS:
+            return self._known[1], self._known[2]
+        issuer = self._settings.oidc_issuer.rstrip("/")
+        about = self._request("GET", f"{issuer}/.well-known/openid-configuration")
+        if str(about.get("issuer", "")).rstrip("/") != issuer:
+            logger.warning("the provider calls itself %.200r, not %r", about.get("issuer"), issuer)
+            raise SsoFailed
+        try:
+            keys = KeySet.import_key_set(self._request("GET", about["jwks_uri"]))  # type: ignore[arg-type]
+        except (JoseError, KeyError, ValueError) as error:
+            raise SsoFailed from error
+        self._known = (time.monotonic(), about, keys)
+        return about, keys
+
+    def _request(self, method: str, address: str, **options: Any) -> dict[str, Any]:
+        """Return what the provider answers. Raises SsoFailed, and logs what it said."""
+        try:
+            answer = httpx2.request(method, address, timeout=10.0, **options)
+            if answer.status_code != 200 or len(answer.content) > ANSWER_BYTES:
+                logger.warning("%s answered %d: %.500s", address, answer.status_code, answer.text)
+                raise SsoFailed
+            found = answer.json()
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+            logger.warning("%s did not answer: %s", address, error)
+            raise SsoFailed from error
+        if not isinstance(found, dict):
+            raise SsoFailed
+        return found

@@ -1,0 +1,97 @@
+"""Who may sign in: invite, deactivate, remove. For operators."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from app.auth.audit import audited
+from app.auth.authentication import AtBrowser, SignedIn, Visitor
+from app.auth.permissions import OPERATE, requires
+from app.dependencies import Db
+from app.html.rendering import page
+from app.http.parameters import RowId, Text
+from app.http.path_prefix import public_address
+from db.access import accounts, people, projects
+from db.access.permissions import MEMBER, ROLES
+from db.errors import HalfstepError, Invalid
+
+router = APIRouter(prefix="/people")
+
+
+@router.get("")
+@requires(OPERATE)
+def show_people(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+    """Show all accounts, with their roles."""
+    return _people(request, session, visitor)
+
+
+@router.post("")
+@requires(OPERATE)
+@audited("name", "role", "project")
+def invite(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    _at_browser: AtBrowser,
+    name: Annotated[Text, Form()] = "",
+    project: Annotated[Text, Form()] = projects.DEFAULT,
+    role: Annotated[Text, Form()] = MEMBER,
+) -> HTMLResponse:
+    """Make an account and show the link that signs it in, this once."""
+    try:
+        with session.begin_nested():
+            user = people.invite(session, name, project=project, role=role)
+            token = accounts.make_link_token(session, user)
+    except Invalid as error:
+        return _people(request, session, visitor, name=name, errors=error.errors)
+    return _people(request, session, visitor, invited=user.name, token=token)
+
+
+@router.post("/{user_id}/{change}")
+@requires(OPERATE)
+def change(
+    user_id: RowId,
+    change: people.Change,
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    _at_browser: AtBrowser,
+) -> Response:
+    """Change an account; a reset one gets a link, shown this once."""
+    user = people.get(session, user_id)
+    try:
+        people.CHANGES[change](session, user)
+    except HalfstepError as error:
+        return _people(request, session, visitor, errors={"change": str(error)})
+    if change == "reset":
+        token = accounts.make_link_token(session, user)
+        return _people(request, session, visitor, invited=user.name, token=token)
+    return RedirectResponse("/people", status_code=303)
+
+
+def _people(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    *,
+    name: str = "",
+    invited: str = "",
+    token: str = "",
+    errors: dict[str, str] | None = None,
+) -> HTMLResponse:
+    session.flush()
+    return page(
+        request,
+        "people.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        people=people.listed(session),
+        projects=[each.name for each in projects.listed(session)],
+        roles=ROLES,
+        name=name,
+        invited=invited,
+        link=f"{public_address(request)}/?token={token}" if token else "",
+        errors=errors or {},
+    )

@@ -1,0 +1,1 @@
+"""Comparison, shared links and notes."""

@@ -1,0 +1,187 @@
+"""Any runs side by side, and groups, which are such a comparison with a heading of their own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from sqlalchemy.orm import Session
+
+from app.auth.authentication import SignedIn, Visitor
+from app.auth.permissions import ANYBODY, requires
+from app.compare import comparison
+from app.compare.comparison import MOST_RUNS, Comparison
+from app.compare.shared_links_pages import sharing_of
+from app.dependencies import Db, TheSettings
+from app.html.rendering import page
+from app.http.parameters import RunId, Text, as_run_ids
+from app.live.run_updates import list_cursor
+from db.access.permissions import Right
+from db.errors import Invalid
+from db.queue import pending_reasons
+from db.queue.pending_reasons import Queue
+from db.runs import comparisons, notes, runs
+
+router = APIRouter()
+
+#: What can be drawn of steps; what else there is are metrics, by their names.
+SERIES = {
+    "loss": "Loss",
+    "scale": "Loss scale",
+    "grad_norm": "Gradient norm, unscaled",
+    "grad_norm_clipped": "Gradient norm after the clip",
+    "lr": "Learning rate",
+    "step_us": "Step, ms",
+    "examples_per_second": "Examples a second",
+    "data_us": "Waiting for data, ms",
+}
+MOST_DRAWN = 12
+LIKELY_SHOWN = 16
+
+
+@dataclass(frozen=True)
+class View:
+    """What of the page's view the server has to know; the browser keeps the rest of it."""
+
+    x: str
+    loss: str
+    smooth: float
+    draw: list[str]
+    by: str
+    band: str
+    settings: str
+
+
+def _view(
+    x: Literal["step", "applied", "time", "examples"] = "step",
+    loss: Literal["linear", "log"] = "linear",
+    smooth: Annotated[float, Query(ge=0, le=0.99)] = 0,
+    draw: Annotated[list[Text], Query()] = [],  # noqa: B006 - as FastAPI wants it
+    by: Text = "",
+    band: Literal["range", "deviation"] = "range",
+    settings: Literal["differing", "all"] = "differing",
+) -> View:
+    """Read the view out of the address. Raises Invalid."""
+    if len(set(draw)) > MOST_DRAWN:
+        text = f"it names {len(set(draw)):,} charts; allowed: {MOST_DRAWN} at most"
+        raise Invalid({"draw": text})
+    return View(x, loss, smooth, draw, by, band, settings)
+
+
+TheView = Annotated[View, Depends(_view)]
+
+
+@router.post("/runs/{run_id}/comparison")
+@requires(Right.SUBMIT)
+def queue_comparison(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Queue the run in each precision, and lead to where they are compared."""
+    queued = comparison.queue(session, visitor.user, runs.get(session, run_id))
+    return RedirectResponse(f"/groups/{queued[0].group_id}", status_code=303)
+
+
+@router.get("/compare")
+@requires(ANYBODY)
+def compare(
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    view: TheView,
+    runs: Annotated[str, Query()] = "",
+) -> HTMLResponse:
+    """Lay the runs side by side; the browser fetches the page anew while they change."""
+    ids = as_run_ids("runs", runs, most=MOST_RUNS)
+    laid_out = comparison.of_runs(session, ids, settings)
+    return _page(
+        request,
+        session,
+        visitor,
+        "compare.html",
+        laid_out,
+        view,
+        is_free=True,
+        note="" if laid_out.missing else notes.read(session, notes.of_runs(ids)),
+        note_of=f"runs={','.join(map(str, ids))}",
+        may_write=not laid_out.missing and _may_write(visitor, laid_out),
+    )
+
+
+def _may_write(visitor: Visitor, laid_out: Comparison) -> bool:
+    return all(
+        visitor.standing.may(Right.SUBMIT, column.run.project) for column in laid_out.columns
+    )
+
+
+@router.get("/groups/{group_id}")
+@requires(ANYBODY)
+def show_group(
+    group_id: RunId,
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    view: TheView,
+) -> HTMLResponse:
+    """Lay a group side by side in the same way, with ratios."""
+    laid_out = comparison.of_group(session, group_id, settings)
+    return _page(
+        request, session, visitor, "group.html", laid_out, view, is_free=False, group_id=group_id
+    )
+
+
+def _page(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    template: str,
+    laid_out: Comparison,
+    view: View,
+    **values: Any,
+) -> HTMLResponse:
+    ids = laid_out.ids
+    queue = Queue.read(session)
+    marks = pending_reasons.live_marks(session, ids, queue)
+    newest = runs.newest_id(session)
+    return page(
+        request,
+        template,
+        visitor=visitor,
+        likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
+        most_runs=MOST_RUNS,
+        cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
+        sharing=sharing_of(session, visitor, [column.run for column in laid_out.columns]),
+        **shown_of(laid_out, view),
+        **values,
+    )
+
+
+def shown_of(laid_out: Comparison, view: View) -> dict[str, Any]:
+    """Return what is shown of runs side by side, to whomever."""
+    drawable = SERIES | {name: name for name in laid_out.names if name not in comparison.LABELS}
+    drawn = [name for name in drawable if name in view.draw] or _usual(laid_out, drawable)
+    return {
+        "comparison": laid_out,
+        "view": replace(view, draw=drawn),
+        "every_setting": view.settings == "all",
+        "drawable": drawable,
+        "notices": list(_notices(laid_out, view, drawable)),
+    }
+
+
+def _notices(laid_out: Comparison, view: View, drawable: dict[str, str]) -> Iterator[str]:
+    for name in view.draw:
+        if name not in drawable:
+            yield f"None of these runs has {name[:100]!r}, so it is not drawn."
+    if view.by and view.by not in dict(laid_out.differences):
+        yield f"These runs do not differ in {view.by[:100]!r}, so each has a line of its own."
+    if len(laid_out.names) >= comparison.MOST_METRICS:
+        most = comparison.MOST_METRICS
+        yield f"Of their metrics those are here that most of these runs have, {most} at most."
+
+
+def _usual(laid_out: Comparison, drawable: dict[str, str]) -> list[str]:
+    """Return what is drawn if nobody says: the loss; of runs that have none, their first metric."""
+    has_loss = any(column.run.step for column in laid_out.columns)
+    metrics = [name for name in drawable if name not in SERIES]
+    return ["loss"] if has_loss or not metrics else metrics[:1]

@@ -1,0 +1,102 @@
+"""Making and revoking read-only links, from the pages of runs and of runs side by side."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from sqlalchemy.orm import Session
+
+from app.auth import audit
+from app.auth.audit import audited
+from app.auth.authentication import AtBrowser, SignedIn, Visitor, local_path
+from app.auth.permissions import ACCOUNT, requires
+from app.compare.comparison import MOST_RUNS
+from app.compare.shared_links_api import address_of, check_shareable
+from app.dependencies import Db
+from app.html.rendering import page
+from app.http.parameters import RowId, Text, as_run_ids
+from app.http.path_prefix import public_address
+from app.runs.summary import RunSummary
+from db.access import shared_links
+from db.access.permissions import Right
+from db.errors import Invalid
+from db.tables import Run
+
+router = APIRouter(prefix="/links")
+
+SHOWN = 50
+
+
+@router.post("")
+@requires(ACCOUNT)
+@audited("runs", "days")
+def make_link(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    _at_browser: AtBrowser,
+    runs: Annotated[Text, Form()] = "",
+    days: Annotated[Text, Form()] = "",
+) -> HTMLResponse:
+    """Make one and show it, this once."""
+    ids = check_shareable(session, as_run_ids("runs", runs, most=MOST_RUNS))
+    secret, errors = "", dict[str, str]()
+    try:
+        secret, _link = shared_links.make(session, visitor.user, ids, _days(days))
+        audit.done_to(session, ids)
+    except Invalid as error:
+        errors = error.errors
+    return page(
+        request,
+        "shared_made.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        address=f"{public_address(request)}{address_of(secret)}" if secret else "",
+        sharing=_sharing(session, ids),
+        errors=errors,
+        back=_page_of(ids),
+    )
+
+
+@router.post("/{link_id}/revocation")
+@requires(ACCOUNT)
+def revoke_link(
+    link_id: RowId, session: Db, visitor: SignedIn, back: Annotated[Text, Form()] = "/runs"
+) -> RedirectResponse:
+    """End one, and lead back."""
+    shared_links.revoke(session, link_id, visitor.standing)
+    return RedirectResponse(local_path(back), status_code=303)
+
+
+def sharing_of(
+    session: Session, visitor: Visitor, some_runs: Sequence[Run | RunSummary]
+) -> dict[str, Any] | None:
+    """Return what the panel of a page needs; None of who may not share these runs."""
+    may = visitor.standing.may
+    if not some_runs or not all(may(Right.SHARE, run.project) for run in some_runs):
+        return None
+    return _sharing(session, [run.id for run in some_runs])
+
+
+def _sharing(session: Session, run_ids: list[int]) -> dict[str, Any]:
+    found = shared_links.of_runs(session, run_ids, limit=SHOWN)
+    return {
+        "runs": ",".join(map(str, run_ids)),
+        "links": found.rows,
+        "days": shared_links.DAYS,
+        "back": _page_of(run_ids),
+    }
+
+
+def _page_of(run_ids: list[int]) -> str:
+    if len(run_ids) == 1:
+        return f"/runs/{run_ids[0]}"
+    return f"/compare?runs={','.join(map(str, run_ids))}"
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or len(text) > 3:
+        allowed = ", ".join(map(str, shared_links.DAYS))
+        raise Invalid({"days": f"{text[:100]!r} is not allowed; allowed: {allowed}"})
+    return int(text)

@@ -1,0 +1,210 @@
+"""What a read-only link shows, to whoever has it: as of when its page was made, and nothing else.
+
+The secret follows the # of the link, which browsers send to nobody: the page that it opens posts
+it, and gets it back as a cookie of the one address that shows what the link shows. No log has it,
+no chat's preview, no Referer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Form, Query, Request
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.auth.authentication import LinkNeeded, check_came_from_here, cookie_name, is_secure
+from app.auth.permissions import LINK, access_of, check, requires
+from app.compare import comparison
+from app.compare.comparison import Comparison
+from app.compare.comparison_api import ComparedRun, SeriesOfRuns, series_of
+from app.compare.comparison_pages import TheView, shown_of
+from app.dependencies import Db, TheDatabase, TheSettings
+from app.html.rendering import page
+from app.http.parameters import RowId, RunId, Step, Text, as_run_ids
+from app.live.run_updates import skipped_steps
+from app.runs.summary import RunSummary, summarise
+from app.telemetry import config_values
+from app.telemetry.metric_names import Choice, Chosen
+from app.telemetry.series_api import MOST_POINTS, SeriesPage, page_of_series
+from db.access import permissions, shared_links
+from db.access.permissions import Right
+from db.access.shared_links import Shown
+from db.database import now
+from db.health.spikes import spikes
+from db.runs import runs
+from db.settings import Settings
+from db.telemetry import windows
+
+router = APIRouter(prefix="/shared")
+
+TABS = {
+    "charts": "Charts",
+    "skips": "Skips",
+    "metrics": "Metrics",
+    "configuration": "Configuration",
+    "history": "History",
+}
+#: Of a command they may say what is nobody's business.
+NOT_SHOWN = ("command", "commit")
+
+
+def _cookie_of(settings: Settings) -> str:
+    return f"{cookie_name(settings)}-link"
+
+
+def _shown(request: Request, session: Db, settings: TheSettings, link_id: RowId) -> Shown:
+    """Let whoever has the link see its runs, as the request's session does from here on."""
+    found = shared_links.find(session, request.cookies.get(_cookie_of(settings), ""))
+    is_open = access_of(request.scope["endpoint"]).need == LINK
+    if found is None or found.link.id != link_id or not is_open:
+        raise LinkNeeded
+    permissions.limit(session, found.standing)
+    if "run_id" in request.path_params:
+        check(session, Right.SEE, int(request.path_params["run_id"]))
+    return found
+
+
+ByLink = Annotated[Shown, Depends(_shown)]
+
+
+@router.get("")
+def open_link(request: Request) -> HTMLResponse:
+    """Take the secret of a link out of the address."""
+    return page(request, "shared_open.html")
+
+
+@router.post("")
+def redeem(
+    request: Request,
+    database: TheDatabase,
+    settings: TheSettings,
+    secret: Annotated[Text, Form()] = "",
+) -> Response:
+    """Move a link's secret, or the link as it was pasted, into a cookie, as often as one likes."""
+    check_came_from_here(request)
+    secret = secret.strip().rpartition("#")[2]
+    with database.reading() as session:  # a stranger is not to keep others from writing
+        found = shared_links.find(session, secret)
+        moment = session.scalars(select(now())).one()
+    if found is None:
+        raise LinkNeeded
+    link = found.link
+    response = RedirectResponse(f"/shared/{link.id}", status_code=303)
+    response.set_cookie(
+        _cookie_of(settings),
+        secret,
+        max_age=int(link.expires_at - moment),
+        path=f"/shared/{link.id}",
+        httponly=True,
+        samesite="lax",
+        secure=is_secure(request),
+    )
+    return response
+
+
+@router.get("/{link_id}")
+@requires(LINK)
+def show(
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    shown: ByLink,
+    view: TheView,
+    chosen: Chosen,
+) -> HTMLResponse:
+    """Show the run, or the runs side by side."""
+    moment = session.scalars(select(now())).one()
+    if len(shown.runs) == 1:
+        template, values = "shared_run.html", _run(session, settings, shown.runs[0], chosen)
+    else:
+        template, values = (
+            "shared_compare.html",
+            shown_of(_laid_out(session, shown.runs, settings), view),
+        )
+    return page(request, template, shown=shown, moment=moment, by_link=True, **values)
+
+
+@router.get("/{link_id}/runs/{run_id}/series")
+@requires(LINK)
+def get_series(
+    run_id: RunId,
+    session: Db,
+    _shown: ByLink,
+    chosen: Chosen,
+    first: Step = 1,
+    last: Step | None = None,
+) -> SeriesPage:
+    """Return what the charts of the run draw."""
+    return page_of_series(session, run_id, first, last, MOST_POINTS, chosen)
+
+
+@router.get("/{link_id}/comparison")
+@requires(LINK)
+def get_comparison(session: Db, settings: TheSettings, shown: ByLink) -> JSONResponse:
+    """Return what is drawn of the runs, one against another."""
+    laid_out = _laid_out(session, shown.runs, settings)
+    columns = [
+        ComparedRun.model_validate(column, from_attributes=True).model_dump(
+            mode="json",
+            include={"figures": True, "best": True, "run": {"skipped": True, "step": True}},
+        )
+        for column in laid_out.columns
+    ]
+    return JSONResponse({"runs": columns, "differences": dict(laid_out.differences)})
+
+
+@router.get("/{link_id}/comparison/series")
+@requires(LINK)
+def get_series_of_runs(
+    session: Db,
+    _shown: ByLink,
+    runs: Annotated[str, Query()],
+    series: Annotated[list[Text], Query()],
+    first: Step = 1,
+    last: Step | None = None,
+    points: Annotated[int, Query(ge=32, le=MOST_POINTS)] = 1000,
+) -> SeriesOfRuns:
+    """Return what the charts of the runs draw."""
+    ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
+    return series_of(session, ids, series, first, last, points)
+
+
+def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> dict[str, Any]:
+    run, owner = runs.get_with_owner(session, run_id)
+    last = runs.last_change(session, run_id)
+    moment = session.scalars(select(now())).one()
+    metric_names = chosen.names(session, run_id)
+    return {
+        "tabs": TABS,
+        "tab": next(iter(TABS)),
+        "run": _told(summarise(session, run, owner, settings)),
+        "status_seconds": moment - last.time if last else 0.0,
+        "statuses": runs.statuses(session, run_id),
+        "skipped": skipped_steps(session, run_id),
+        "spikes": spikes(session, run_id),
+        "metrics": windows.measured(session, run_id, names=metric_names.names),
+        "metric_names": metric_names,
+        "chosen_metrics": chosen,
+        "config": run.whole_config,
+        "meant": run.settings,
+        "settings": config_values.settings_of(session, run),
+        "command": None,
+    }
+
+
+def _laid_out(session: Session, run_ids: Sequence[int], settings: Settings) -> Comparison:
+    found = comparison.of_runs(session, list(run_ids), settings)
+    return replace(
+        found,
+        columns=[replace(each, run=_told(each.run)) for each in found.columns],
+        settings=[row for row in found.settings if row[0] not in NOT_SHOWN],
+    )
+
+
+def _told(run: RunSummary) -> RunSummary:
+    """Leave out what names other runs, workers and their machines."""
+    return run.model_copy(
+        update={"waiting": None, "waiting_for": [], "ahead": None, "error": None, "workers": []}
+    )

@@ -1,0 +1,1 @@
+"""Files: downloads, uploads and the ingest of watched runs."""

@@ -1,0 +1,269 @@
+"""Send a checkpoint or an artifact out of the store, whole or a range, a chunk at a time.
+
+A download that broke off goes on with Range and If-Range: the ETag is the file's SHA-256. Of a
+bucket it is one request, handed through; or, if the operator wants that, the bucket's own address,
+signed for some minutes.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import obstore
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from obstore.store import ObjectStore
+
+from app.auth.authentication import SignedIn
+from app.auth.permissions import requires
+from app.dependencies import Db, TheDatabase, TheSettings
+from app.files.file_names import artifact_name, file_name, log_name
+from app.http.active_requests import DOWNLOAD
+from app.http.parameters import RowId, RunId
+from app.live.live_log import live_parts
+from db.access.permissions import Right
+from db.errors import NotFound, StorageUnreachable
+from db.files import artifacts, checkpoints
+from db.files.storage import Stored, is_own, open_store, signed_address, why
+from db.runs import runs
+from db.settings import Settings
+
+if TYPE_CHECKING:
+    from obstore import GetResult
+
+router = APIRouter()
+logger = logging.getLogger(__name__)
+
+#: Whoever waits for longer is better told that there is nothing to wait for.
+RETRY_SECONDS = 5.0
+#: For which a signed address opens its file to whoever has it.
+SIGNED_SECONDS = 300.0
+
+CHUNK_BYTES = 1 << 20
+OCTETS = "application/octet-stream"
+#: Of artifacts: nothing that a browser would run, whatever a recipe calls it.
+MEDIA_TYPES = {
+    "png": "image/png",
+    "jpg": "image/jpeg",
+    "txt": "text/plain; charset=utf-8",
+    "csv": "text/csv; charset=utf-8",
+    "json": "application/json",
+}
+
+PATH = "/runs/{run_id}/checkpoints/{checkpoint_id}/download"
+
+
+@router.head(PATH, include_in_schema=False)
+@router.get(PATH, response_class=Response, tags=["checkpoints"])
+@requires(Right.DOWNLOAD, lasts=DOWNLOAD)
+def download(
+    request: Request,
+    run_id: RunId,
+    checkpoint_id: RowId,
+    session: Db,
+    settings: TheSettings,
+    _visitor: SignedIn,
+) -> Response:
+    """Download a checkpoint or its weights. Takes Range, If-Range and If-None-Match.
+
+    Where the server has it so, the answer is 307, with an address that is good for five minutes.
+    """
+    run, row = runs.get(session, run_id), checkpoints.get(session, run_id, checkpoint_id)
+    redirects = settings.presigned_downloads and request.method == "GET"
+    return _send(request, settings, row, file_name(run, row), {}, redirects=redirects)
+
+
+ARTIFACT_PATH = "/runs/{run_id}/artifacts/{artifact_id}/download"
+
+
+@router.head(ARTIFACT_PATH, include_in_schema=False)
+@router.get(ARTIFACT_PATH, response_class=Response, tags=["artifacts"])
+@requires(Right.DOWNLOAD, lasts=DOWNLOAD)
+def download_artifact(
+    request: Request,
+    run_id: RunId,
+    artifact_id: RowId,
+    session: Db,
+    settings: TheSettings,
+    _visitor: SignedIn,
+) -> Response:
+    """Download an artifact. Takes Range, If-Range and If-None-Match."""
+    run, row = runs.get(session, run_id), artifacts.get(session, run_id, artifact_id)
+    suffix = row.name.rpartition(".")[2].lower()
+    headers = {
+        "Content-Type": MEDIA_TYPES.get(suffix, OCTETS),
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return _send(request, settings, row, artifact_name(run, row), headers)
+
+
+LOG_PATH = "/runs/{run_id}/log/download"
+
+
+@router.get(LOG_PATH, response_class=Response, tags=["runs"])
+@requires(Right.DOWNLOAD, lasts=DOWNLOAD)
+def download_log(
+    run_id: RunId, session: Db, settings: TheSettings, database: TheDatabase, _visitor: SignedIn
+) -> StreamingResponse:
+    """Download all that a run has printed, compressed by gzip: its parts, one by one.
+
+    Of a run in training on another machine than the server's, what it printed in the last five
+    minutes, or twentieth of its time, is not there yet.
+    """
+    run = runs.get(session, run_id)
+    live = live_parts(settings, run_id)
+    with database.reading() as later:  # a part that is gone by now is a row there
+        rows = artifacts.log_files(later, run_id)
+    published = {row.name for row in rows}
+    for part in live:
+        if part.name in published or not part.size:
+            part.file.close()
+    live = [part for part in live if not part.file.closed]
+    if not rows and not live:
+        text = "has no log file: it has printed nothing, or its first part is not complete yet."
+        raise NotFound(f"Run {run_id} {text}")
+    store = open_store(settings, retry_seconds=RETRY_SECONDS)
+    for row in rows:
+        _check(store, row)
+    headers = {
+        "Cache-Control": "no-store",
+        "Content-Disposition": f'attachment; filename="{log_name(run)}"',
+    }
+    if not live:
+        headers["Content-Length"] = str(sum(row.size_bytes for row in rows))
+    pieces = [*((row.name, _whole(store, row.key)) for row in rows)]
+    pieces += [(part.name, part.compressed()) for part in live]
+    pieces.sort(key=itemgetter(0))
+    chunks = (chunk for _name, piece in pieces for chunk in piece)
+    return StreamingResponse(chunks, headers=headers, media_type="application/gzip")
+
+
+def _whole(store: ObjectStore, key: str) -> Iterator[bytes]:
+    for chunk in obstore.get(store, key).stream(min_chunk_size=CHUNK_BYTES):
+        yield bytes(chunk)
+
+
+def _send(
+    request: Request,
+    settings: Settings,
+    row: Stored,
+    name: str,
+    more_headers: dict[str, str],
+    *,
+    redirects: bool = False,
+) -> Response:
+    store = open_store(settings, retry_seconds=RETRY_SECONDS)
+    size, etag = row.size_bytes, f'"{row.sha256}"'
+    headers = {
+        "ETag": etag,
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "no-store",
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "Content-Type": OCTETS,
+    } | more_headers
+    if etag in _etags(request.headers.get("if-none-match", "")):
+        return Response(status_code=304, headers=headers)
+    # To go on by our ETag is for us to answer: the bucket has another for the file.
+    if redirects and request.headers.get("if-range") != etag:
+        _check(store, row)
+        if address := signed_address(store, row.key, seconds=SIGNED_SECONDS):
+            return Response(status_code=307, headers=headers | {"Location": address})
+    wanted, status = range(size), 200
+    if request.headers.get("if-range", etag) == etag:
+        # Of an empty file no range can be had: it is sent whole, empty as it is.
+        part = parse_range(request.headers.get("range", ""), size) if size else None
+        if part == "unsatisfiable":
+            headers["Content-Range"] = f"bytes */{size}"
+            return Response(status_code=416, headers=headers)
+        if isinstance(part, range):
+            wanted, status = part, 206
+            headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{size}"
+    headers["Content-Length"] = str(len(wanted))
+    if request.method == "HEAD":
+        _check(store, row)
+        return Response(status_code=status, headers=headers)
+    chunks = _open(store, row, wanted).stream(min_chunk_size=CHUNK_BYTES)
+    return StreamingResponse(map(bytes, chunks), status, headers)
+
+
+def parse_range(header: str, size: int) -> range | str | None:
+    """Return the bytes that a Range header asks for, "unsatisfiable", or None for all of them.
+
+    Only a single range is taken; RFC 9110 lets a server ignore the others.
+    """
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
+    if match is None or match.group() == "bytes=-":
+        return None
+    start, end = (_position(digits) if digits else None for digits in match.groups())
+    if start is None:
+        length = min(end or 0, size)
+        return range(size - length, size) if length else "unsatisfiable"
+    if end is not None and end < start:
+        return None
+    if start >= size:
+        return "unsatisfiable"
+    return range(start, size if end is None else min(end + 1, size))
+
+
+def _position(digits: str) -> int:
+    """Return a number of bytes; one of too many digits lies beyond every file all the same."""
+    digits = digits.lstrip("0")
+    return int(digits or "0") if len(digits) < 19 else 10**18
+
+
+def _open(store: ObjectStore, row: Stored, wanted: range) -> "GetResult":
+    """Ask for these bytes of a file, once; one that is gone or cut short is not sent.
+
+    Raises NotFound, StorageUnreachable.
+    """
+    _check_own(store, row)
+    try:
+        part = (wanted.start, wanted.stop)
+        found = obstore.get(store, row.key, options={"range": part} if len(wanted) else {})
+    except (FileNotFoundError, obstore.exceptions.BaseError) as error:
+        _check(store, row)  # of a file that was cut short there may be no such range
+        raise _unreachable(row, error) from error
+    _check_size(row, found.meta["size"])
+    return found
+
+
+def _check(store: ObjectStore, row: Stored) -> None:
+    """See that the store has the whole file. Raises NotFound, StorageUnreachable."""
+    _check_own(store, row)
+    try:
+        _check_size(row, obstore.head(store, row.key)["size"])
+    except FileNotFoundError as error:
+        raise _gone(row) from error
+    except obstore.exceptions.BaseError as error:
+        raise _unreachable(row, error) from error
+
+
+def _check_own(store: ObjectStore, row: Stored) -> None:
+    if not row.key and row.path:
+        text = "is on the training machine alone: it was not uploaded."
+        raise NotFound(f"The file {row.path[:200]} {text}")
+    if not is_own(store, row.key):
+        raise _gone(row)
+
+
+def _check_size(row: Stored, found: int) -> None:
+    if found != row.size_bytes:
+        text = f"The file {row.key} is damaged: it has {found} bytes, recorded were "
+        raise NotFound(f"{text}{row.size_bytes}.")
+
+
+def _gone(row: Stored) -> NotFound:
+    return NotFound(f"The file {row.key} is no longer in the store.")
+
+
+def _unreachable(row: Stored, error: Exception) -> StorageUnreachable:
+    # Where the bucket is and why it is silent is for the operator, not for whoever downloads.
+    logger.warning("%s: %s", row.key, why(error))
+    return StorageUnreachable()
+
+
+def _etags(header: str) -> list[str]:
+    return [each.strip().removeprefix("W/") for each in header.split(",")]

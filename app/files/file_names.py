@@ -1,0 +1,48 @@
+"""What a downloaded file is called, the same in its header and on the run's page."""
+
+import re
+
+from app.runs.summary import RunSummary
+from db.tables import RECIPE, Artifact, Checkpoint, Run
+
+
+def file_name(run: Run | RunSummary, row: Checkpoint) -> str:
+    """Return a name that says the run and the step: digits-fp16-run12-step400.pt.
+
+    Of a loop that is not ours the file's own name is part of it, as it may be of any format.
+    """
+    if run.source != RECIPE:
+        own = (row.path or "").rpartition("/")[2]
+        return f"{_stem(run, row)}-{_without_specials(own)[-100:]}"
+    if row.kind == "checkpoint":
+        return f"{_stem(run, row)}.pt"
+    if row.kind.startswith("shard."):
+        return f"{_stem(run, row)}-{_without_specials(row.kind)}.distcp"
+    parts = [part for part in row.kind.split(".", 1) if part != "weights"]
+    ending = "".join(f"-{_without_specials(part)}" for part in parts)
+    return f"{_stem(run, row)}{ending}.safetensors"
+
+
+def artifact_name(run: Run | RunSummary, row: Artifact) -> str:
+    """Return a name that says the run, the step and what it is: …-step400-samples.txt."""
+    return f"{_stem(run, row)}-{_without_specials(row.name)}"
+
+
+def log_name(run: Run | RunSummary) -> str:
+    """Return a name that says the run: digits-fp16-run12-log.txt.gz."""
+    return f"{_stem_of_run(run)}-log.txt.gz"
+
+
+def _stem(run: Run | RunSummary, row: Checkpoint | Artifact) -> str:
+    return f"{_stem_of_run(run)}-step{row.step}"
+
+
+def _stem_of_run(run: Run | RunSummary) -> str:
+    if run.source != RECIPE:
+        return f"{_without_specials(run.name).strip('-.')[:60] or 'run'}-run{run.id}"
+    recipe = _without_specials(run.recipe).strip("-.") or "run"
+    return f"{recipe}-{run.precision}-run{run.id}"
+
+
+def _without_specials(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)

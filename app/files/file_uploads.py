@@ -1,0 +1,112 @@
+"""Files of watched runs as they are sent, in pieces, until they are whole and go into the store.
+
+A piece goes to the end of `data/runs/<id>/incoming/<SHA-256>`, whose size is where to go on.
+"""
+
+import fcntl
+import hashlib
+import logging
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import obstore
+
+from app.files.downloads import RETRY_SECONDS
+from db.database import Database
+from db.errors import Invalid, Misplaced, StorageUnreachable
+from db.files.storage import is_full, open_store, put_file, storage_full
+from db.settings import Settings
+from db.tables import User
+from db.telemetry import ingest
+
+logger = logging.getLogger(__name__)
+
+
+class Arrival(NamedTuple):
+    """A file of a run's folder on the training machine, and who sends it."""
+
+    user: User
+    run_id: int
+    attempt: int
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+def take_file(
+    settings: Settings, database: Database, file: Arrival, offset: int, piece: bytes
+) -> int:
+    """Add a piece; return how much there is. A whole file is checked, and stored for good.
+
+    Raises Misplaced if the piece does not begin where the file ends, Invalid if it is too long or
+    the whole has another hash; StorageUnreachable if disk or bucket fail,
+    StorageFull if they have no room.
+    """
+    if _is_stored(database, file):
+        return file.size_bytes
+    part = settings.run_folder(file.run_id) / "incoming" / file.sha256
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("ab") as content:
+            fcntl.flock(content, fcntl.LOCK_EX)  # of two that send the same file one waits
+            size = _append(content, file, offset, piece)
+            if size == file.size_bytes and not _is_stored(database, file):
+                key = _store(settings, file, part)
+                _tell(database, file, key)
+            return size
+    except (OSError, obstore.exceptions.BaseError) as error:
+        # Where it is and why it fails is for the operator, not for whoever sends.
+        logger.warning("%s: %s", part, error)
+        if is_full(error):
+            raise storage_full(settings.data, file.size_bytes - offset) from error
+        raise StorageUnreachable from error
+
+
+def _append(content: BinaryIO, file: Arrival, offset: int, piece: bytes) -> int:
+    size = content.seek(0, 2)
+    if offset != size:
+        raise Misplaced(offset=size)
+    if size + len(piece) > file.size_bytes:
+        text = f"it ends at {size + len(piece)}; allowed: at most size, {file.size_bytes}"
+        raise Invalid({"body": text})
+    content.write(piece)
+    content.flush()
+    return size + len(piece)
+
+
+def _store(settings: Settings, file: Arrival, part: Path) -> str:
+    """Put a whole file into the store and return its key, which nobody but the server chose."""
+    with part.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != file.sha256:
+        part.unlink()
+        text = f"what came in has {found}, not {file.sha256}; it begins anew at offset 0"
+        raise Invalid({"sha256": text})
+    folder = file.path.partition("/")[0]
+    key = f"runs/{file.run_id}/{folder}/{file.sha256}"
+    whole = settings.data / key
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    part.replace(whole)
+    put_file(open_store(settings, retry_seconds=RETRY_SECONDS), key, whole)
+    if settings.storage_url:
+        whole.unlink()
+    return key
+
+
+def _is_stored(database: Database, file: Arrival) -> bool:
+    """Tell whether all is there; see, too, that it may be sent and that a row names it."""
+    with database.writing() as session:
+        ingest.held(session, file.user, file.run_id, file.attempt)
+        rows = ingest.awaited(
+            session, file.run_id, file.path, size_bytes=file.size_bytes, sha256=file.sha256
+        )
+        return all(row.is_stored for row in rows)
+
+
+def _tell(database: Database, file: Arrival, key: str) -> None:
+    with database.writing() as session:
+        run, _attempt = ingest.held(session, file.user, file.run_id, file.attempt)
+        rows = ingest.awaited(
+            session, file.run_id, file.path, size_bytes=file.size_bytes, sha256=file.sha256
+        )
+        ingest.stored(run, rows, key)

@@ -1,0 +1,114 @@
+"""Pieces of a watched run's spool as they are sent, on their way into rows."""
+
+import time
+import traceback
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from starlette.exceptions import HTTPException
+
+from app.http.security_headers import PIECE_BYTES
+from db.database import Database, is_outage
+from db.errors import HalfstepError, Invalid
+from db.tables import User
+from db.telemetry import ingest
+from halfstep.telemetry.events import shown
+from halfstep.telemetry.spool import SpoolPart, Unrecordable
+
+#: Of the spool, in one transaction: about 20,000 steps.
+TRANSACTION_BYTES = 1 << 20
+#: Metric points cost more than steps: about 50 ms of SQLite's write lock.
+TRANSACTION_ITEMS = 1000
+#: A piece that takes longer lets other processes write, which poll SQLite's lock every 0.1 s.
+WORK_SECONDS, PAUSE_SECONDS = 0.2, 0.1
+
+
+class Place(NamedTuple):
+    """The part of a run's spool that a piece claims to go on with, and who sends it."""
+
+    user: User
+    run_id: int
+    attempt: int
+    sequence: int
+    offset: int
+
+
+def unpacked(body: bytes, encoding: str) -> bytes:
+    """Return a piece as it is on the training machine. Raises Invalid, HTTPException 413, 415."""
+    if encoding in ("", "identity"):
+        return body
+    if encoding != "gzip":
+        raise HTTPException(415, f"Content-Encoding is {encoding[:100]!r}; allowed: gzip")
+    gunzip = zlib.decompressobj(wbits=31)
+    try:
+        piece = gunzip.decompress(body, PIECE_BYTES + 1)
+    except zlib.error as error:
+        raise Invalid({"body": f"it is not gzip: {error}"}) from error
+    if len(piece) > PIECE_BYTES:
+        text = f"The piece is too large; allowed: at most {PIECE_BYTES:,} bytes unpacked."
+        raise HTTPException(413, text)
+    if not gunzip.eof or gunzip.unused_data:
+        raise Invalid({"body": "it is not one whole gzip member"})
+    return piece
+
+
+def take_spool(database: Database, place: Place, piece: bytes) -> int:
+    """Record the whole frames of a piece; return the offset at which they end.
+
+    What is recorded and how far that is go into one transaction, bounded in bytes and items.
+    """
+    try:
+        part = SpoolPart(piece, place.offset)
+    except ValueError as error:
+        raise Invalid({"body": str(error)}) from error
+    # The first time also without a frame: whoever sends learns where the server is.
+    items = part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS)
+    _record_what_can_be(database, place, items, part.offset)
+    is_polled = database.engine.dialect.name == "sqlite"
+    paused_at = time.monotonic()
+    while items:
+        place = place._replace(offset=part.offset)
+        if items := part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS):
+            if is_polled and time.monotonic() - paused_at > WORK_SECONDS:
+                time.sleep(PAUSE_SECONDS)
+                paused_at = time.monotonic()
+            _record_what_can_be(database, place, items, part.offset)
+    return part.offset
+
+
+def _record_what_can_be(
+    database: Database, place: Place, items: Sequence[Any], offset: int
+) -> None:
+    """Record items, but for those that nobody can: these the run's log names."""
+    faults = [item.fault for item in items if isinstance(item, Unrecordable)]
+    items = [item for item in items if not isinstance(item, Unrecordable)]
+    try:
+        _record(database, place, items, offset, faults)
+    except Exception as error:
+        if isinstance(error, HalfstepError) or is_outage(error):
+            raise
+        # One by one, which takes the place no further: to record again is to record the same.
+        for item in items:
+            try:
+                _record(database, place, [item], place.offset, [])
+            except Exception as problem:
+                if isinstance(problem, HalfstepError) or is_outage(problem):
+                    raise
+                traceback.print_exception(problem)
+                faults.append(f"{type(problem).__name__}: {shown(item)}")
+        _record(database, place, [], offset, faults)
+
+
+def _record(
+    database: Database, place: Place, items: Sequence[Any], offset: int, faults: Sequence[str]
+) -> None:
+    remarks = []
+    if faults:
+        more = f", and {len(faults) - 1:,} more frames" if len(faults) > 1 else ""
+        remarks.append(f"it told what cannot be recorded: {faults[0]}{more}")
+    with database.writing() as session:
+        run, at = ingest.held(session, place.user, place.run_id, place.attempt)
+        ingest.check_place(run, at, place.sequence, place.offset)
+        end = (place.sequence, offset)
+        ingest.record(session, run, at, items, end=end, remarks=remarks)

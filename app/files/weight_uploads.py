@@ -1,0 +1,168 @@
+"""A file of weights on its way in: hashed while it comes, and stored once it is whole."""
+
+import hashlib
+import logging
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import obstore
+from starlette.exceptions import HTTPException
+
+from app.files.downloads import RETRY_SECONDS
+from app.html.formats import memory
+from db.database import Database
+from db.errors import Invalid, StorageUnreachable
+from db.files import uploads
+from db.files.storage import is_full, open_store, put_file, storage_full
+from db.settings import Settings
+from halfstep.run_settings import UPLOAD
+
+logger = logging.getLogger(__name__)
+
+SAFETENSORS, PICKLE = KINDS = (".safetensors", ".pt")
+NAME_CHARACTERS = 100
+#: What torch.save begins a file with: a zip, or what it wrote before 1.6.
+OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
+#: Of a safetensors file: the length of its header, and the brace that this begins with.
+HEAD_BYTES = 9
+
+
+class Stored(NamedTuple):
+    """What lies in the store. upload: what `weights.upload` calls it."""
+
+    upload: str
+    size_bytes: int
+    sha256: str
+
+
+class Upload:
+    """One file. Left before `keep`, it leaves nothing. Raises Invalid, HTTPException 413."""
+
+    def __init__(self, settings: Settings, name: str, declared_bytes: int) -> None:
+        if not name.endswith(KINDS):
+            kinds = " or ".join(KINDS)
+            raise Invalid({"name": f"{name[:NAME_CHARACTERS]!r} is no such file; allowed: {kinds}"})
+        if "/" in name or "\\" in name:
+            text = f"{name[:NAME_CHARACTERS]!r} names a folder; allowed: the name of a file alone"
+            raise Invalid({"name": text})
+        self._name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[-NAME_CHARACTERS:].lstrip("-.")
+        self._settings = settings
+        self._check_size(declared_bytes)
+        self._declared_bytes = declared_bytes
+        self._size, self._digest, self._head = 0, hashlib.sha256(), b""
+        self._path = settings.data / uploads.FOLDER / "incoming" / uuid.uuid4().hex
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        if isinstance(error, OSError | obstore.exceptions.BaseError):
+            # Where it is and why it fails is for the operator, not for whoever sends.
+            logger.warning("the upload %s in %s: %s", self._name, self._path.parent, error)
+            if is_full(error):
+                needed = max(self._declared_bytes, self._size)
+                raise storage_full(self._settings.data, needed) from error
+            raise StorageUnreachable from error
+
+    def add(self, piece: bytes) -> None:
+        """Write the next bytes."""
+        self._size += len(piece)
+        self._check_size(self._size)
+        self._digest.update(piece)
+        self._head = (self._head + piece[:HEAD_BYTES])[:HEAD_BYTES]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(piece)
+
+    def keep(self) -> Stored:
+        """Put the whole file where checkpoints are put."""
+        if not self._size:
+            raise Invalid({"body": f"{self._name} is empty; allowed: a file of weights"})
+        self._check_content()
+        sha256 = self._digest.hexdigest()
+        upload = f"{sha256}/{self._name}"
+        key = uploads.key(upload)
+        if self._settings.storage_url:
+            store = open_store(self._settings, retry_seconds=RETRY_SECONDS)
+            put_file(store, key, self._path)
+        else:
+            whole = self._settings.data / key
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            self._path.replace(whole)
+        return Stored(upload, self._size, sha256)
+
+    def _check_content(self) -> None:
+        """See that it begins as such a file does, which one that was renamed does not."""
+        if self._name.endswith(PICKLE):
+            what, is_one = "torch.save", self._head.startswith(OF_TORCH)
+        else:
+            length = int.from_bytes(self._head[:8], "little")
+            what, is_one = "safetensors", self._head[8:] == b"{" and length + 8 <= self._size
+        if not is_one:
+            text = f"{self._name} does not begin as a file of {what} does, whatever it is called"
+            raise Invalid({"body": f"{text}; allowed: a file of weights"})
+
+    def _check_size(self, size_bytes: int) -> None:
+        most = largest_bytes(self._settings)
+        if size_bytes > most:
+            allowed = f"at most {memory(most)}" if most else "none"
+            text = f"The file {self._name} is too large; allowed by HALFSTEP_UPLOAD_GIB: {allowed}."
+            raise HTTPException(413, text)
+
+
+def largest_bytes(settings: Settings) -> int:
+    """Return how large a file may be, 0 for none at all."""
+    return int(settings.upload_gib * 2**30)
+
+
+def lost(settings: Settings, config: Mapping[str, Any]) -> dict[str, str]:
+    """Say at its field that the upload which a configuration starts from is no longer there.
+
+    Asked before a transaction, for a bucket may be slow; of one that does not answer nothing is
+    said, for the worker waits for it.
+    """
+    weights = config.get("weights")
+    upload = weights.get("upload") if isinstance(weights, dict) else None
+    if not isinstance(upload, str) or not re.fullmatch(UPLOAD, upload):
+        return {}  # as the recipe's schema says
+    try:
+        is_there = _is_there(settings, upload)
+    except obstore.exceptions.BaseError:
+        return {}
+    text = f"{upload} is not there any more: what no run starts from goes after a day"
+    return {} if is_there else {uploads.SETTING: f"{text}; allowed: upload it anew"}
+
+
+def _is_there(settings: Settings, upload: str) -> bool:
+    """Look; on this disk it stays for another day, until the run is there that names it."""
+    try:
+        if settings.storage_url:
+            store = open_store(settings, retry_seconds=RETRY_SECONDS)
+            obstore.head(store, uploads.key(upload))
+        else:
+            os.utime(settings.data / uploads.key(upload))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def tidy(settings: Settings, database: Database) -> None:
+    """Delete what no run starts from."""
+    with database.writing() as session:
+        kept = uploads.named(session)
+        uploads.forget_unused(session, kept)
+    uploads.delete_unused_here(settings, kept)
+    if settings.storage_url:
+        uploads.delete_unused(open_store(settings, retry_seconds=RETRY_SECONDS), kept)

@@ -1,0 +1,79 @@
+"""Weights to start runs from, sent from where they lie."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from app.auth import audit
+from app.auth.authentication import Uploader
+from app.auth.permissions import SUBMITTER, requires
+from app.dependencies import TheSettings, ingesting
+from app.files.weight_uploads import Stored, Upload
+from db.access.permissions import Right
+from db.database import Database
+from db.files import uploads
+from db.tables import User
+
+router = APIRouter(tags=["runs"])
+
+#: Written at once: a thread for each packet would cost more than the packet.
+PIECE_BYTES = 1 << 20
+
+
+class Uploaded(BaseModel):
+    """A file that runs may start from; one from which none does goes after a day."""
+
+    upload: Annotated[str, Field(description="What `weights.upload` of a configuration is to be")]
+    size_bytes: int
+    sha256: str
+
+
+@router.put(
+    "/uploads/{name:path}",
+    status_code=201,
+    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
+)
+@requires(SUBMITTER, token_right=Right.SUBMIT)
+async def upload_weights(
+    name: Annotated[str, Path(max_length=1000, description="Ends in .safetensors or .pt")],
+    request: Request,
+    settings: TheSettings,
+    user: Uploader,
+) -> Uploaded:
+    """Upload a file of weights, as the body. What breaks off leaves nothing."""
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isdecimal() and len(declared) < 19 else 0
+    with Upload(settings, name, size) as file:
+        async for piece in _pieces(request):
+            await ingesting(request, partial(file.add, piece))
+        stored = await ingesting(request, file.keep)
+    await ingesting(request, partial(_note, request, user, stored))
+    return Uploaded(**stored._asdict())
+
+
+def _note(request: Request, user: User, stored: Stored) -> None:
+    database: Database = request.app.state.database
+    project = getattr(request.state, "token_project", None)
+    with database.writing() as session:
+        uploads.record(session, user, stored.upload, stored.size_bytes, project)
+        audit.note_now(session, request, user, f"{stored.upload}, {stored.size_bytes:,} bytes")
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """Yield the body, never more of it in memory than a piece."""
+    piece = bytearray()
+    try:
+        async for packet in request.stream():
+            piece += packet
+            if len(piece) >= PIECE_BYTES:
+                yield bytes(piece)
+                piece.clear()
+    except ClientDisconnect as error:
+        raise HTTPException(400, "The connection broke off.") from error
+    if piece:
+        yield bytes(piece)

@@ -1,0 +1,1 @@
+"""HTML: templates, formats, Markdown, charts as pictures and the documentation."""

@@ -1,0 +1,134 @@
+"""Charts that notes embed: which addresses are a chart's, and the chart as a picture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from markupsafe import Markup
+
+from app.html import formats
+
+#: Runs of one picture.
+MOST_RUNS = 10
+POINTS = 300
+WIDTH, HEIGHT = 480, 220
+#: Legible on a light and on a dark ground.
+COLORS = (
+    *("#3b82d6", "#d9702b", "#2f9e6b", "#b8559a", "#7d6be0"),
+    *("#a98a12", "#1f97ad", "#d2504c", "#76838f", "#5a9a2c"),
+)
+_STYLE = Markup(
+    "text{font:14px system-ui,sans-serif;fill:#57606a}.edge{stroke:#8b949e66}"
+    "@media(prefers-color-scheme:dark){text{fill:#b3bcc6}}"
+)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One series, or metric, of some runs."""
+
+    run_ids: tuple[int, ...]
+    series: str
+
+    @property
+    def address(self) -> str:
+        """Where its picture is."""
+        runs = ",".join(map(str, self.run_ids))
+        return f"/charts.svg?{urlencode({'runs': runs, 'series': self.series})}"
+
+    @property
+    def words(self) -> str:
+        """What stands for the picture where it is not seen."""
+        several = "run" if len(self.run_ids) == 1 else "runs"
+        return f"Chart: {self.series} of {several} {', '.join(map(str, self.run_ids))}"
+
+
+def chart_of(address: str) -> Chart | None:
+    """Return the chart whose address this is: /runs/3?chart=loss, /compare?runs=1,3&draw=loss."""
+    try:
+        parts = urlsplit(address.strip())
+        query = parse_qs(parts.query, max_num_fields=30)
+    except ValueError:
+        return None
+    if parts.scheme or parts.netloc:
+        return None
+    head, _, number = parts.path.rpartition("/")
+    if head == "/runs" and "chart" in query:
+        numbers, series = [number], query["chart"][0]
+    elif parts.path == "/compare" and "runs" in query:
+        numbers, series = query["runs"][0].split(","), query.get("draw", ["loss"])[0]
+    else:
+        return None
+    is_whole = all(each.isascii() and each.isdecimal() and len(each) < 10 for each in numbers)
+    if not is_whole or len(series) > 200:
+        return None
+    return Chart(tuple(map(int, numbers[:MOST_RUNS])), series)
+
+
+def picture(
+    title: str, lines: Mapping[str, tuple[Sequence[int], Sequence[float | str | None]]]
+) -> Markup:
+    """Draw lines by their labels: steps and values, of which those that are no numbers are gaps."""
+    points = [
+        (x, y) for xs, ys in lines.values() for x, y in zip(xs, ys, strict=True) if _is_number(y)
+    ]
+    if not points:
+        return _svg(title, Markup('<text x="240" y="110" text-anchor="middle">no values</text>'))
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    left, right, top, bottom = 70, WIDTH - 14, 34, HEIGHT - 28
+
+    def path(xs: Sequence[int], ys: Sequence[float | str | None]) -> str:
+        drawn, pen = [], "M"
+        for x, y in zip(xs, ys, strict=True):
+            if not _is_number(y):
+                pen = "M"
+                continue
+            across = left + (x - first) / ((last - first) or 1) * (right - left)
+            up = bottom - (y - low) / ((high - low) or 1.0) * (bottom - top)
+            drawn.append(f"{pen}{across:.1f} {up:.1f}")
+            pen = "L"
+        return "".join(drawn)
+
+    drawn = Markup("").join(
+        Markup('<path d="{}" fill="none" stroke="{}" stroke-width="1.6"/>').format(
+            path(*line), COLORS[place % len(COLORS)]
+        )
+        for place, line in enumerate(lines.values())
+    )
+    share = (right - left) / len(lines)
+    labels = Markup("").join(
+        Markup('<circle cx="{}" cy="16" r="4" fill="{}"/><text x="{}" y="20">{}</text>').format(
+            left + place * share + 4,
+            COLORS[place % len(COLORS)],
+            left + place * share + 13,
+            _cut(label, share),
+        )
+        for place, label in enumerate(lines)
+    )
+    edges = Markup(
+        '<path class="edge" d="M{0} {1}V{2}H{3}" fill="none"/><text x="{4}" y="{5}" '
+        'text-anchor="end">{6}</text><text x="{4}" y="{2}" text-anchor="end">{7}</text>'
+        '<text x="{0}" y="{8}">step {9}</text><text x="{3}" y="{8}" text-anchor="end">{10}</text>'
+    ).format(
+        *(left, top, bottom, right, left - 6, top + 9, formats.number(high), formats.number(low)),
+        *(bottom + 18, formats.count(first), formats.count(last)),
+    )
+    return _svg(title, edges + drawn + labels)
+
+
+def _svg(title: str, content: Markup) -> Markup:
+    return Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" role="img">'
+        "<title>{}</title><style>{}</style>{}</svg>"
+    ).format(WIDTH, HEIGHT, title, _STYLE, content)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float)
+
+
+def _cut(label: str, pixels: float) -> str:
+    most = max(int(pixels / 8) - 3, 3)
+    return label if len(label) <= most else f"{label[: most - 1]}…"

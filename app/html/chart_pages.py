@@ -1,0 +1,42 @@
+"""A chart as a picture, for notes that embed it."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from app.auth.authentication import SignedIn
+from app.auth.permissions import ANYBODY, requires
+from app.compare.comparison_api import series_of
+from app.dependencies import Db
+from app.html import chart_links
+from app.http.parameters import Text, as_run_ids
+from db.runs import runs as runs_of
+
+router = APIRouter()
+
+#: It brings its own style, and nothing else.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+
+
+@router.get("/charts.svg")
+@requires(ANYBODY)
+def show_chart(
+    session: Db,
+    _visitor: SignedIn,
+    runs: Annotated[Text, Query()],
+    series: Annotated[Text, Query(max_length=200)] = "loss",
+) -> Response:
+    """Draw one series, or metric, of the runs that one sees of these."""
+    ids = as_run_ids("runs", runs, most=chart_links.MOST_RUNS)
+    found = series_of(session, ids, [series], 1, None, chart_links.POINTS).runs
+    names = {run.id: run.name for run, _owner in runs_of.with_owners(session, ids)}
+    lines = {}
+    for run_id, window in found.items():
+        recorded = window.series.get(series)
+        line = recorded if recorded and recorded.y else window.metrics.get(series)
+        if line:
+            xs = line.x if line.x is not None else window.x
+            lines[f"{run_id} · {names[run_id]}"] = (xs, line.y)
+    picture = chart_links.picture(f"{series} of {', '.join(lines) or 'no run'}", lines)
+    headers = {"Content-Security-Policy": POLICY}
+    return Response(str(picture), media_type="image/svg+xml", headers=headers)

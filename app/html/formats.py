@@ -1,0 +1,197 @@
+"""Numbers, times and sizes as people read them. formats.js says the same in the browser."""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup
+
+from app.runs.filters import quoted
+from db.telemetry.scales import exponent
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; what is missing is a NaN, or was never measured."""
+    if value is None:
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def measured(value: float | None) -> str:
+    """A number that was measured for certain: what is missing is a NaN."""
+    return "NaN" if value is None or math.isnan(value) else number(value)
+
+
+def spooled(value: float | str) -> str:
+    """A number of an event, where what JSON lacks is a word."""
+    return measured(float(value))
+
+
+def count(value: int) -> str:
+    """A whole number with its thousands apart."""
+    return f"{value:,}"
+
+
+def scale(value: float | None) -> Markup:
+    """A loss scale: powers of two as such, since the scaler halves and doubles."""
+    power = None if value is None else exponent(value)
+    if power is None:
+        return Markup(number(value))  # noqa: S704 - digits only
+    return Markup("2<sup>{}</sup>").format(str(power).replace("-", "−"))
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def memory(size_bytes: float) -> str:
+    """Memory in the binary unit that fits, as devices and settings have it."""
+    value, unit = size_bytes / 2**20, "MiB"
+    if value >= 1024:
+        value, unit = value / 1024, "GiB"
+    return f"{float(f'{value:.3g}'):g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+
+#: Codes for a terminal's colours, cursor, links and titles; log.js takes them out too.
+_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|[@-Z\\-_])")
+
+
+def printed(text: str) -> str:
+    """A line as it would be read, without codes for a terminal."""
+    return _CODES.sub("", text)
+
+
+def metric(value: float | None, name: str) -> str:
+    """A metric, whose name may end with its unit."""
+    if name.endswith("_bytes") and value is not None and math.isfinite(value):
+        return memory(value)
+    return measured(value)
+
+
+def size(size_bytes: int) -> str:
+    """Bytes of a file in the unit that fits."""
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    value = float(size_bytes)
+    for unit in ("kB", "MB", "GB", "TB"):  # noqa: B007 - used after the loop
+        value /= 1000
+        if value < 1000:
+            break
+    return f"{float(f'{value:.3g}'):g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+
+
+def time(seconds: float | None) -> Markup:
+    """A moment, in UTC; the browser shows it in its own zone."""
+    if seconds is None:
+        return Markup("–")
+    moment = datetime.fromtimestamp(seconds, UTC)
+    iso = moment.isoformat(timespec="seconds")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        iso, f"{moment:%Y-%m-%d %H:%M:%S} UTC", f"{moment:%d %b %H:%M}"
+    )
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, to be copied."""
+    return json.dumps(value, indent=2)
+
+
+def value(value: Any) -> str:
+    """A value of a configuration."""
+    match value:
+        case None:
+            return "off"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return repr(int(value)) if value.is_integer() and abs(value) < 1e16 else repr(value)
+        case list():
+            return ", ".join(map(str, value)) or "none"
+        case _:
+            return str(value)
+
+
+def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
+    """A small line of the loss; gaps where it is not finite."""
+    numbers = [v if isinstance(v, int | float) else None for v in values]
+    finite = [v for v in numbers if v is not None]
+    if len(finite) < 2:
+        return Markup("")
+    low, high = min(finite), max(finite)
+    spread = (high - low) or 1.0
+    parts, pen = [], "M"
+    for index, v in enumerate(numbers):
+        if v is None:
+            pen = "M"
+            continue
+        x = 1 + index * (width - 2) / (len(numbers) - 1)
+        y = 2 + (high - v) / spread * (height - 4)
+        parts.append(f"{pen}{x:.1f} {y:.1f}")
+        pen = "L"
+    return Markup(
+        '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}" role="img" '
+        'aria-label="Loss from {} to {}"><path d="{}"/></svg>'
+    ).format(width, height, width, height, number(finite[0]), number(finite[-1]), "".join(parts))
+
+
+def recipe_name(name: str) -> str:
+    """A recipe's name; runs of earlier versions have its file's path, of which the end is shown."""
+    return name.rpartition("/")[2]
+
+
+def sentence(text: str) -> str:
+    """A text with a capital, unless it begins with a name, as of a setting: weights.path."""
+    first = text.partition(" ")[0].rstrip(",:;")
+    return text[:1].upper() + text[1:] if first.isalpha() else text
+
+
+def linked(text: str, named: Iterable[Any]) -> Markup:
+    """Return a text with links to the runs that it names; each has an id and a label, in order."""
+    found = Markup()
+    for each in named:
+        before, label, text = text.partition(each.label)
+        found += before
+        if label:
+            found += Markup('<a href="/runs/{}">{}</a>').format(each.id, label)
+    return found + text
+
+
+FILTERS = {
+    "linked": linked,
+    "recipe_name": recipe_name,
+    "sentence": sentence,
+    "quoted": quoted,
+    "number": number,
+    "measured": measured,
+    "memory": memory,
+    "metric": metric,
+    "printed": printed,
+    "spooled": spooled,
+    "count": count,
+    "scale": scale,
+    "duration": duration,
+    "size": size,
+    "time": time,
+    "as_json": as_json,
+    "value": value,
+    "sparkline": sparkline,
+}

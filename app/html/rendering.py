@@ -1,0 +1,61 @@
+"""Turn templates into pages, and into the fragments that live streams send."""
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import DictLoader, Environment, StrictUndefined
+
+from app.auth import audit
+from app.auth.authentication import Visitor
+from app.files.file_names import file_name
+from app.html import formats
+from app.html.documents import term
+from app.html.markdown import markdown
+from app.http.path_prefix import with_prefix
+from app.telemetry.step_metrics import step_metrics
+
+_FOLDER = Path(__file__).parents[1] / "templates"
+#: Read once: an upgrade replaces them under a server that is still the old one.
+_TEMPLATES = {path.name: path.read_text() for path in _FOLDER.iterdir()}
+_environment = Environment(
+    loader=DictLoader(_TEMPLATES),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters.update(formats.FILTERS)
+_environment.filters["markdown"] = markdown
+_environment.filters["step_metrics"] = step_metrics
+_environment.globals.update(file_name=file_name, term=term)
+
+
+def page(
+    request: Request,
+    template: str,
+    *,
+    visitor: Visitor | None = None,
+    status_code: int = 200,
+    **values: Any,
+) -> HTMLResponse:
+    """Render a whole page."""
+    if status_code >= 400:
+        audit.forget(request)
+    prefix = request.app.state.settings.path_prefix
+    text = fragment(
+        template,
+        visitor=visitor,
+        assets=request.app.state.assets,
+        nonce=request.state.nonce,
+        path=request.url.path,
+        root=prefix,
+        **values,
+    )
+    return HTMLResponse(with_prefix(text, prefix), status_code=status_code)
+
+
+def fragment(template: str, **values: Any) -> str:
+    """Render a piece of a page."""
+    return _environment.get_template(template).render(**values)

@@ -1,0 +1,1 @@
+"""HTTP plumbing: middleware, errors, parameters, static files, health and metrics."""

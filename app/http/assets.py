@@ -1,0 +1,82 @@
+"""Static files under names that hold their fingerprint, so that browsers keep them for ever.
+
+Scripts import each other by bare names, which the page's import map resolves: no build step.
+plotly.js comes out of the installed plotly package.
+"""
+
+import gzip
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
+
+router = APIRouter(include_in_schema=False)
+
+STATIC = Path(__file__).parents[1] / "static"
+MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file."""
+
+    url: str
+    media_type: str
+    body: bytes
+
+    @cached_property
+    def gzipped(self) -> bytes:
+        """The body compressed, once."""
+        return gzip.compress(self.body, 6)
+
+
+class Assets:
+    """All static files by name; `by_url` finds the one that a browser asks for."""
+
+    def __init__(self, prefix: str = "") -> None:
+        """prefix: of the path below which the server lies."""
+        self._prefix = prefix
+        self._by_name = {path.name: _asset(path) for path in sorted(STATIC.iterdir())}
+        plotly = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
+        self._by_name["plotly.js"] = _asset(plotly)
+        self.by_url = {asset.url: asset for asset in self._by_name.values()}
+
+    def url(self, name: str) -> str:
+        """Return the address of a file."""
+        return self._by_name[name].url
+
+    @property
+    def import_map(self) -> str:
+        """Return the bare names of all scripts, as a browser wants them."""
+        imports = {
+            name.removesuffix(".js"): self._prefix + asset.url
+            for name, asset in self._by_name.items()
+            if name.endswith(".js")
+        }
+        return json.dumps({"imports": imports})
+
+
+@cache
+def _asset(path: Path) -> Asset:
+    body = path.read_bytes()
+    fingerprint = hashlib.sha256(body).hexdigest()[:12]
+    url = f"/static/{path.stem}.{fingerprint}{path.suffix}"
+    return Asset(url, MEDIA_TYPES[path.suffix], body)
+
+
+@router.get("/static/{name}")
+def static(request: Request, name: str) -> Response:
+    """Send a file."""
+    asset: Asset | None = request.app.state.assets.by_url.get(f"/static/{name}")
+    if asset is None:
+        raise HTTPException(404, "There is no such file.")
+    headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+        return Response(asset.gzipped, media_type=asset.media_type, headers=headers)
+    return Response(asset.body, media_type=asset.media_type, headers=headers)

@@ -1,0 +1,87 @@
+"""What the API can do: as OpenAPI for tools, and as a page for people, with nothing from a CDN."""
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import HTMLResponse
+
+from app.auth.authentication import SignedIn, cookie_name
+from app.auth.permissions import ANYBODY, requires
+from app.html.rendering import page
+from app.http.http_errors import PROBLEM_TYPE, Problem
+from app.http.path_prefix import public_address
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/openapi.json")
+@requires(ANYBODY)
+def openapi(request: Request, _visitor: SignedIn) -> dict[str, Any]:
+    """Return the OpenAPI description."""
+    return describe(request.app)
+
+
+@router.get("/docs")
+@requires(ANYBODY)
+def docs(request: Request, visitor: SignedIn) -> HTMLResponse:
+    """Show it."""
+    description = describe(request.app)
+    by_tag: dict[str, list[dict[str, Any]]] = {}
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            entry = {"path": path, "method": method.upper(), "shapes": _shapes(operation)}
+            entry |= operation
+            by_tag.setdefault(operation.get("tags", ["other"])[0], []).append(entry)
+    schemas = description["components"]["schemas"]
+    return page(
+        request,
+        "docs.html",
+        visitor=visitor,
+        address=public_address(request),
+        by_tag=by_tag,
+        schemas=schemas,
+    )
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """Return what FastAPI knows of the routes, with how to sign in and what an error looks like."""
+    description = app.openapi()
+    components = description["components"]
+    if "securitySchemes" in components:  # done before: FastAPI keeps the description
+        return description
+    cookie = {"type": "apiKey", "in": "cookie", "name": cookie_name(app.state.settings)}
+    components["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer"},
+        "cookie": cookie,
+    }
+    components["schemas"]["Problem"] = Problem.model_json_schema()
+    description["security"] = [{"token": []}, {"cookie": []}]
+    content = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    for operations in description["paths"].values():
+        for method, operation in operations.items():
+            for status in _refusals(method):
+                answer = {
+                    "description": HTTPStatus(status).phrase,
+                    "content": content,
+                }
+                operation["responses"][str(status)] = answer
+    return description
+
+
+def _refusals(method: str) -> list[int]:
+    """List the status codes of an operation's errors."""
+    found = [400, 401, 403, 404, 413, 422, 429, 503]
+    return found if method in ("get", "head") else [*found, 409]
+
+
+def _shapes(operation: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what the body and the answer are: a name among the objects, or empty."""
+    answers = (each for code, each in operation["responses"].items() if code.startswith("2"))
+    parts = [("Body", operation.get("requestBody")), *(("Answer", each) for each in answers)]
+    shapes = []
+    for kind, part in parts:
+        if schema := ((part or {}).get("content", {}).get("application/json", {}).get("schema")):
+            reference = schema.get("$ref") or schema.get("items", {}).get("$ref", "")
+            shapes.append((kind, reference.rpartition("/")[2]))
+    return shapes

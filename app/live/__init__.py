@@ -1,0 +1,1 @@
+"""Live streams: server-sent events and the updates that they carry."""

@@ -1,0 +1,95 @@
+"""Parts of a run's log that are still being written on this machine.
+
+A run can write to its folder, so nothing in there is followed if it is a link.
+"""
+
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from db.files.artifacts import LOG
+from db.settings import Settings
+
+PART = re.compile(r"attempt-[0-9]{4,10}(-node-[0-9]{1,6})?-[0-9]{6,10}\.txt")
+NODE = re.compile(r"node-[0-9]{1,6}")
+#: Bytes that are read at once.
+CHUNK_BYTES = 1 << 20
+GZIP = 31  # zlib's number for a whole member of gzip
+
+
+@dataclass(frozen=True)
+class LivePart:
+    """name: what the artifact will be called once the part is complete.  size: when it was opened;
+    what comes later is left out.
+    """
+
+    name: str
+    file: BinaryIO
+    size: int
+
+    def compressed(self) -> Iterator[bytes]:
+        """Yield the part as one member of gzip, and close it."""
+        with self.file:
+            packer = zlib.compressobj(1, wbits=GZIP)
+            left = self.size
+            while left and (chunk := self.file.read(min(left, CHUNK_BYTES))):
+                left -= len(chunk)
+                yield packer.compress(chunk)
+            yield packer.flush()
+
+
+def live_parts(settings: Settings, run_id: int) -> list[LivePart]:
+    """Open the parts that lie here uncompressed, in the order in which they were printed."""
+    found: list[LivePart] = []
+    with suppress(OSError), _Folder(str(settings.run_folder(run_id))) as run:
+        nodes = [name for name in run.names() if NODE.fullmatch(name)]
+        for words in ((), *((name,) for name in nodes)):
+            with suppress(OSError):
+                found += _parts(run, words)
+    return sorted(found, key=lambda part: part.name)
+
+
+def _parts(run: "_Folder", words: tuple[str, ...]) -> list[LivePart]:
+    """Open the parts in the folder log of a run, or of one of its nodes."""
+    if words:
+        with _Folder(words[0], run) as node:
+            return _parts(node, ())
+    parts = []
+    with _Folder("log", run) as folder:
+        for name in filter(PART.fullmatch, folder.names()):
+            with suppress(OSError):
+                file = folder.open(name)
+                parts.append(LivePart(f"{LOG}{name}.gz", file, os.fstat(file.fileno()).st_size))
+    return parts
+
+
+class _Folder:
+    """A folder that is open, and is no link."""
+
+    def __init__(self, name: str, above: "_Folder | None" = None) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        self._descriptor: int = os.open(name, flags, dir_fd=above._descriptor if above else None)
+
+    def __enter__(self) -> "_Folder":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._descriptor)
+
+    def names(self) -> list[str]:
+        """Return what is in it."""
+        return os.listdir(self._descriptor)  # noqa: PTH208 - it has no path
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a plain file in it. Raises OSError."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(name, flags, dir_fd=self._descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(f"{name} is no plain file")
+        return os.fdopen(descriptor, "rb")

@@ -1,0 +1,360 @@
+"""What live streams send: changes of a run, and changed rows of the list of runs."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+from zlib import crc32
+
+from sqlalchemy.orm import Session
+
+from app.html.rendering import fragment
+from app.live.json_rows import CheckpointFile, Event, LogLine, MetricPoint
+from app.live.live import Look, News
+from app.runs import columns as list_columns
+from app.runs.columns import Column
+from app.runs.summary import RunSummary, summarise, summarise_all
+from app.telemetry.environment import environment_of
+from app.telemetry.metric_names import FIRST, Choice
+from app.telemetry.suggested_actions import advised
+from db.access import permissions
+from db.access.permissions import Standing
+from db.database import Database
+from db.errors import NotFound
+from db.files import artifacts, checkpoints
+from db.health.spikes import spikes
+from db.queue import pending_reasons
+from db.queue.pending_reasons import Queue
+from db.runs import history, runs
+from db.settings import Settings
+from db.tables import ENDED, LARGEST_ID, Artifact, Run, ScalerEvent, Status
+from db.telemetry import series, windows
+from db.telemetry.telemetry import SPIKE
+
+#: Rows of the table of skipped steps; the API has all of them.
+SKIPS_SHOWN = 200
+#: The last of a run's files that its page shows; the API has all.
+ARTIFACTS_SHOWN = 500
+#: Rows that one list page can follow: those that it showed, and new ones that came in since.
+ROWS_FOLLOWED = 200
+PLACES_SECONDS = 3.0
+#: What a viewer of a run can do without. All that its page has is always shown or kept for when it
+#: is, but for the machine's load, which it fetches; what it does not draw it does not ask for.
+PARTS = ("steps", "events", "metrics", "log", "checkpoints", "fragments")
+
+
+@dataclass(frozen=True)
+class SkippedStep:
+    """A skip; replay and retry are events as the spool has them."""
+
+    skip: ScalerEvent
+    replay: dict[str, Any] | None
+    retry: dict[str, Any] | None
+
+    @property
+    def culprits(self) -> list[dict[str, Any]]:
+        """The parameters that overflowed, counted if not by the step, then by its exact replay."""
+        replayed = self.replay.get("culprits", []) if self.replay and self.replay["exact"] else []
+        counted = [each for each in replayed if each["optimizer"] == self.skip.optimizer]
+        has_counts = any("inf" in each for each in self.skip.culprits)
+        return self.skip.culprits if has_counts or not counted else counted
+
+
+def of_run(
+    database: Database,
+    settings: Settings,
+    run_id: int,
+    clock: Callable[[], float] = time.monotonic,
+    parts: Collection[str] = PARTS,
+    standing: Standing | None = None,
+    chosen: Choice = FIRST,
+) -> Look:
+    """Return what looks for news of one run. parts: those that are told.  standing: of whoever sees
+    it; None: everything.  chosen: the metrics that are told.
+
+    A message holds what changed, row by row; whole tables only where rows were taken back. What a
+    queued run waits for is looked up every few seconds.
+    """
+    mark, marked_at = 0, -math.inf
+
+    def look(cursor: str) -> News | None:
+        nonlocal mark, marked_at
+        since = series.Cursor.parse(cursor)
+        with database.glancing() as session:
+            revision, status, silence = runs.state(session, run_id)
+        is_training = status not in (Status.QUEUED, *ENDED)
+        if is_training and (revision, silence) == (since.revision, since.waiting):
+            return None
+        with database.reading() as session:
+            if standing is not None:
+                permissions.limit(session, standing)
+            try:
+                run = runs.get(session, run_id)
+            except NotFound:  # it was moved away, and app.http.active_requests ends the stream
+                return None
+            if run.status != Status.QUEUED:
+                mark, marked_at = silence, -math.inf
+            elif clock() - marked_at >= PLACES_SECONDS:
+                mark, marked_at = waiting_mark(session, run, settings), clock()
+            changes = series.changes(session, run_id, since, waiting=mark)
+            if changes is None:
+                return _the_end(cursor) if run.status in ENDED else None
+            message = _message(session, settings, changes, parts, chosen)
+        text = json.dumps(message, separators=(",", ":"))
+        return News(text, str(changes.cursor), is_last=changes.is_over)
+
+    return look
+
+
+def _the_end(cursor: str) -> News:
+    return News(json.dumps({"is_over": True}), cursor, is_last=True)
+
+
+def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
+    """Return a number that differs when what a run's page says of a wait does: a queued run's, or
+    that for news of a watched one.
+    """
+    if run.status != Status.QUEUED:
+        return runs.state(session, run.id)[2]
+    queue = Queue.read(session)
+    reason = pending_reasons.reason(run, queue, **settings.per_user)
+    return pending_reasons.mark(reason.text, queue.places.get(run.id, 0))
+
+
+def _message(
+    session: Session,
+    settings: Settings,
+    changes: series.Changes,
+    parts: Collection[str],
+    chosen: Choice,
+) -> dict[str, Any]:
+    run, owner = runs.get_with_owner(session, changes.run.id)
+    summary = summarise(session, run, owner, settings)
+    message: dict[str, Any] = {
+        "run": summary.model_dump(mode="json"),
+        "is_over": changes.is_over,
+        "resumptions": history.resumptions(session, run.id),
+        "labels": labels_mark(run),
+        "diagnosed": sorted({row.kind for row in changes.diagnoses}),
+    }
+    if any(row.kind == SPIKE for row in changes.diagnoses):
+        message["spikes"] = spikes(session, run.id)
+    shown = chosen.names(session, run.id).names if changes.metrics else []
+    if "steps" in parts:
+        message["steps"] = changes.steps if changes.steps["step"] else None
+    for name, model, rows in (
+        ("events", Event, changes.events),
+        ("metrics", MetricPoint, [row for row in changes.metrics if row.name in {*shown}]),
+        ("log", LogLine, changes.log_lines),
+        ("checkpoints", CheckpointFile, changes.checkpoints),
+    ):
+        if name in parts:
+            message[name] = _dumped(model, rows)
+    if "fragments" in parts:
+        message |= _words(session, summary, run, changes, shown)
+    return message
+
+
+def _words(
+    session: Session,
+    summary: RunSummary,
+    run: Run,
+    changes: series.Changes,
+    metrics: Sequence[str],
+) -> dict[str, Any]:
+    """Return the page's fragments, whole, and of its tables the rows that changed.
+
+    metrics: names of those that are shown.
+    """
+    fragments = {
+        "facts": fragment("_facts.html", run=summary),
+        "problem": fragment("_problem.html", run=summary, last=runs.last_change(session, run.id)),
+    }
+    if changes.statuses:  # it starts, and has noted in what, or ends
+        noted = environment_of(session, run)
+        fragments["environment"] = fragment("_environment.html", run=summary, environment=noted)
+    if changes.events or changes.diagnoses or changes.is_over:
+        found = advised(session, run)
+        fragments["findings"] = fragment("_findings.html", run=summary, findings=found)
+    is_listed = not summary.is_watched
+    if is_listed and (changes.goes_back or any(row.kind == SPIKE for row in changes.diagnoses)):
+        fragments["spikes"] = fragment("_spikes.html", spikes=spikes(session, run.id))
+    has_first_line = any(line.number == 1 for line in changes.log_lines)
+    if has_first_line or any(file.name.startswith(artifacts.LOG) for file in changes.artifacts):
+        log_bytes = artifacts.log_bytes(session, run.id)
+        html = fragment("_log_link.html", run=summary, log_bytes=log_bytes, has_log=True)
+        fragments["log_link"] = html
+    if changes.goes_back:
+        skipped = skipped_steps(session, run.id)
+        fragments["skips"] = fragment("_skips.html", run=summary, skipped=skipped)
+    return {
+        "fragments": fragments,
+        "rows": {
+            name: rows
+            for name, rows in _rows(session, summary, changes, metrics)
+            if name not in fragments
+        },
+    }
+
+
+def _rows(
+    session: Session, run: RunSummary, changes: series.Changes, metrics: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows that changed, by table.
+
+    html: a table of these alone.  keys: of all rows that there are, in order; without it rows stay,
+    and new ones come last.  most: how many stay.
+    """
+    if changes.statuses:
+        yield "history", {"html": fragment("_history.html", statuses=changes.statuses)}
+    if changes.has_new_files:
+        files = checkpoints.of_run(session, run.id)
+        html = fragment(
+            "_checkpoints.html",
+            run=run,
+            files=changes.checkpoints,
+            saves=checkpoints.saves(session, run.id) if changes.checkpoints else {},
+            forks=runs.forks(session, run.id) if changes.checkpoints else [],
+        )
+        in_order = sorted((f for f in files if not f.is_shard), key=lambda file: file.step)
+        yield "checkpoints", {"html": html, "keys": [str(file.id) for file in in_order]}
+        kept = artifacts.newest(session, run.id, most=ARTIFACTS_SHOWN)
+        steps = {file.step for file in changes.artifacts}
+        files_by_step = by_step([file for file in kept if file.step in steps])
+        html = fragment("_artifacts.html", run=run, artifacts=files_by_step)
+        keys = [str(step) for step in sorted(by_step(kept))]
+        yield "artifacts", {"html": html, "keys": keys}
+    if steps := _shown_skips(session, changes):
+        skipped = skipped_steps(session, run.id, steps=steps)
+        html = fragment("_skips.html", run=run, skipped=skipped)
+        yield "skips", {"html": html, "most": SKIPS_SHOWN}
+    if names := {metric.name for metric in changes.metrics}.intersection(metrics):
+        measured = windows.measured(session, run.id, names=names)
+        keys = sorted(metrics, key=metric_order)
+        yield "metrics", {"html": fragment("_metrics.html", metrics=measured), "keys": keys}
+
+
+def labels_mark(run: Run) -> int:
+    """Return a number that differs when a run's name, tags or note do."""
+    return crc32("\0".join((run.name, run.tags, run.note)).encode())
+
+
+def metric_order(name: str) -> tuple[bool, str]:
+    """Order metrics as their table has them: what is measured of whole runs comes last."""
+    return name.startswith("run/"), name
+
+
+def _shown_skips(session: Session, changes: series.Changes) -> set[int]:
+    """Return the steps whose rows changed, of the skips that the table shows."""
+    steps = {event.step for event in changes.events if event.kind == "skip"}
+    steps |= {row.step for row in changes.diagnoses if row.kind in ("replay", "retry")}
+    if not steps:
+        return steps
+    first = series.first_skip_of_latest(session, changes.run.id, most=SKIPS_SHOWN)
+    return {step for step in steps if step >= first}
+
+
+def skipped_steps(
+    session: Session, run_id: int, *, steps: Collection[int] | None = None
+) -> list[SkippedStep]:
+    """Return the latest skips, newest first, each with what its replay and its retry found.
+
+    steps: only these.
+    """
+    skips = series.skips(session, run_id, most=SKIPS_SHOWN, steps=steps)
+    shown = {skip.step for skip in skips}
+    replays, retries = (
+        {row.step: row.content for row in artifacts.diagnoses(session, run_id, kind, steps=shown)}
+        for kind in ("replay", "retry")
+    )
+    return [SkippedStep(skip, replays.get(skip.step), retries.get(skip.step)) for skip in skips]
+
+
+def by_step(files: list[Artifact]) -> dict[int, list[Artifact]]:
+    """Return the files of each step, newest step first."""
+    found: dict[int, list[Artifact]] = {}
+    for file in files:
+        found.setdefault(file.step, []).append(file)
+    return found
+
+
+def _dumped(model: Any, rows: list[Any]) -> list[dict[str, Any]]:
+    return [model.model_validate(row).model_dump(mode="json") for row in rows]
+
+
+def of_list(
+    database: Database,
+    settings: Settings,
+    clock: Callable[[], float] = time.monotonic,
+    columns: Sequence[Column] = tuple(list_columns.chosen("")),
+    standing: Standing | None = None,
+) -> Look:
+    """Return what looks for changed rows of the list. columns: of its rows.  standing: of whoever
+    sees it; None: everything.
+
+    A cursor is the newest run's id, whether a worker is up, and the marks of those runs that its
+    page shows and that had not ended. However long the queue is, a look costs what a page shows;
+    the places in the queue, which one claim changes for all, and who is up are read anew every few
+    seconds.
+    """
+    queue: Queue | None = None
+    read_at = -math.inf
+
+    def look(cursor: str) -> News | None:
+        nonlocal queue, read_at
+        seen_newest, seen = _parse(cursor)
+        with database.reading() as session:
+            if standing is not None:
+                permissions.limit(session, standing)
+            if queue is None or clock() - read_at >= PLACES_SECONDS:
+                queue, read_at = Queue.read(session), clock()
+            newest = runs.newest_id(session)
+            new = set(range(max(seen_newest, newest - 50) + 1, newest + 1))
+            marks = pending_reasons.live_marks(session, seen.keys() | new, queue)
+            is_worker_up = queue.has_takers
+            now = list_cursor(newest, marks, is_worker_up=is_worker_up)
+            if now == cursor:
+                return None
+            changed = {run_id for run_id, mark in marks.items() if seen.get(run_id) != mark}
+            changed |= (seen.keys() - marks.keys()) | new
+            rows = runs.with_owners(session, changed)
+            lines = series.sparklines(session, [run for run, _owner in rows])
+            summaries = summarise_all(session, rows, settings)
+            values = list_columns.values(session, [run.id for run in summaries], columns)
+        shown = {
+            run.id: fragment(
+                "_row.html",
+                run=run,
+                sparkline=lines[run.id],
+                columns=columns,
+                values=values[run.id],
+            )
+            for run in summaries
+        }
+        message = {"newest": newest, "is_worker_up": is_worker_up, "rows": shown}
+        return News(json.dumps(message), now)
+
+    return look
+
+
+def list_cursor(newest: int, marks: dict[int, str], *, is_worker_up: bool) -> str:
+    """Return the cursor of somebody who sees the list as it is."""
+    followed = islice(marks.items(), ROWS_FOLLOWED)
+    seen = (f"{run_id}-{mark}" for run_id, mark in followed)
+    return ".".join((str(newest), "up" if is_worker_up else "down", *seen))
+
+
+def _parse(cursor: str) -> tuple[int, dict[int, str]]:
+    newest, _is_worker_up, *marks = (*cursor.split(".")[: ROWS_FOLLOWED + 2], "")
+    pairs = (mark.partition("-") for mark in marks)
+    seen = {_number(run_id): mark for run_id, _, mark in pairs if _number(run_id)}
+    return _number(newest), seen
+
+
+def _number(text: str) -> int:
+    """Read an id out of a cursor; 0 if it is none."""
+    number = int(text) if text.isdecimal() and len(text) < 19 else 0
+    return number if number <= LARGEST_ID else 0

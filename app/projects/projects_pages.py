@@ -1,0 +1,184 @@
+"""Projects, and who has which role in them."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, Response
+from sqlalchemy.orm import Session
+
+from app.auth.audit import audited
+from app.auth.authentication import SignedIn, Visitor
+from app.auth.permissions import ACCOUNT, ANYBODY, OPERATE, check_project, requires
+from app.dependencies import Db, Posted
+from app.html.flash import back_to
+from app.html.rendering import page
+from app.http.parameters import Text
+from db.access import people, permissions, projects
+from db.access.permissions import ROLES, Right
+from db.errors import Conflict, Invalid, NotFound
+from db.queue import quotas
+from db.runs import notes
+
+router = APIRouter(prefix="/projects")
+
+Project = Annotated[Text, Form()]
+
+
+@router.get("")
+@requires(ANYBODY)
+def list_projects(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+    """Show the projects that one sees, each with its people."""
+    return _projects(request, session, visitor)
+
+
+@router.post("")
+@requires(OPERATE)
+@audited("name")
+def make_project(
+    request: Request, session: Db, visitor: SignedIn, name: Annotated[Text, Form()] = ""
+) -> Response:
+    """Make one."""
+    try:
+        projects.make(session, name)
+    except Invalid as error:
+        return _projects(request, session, visitor, name=name, errors=error.errors)
+    return back_to(request, "/projects", "The project is made.")
+
+
+@router.post("/name")
+@requires(OPERATE)
+@audited("project", "new_name")
+def rename_project(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    project: Project = projects.DEFAULT,
+    new_name: Annotated[Text, Form()] = "",
+) -> Response:
+    """Call it otherwise."""
+    try:
+        projects.rename(session, project, new_name)
+    except Invalid as error:
+        errors = {"new_name": error.errors["name"]}
+        typed = {"new_name": new_name}
+        return _projects(request, session, visitor, errors=errors, at=project, typed=typed)
+    return back_to(request, "/projects", f"The project is called {new_name} now.")
+
+
+@router.post("/deletion")
+@requires(OPERATE)
+@audited("project")
+def delete_project(
+    request: Request, session: Db, visitor: SignedIn, project: Project = projects.DEFAULT
+) -> Response:
+    """Delete it, if it is empty."""
+    try:
+        projects.delete_empty(session, project)
+    except (Conflict, Invalid) as error:
+        errors = {"deletion": str(error)}
+        return _projects(request, session, visitor, errors=errors, at=project)
+    return back_to(request, "/projects", f"The project {project} is deleted.")
+
+
+@router.post("/change")
+@requires(ANYBODY)
+@audited("project", "viewers_download")
+def change_project(
+    request: Request,
+    session: Db,
+    _visitor: SignedIn,
+    project: Project = projects.DEFAULT,
+    viewers_download: Annotated[bool, Form()] = False,
+) -> Response:
+    """Change what viewers may do in it."""
+    check_project(session, Right.MANAGE, project, "change")
+    projects.get(session, project).viewers_download = viewers_download
+    return back_to(request, "/projects", "Saved.")
+
+
+@router.post("/quota")
+@requires(OPERATE)
+@audited("project", "devices", "queued", "stored_gib", "share")
+def set_quota(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    posted: Posted,
+    project: Project = projects.DEFAULT,
+) -> Response:
+    """Set what its runs may use; an empty field is no limit."""
+    found = projects.get(session, project)
+    typed = {name: str(posted.get(name, "")).strip() for name in quotas.BOUNDS}
+    try:
+        quotas.set_limits(found, typed)
+    except Invalid as error:
+        return _projects(request, session, visitor, errors=error.errors, at=project, typed=typed)
+    return back_to(request, "/projects", "The limits are set.")
+
+
+@router.post("/roles")
+@requires(ACCOUNT)
+@audited("user", "role", "project")
+def set_role(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    project: Project = projects.DEFAULT,
+    user: Annotated[Text, Form()] = "",
+    role: Annotated[Text, Form()] = "",
+) -> Response:
+    """Give somebody a role in it."""
+    check_project(session, Right.MANAGE, project)
+    try:
+        projects.set_role(session, people.named(session, user), project, role)
+    except Invalid as error:
+        return _projects(request, session, visitor, errors=error.errors, at=project)
+    except NotFound as error:
+        return _projects(request, session, visitor, errors={"user": str(error)}, at=project)
+    return back_to(request, "/projects", "The role is given.")
+
+
+@router.post("/roles/deletion")
+@requires(ACCOUNT)
+@audited("user", "role", "project")
+def take_role(
+    request: Request,
+    session: Db,
+    _visitor: SignedIn,
+    project: Project = projects.DEFAULT,
+    user: Annotated[Text, Form()] = "",
+) -> Response:
+    """Take somebody's role in it away."""
+    check_project(session, Right.MANAGE, project)
+    projects.take_role(session, people.named(session, user), project)
+    return back_to(request, "/projects", "The role is taken away.")
+
+
+def _projects(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    *,
+    name: str = "",
+    at: str = "",
+    errors: dict[str, str] | None = None,
+    typed: dict[str, str] | None = None,
+) -> HTMLResponse:
+    shown = projects.listed(session, visitor.standing.projects)
+    return page(
+        request,
+        "projects.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        projects=[(each, projects.members(session, each.name)) for each in shown],
+        may_manage={each.name for each in shown if visitor.standing.may(Right.MANAGE, each.name)},
+        may_write={each.name for each in shown if visitor.standing.may(Right.SUBMIT, each.name)},
+        notes=notes.of_projects(session, [each.name for each in shown]),
+        roles=ROLES,
+        allowed=permissions.RIGHTS_OF,
+        name=name,
+        at=at,
+        used=quotas.used(session, [each.name for each in shown]),
+        typed=typed or {},
+        errors=errors or {},
+    )

@@ -1,0 +1,88 @@
+"""One request for many runs: each is answered for itself, and what can be done is done."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from app.auth.permissions import Forbidden, check, check_project
+from db.access import projects
+from db.access.permissions import Right
+from db.errors import Conflict, Invalid, NotFound
+from db.queue import run_control
+from db.runs import run_metadata, trash
+from db.tables import Run, User
+
+MOST_RUNS = 200
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A run of which it could not be done, and why."""
+
+    id: int
+    detail: str
+
+
+def _restore(session: Session, run_id: int, user: User) -> Run:
+    """Restore one that is in the bin: who numbers another one has mistyped it."""
+    run = session.get(Run, run_id)
+    if run is not None and run.deleted_at is None:
+        raise Conflict(f"Run {run_id} was not in the bin.")
+    return trash.restore(session, run_id, user)
+
+
+#: What can be done with many: the rest of it is said in app.runs.bulk_api.
+ACTIONS: dict[str, tuple[Right, Callable[[Session, int, User], object]]] = {
+    "cancel": (Right.STEER, run_control.cancel),
+    "delete": (Right.DELETE, trash.delete),
+    "restore": (Right.DELETE, _restore),
+    "erase": (Right.DELETE, trash.erase),
+}
+TAGGING: dict[str, Callable[[Session, int, User, str], object]] = {
+    "add_tag": run_metadata.add_tag,
+    "remove_tag": run_metadata.remove_tag,
+}
+MOVE = "move"
+
+
+def act(
+    session: Session,
+    user: User,
+    action: str,
+    run_ids: Collection[int],
+    *,
+    tag: str = "",
+    project: str = "",
+) -> tuple[list[int], list[Refusal]]:
+    """Do it; return the runs of which it was done, and those of which it could not be.
+
+    tag: to add or to remove.  project: to move them to.  Raises NotFound, Forbidden of a project
+    that they may not be moved to.
+    """
+    done, refused = [], []
+    if action == MOVE:
+        check_project(session, Right.MOVE, project)
+        projects.get(session, project)
+    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    for run_id in sorted(set(run_ids)):
+        try:
+            if action in TAGGING:
+                check(session, Right.STEER, run_id)
+                TAGGING[action](session, run_id, user, tag)
+            elif action == MOVE:
+                check(session, Right.MOVE, run_id)
+                projects.move(session, run_id, user, project)
+            else:
+                right, do = ACTIONS[action]
+                check(session, right, run_id)
+                do(session, run_id, user)
+            done.append(run_id)
+        except (
+            Conflict,
+            Forbidden,
+            NotFound,
+            Invalid,
+        ) as error:  # raised before anything is written
+            refused.append(Refusal(run_id, str(error)))
+    return done, refused

@@ -1,0 +1,127 @@
+"""The columns of the list of runs: those that there are, and those that an address chooses."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlencode
+
+from sqlalchemy.orm import Session
+
+from app.http.parameters import flaw
+from db.errors import Invalid
+from db.runs import groups
+from db.runs.run_filters import values_of
+
+NEWEST_FIRST = "-id"
+MOST_COLUMNS, NAME_CHARACTERS = 24, 200
+
+
+@dataclass(frozen=True)
+class Column:
+    """name: in addresses.  label: at its head.  sort: what it orders by, if anything.
+
+    kind: how its cells look: a class of the style sheet.
+    """
+
+    name: str
+    label: str
+    sort: str = ""
+    kind: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it shows a setting or a metric."""
+        return self.name not in BUILT_IN
+
+
+BUILT_IN: MappingProxyType[str, Column] = MappingProxyType(
+    {
+        column.name: column
+        for column in (
+            Column("name", "Name", "name"),
+            Column("status", "Status", "status"),
+            Column("step", "Step", "step"),
+            Column("loss", "Loss", "loss"),
+            Column("scale", "Scale", "scale", "number"),
+            Column("verdict", "Verdict"),
+            Column("skipped", "Skipped", "skipped", "number"),
+            Column("speed", "Steps/s", "steps_per_second", "number"),
+            Column("owner", "Owner", "owner"),
+            Column("created", "Created", "id"),
+            Column("duration", "Duration", "duration", "number"),
+            Column("tags", "Tags", "tags"),
+            Column("project", "Project", "project"),
+            Column("recipe", "Recipe", "recipe"),
+            Column("precision", "Precision", "precision"),
+            Column("source", "Source", "source"),
+            Column("priority", "Priority", "priority", "number"),
+            Column("attempt", "Attempt", "attempt", "number"),
+            Column("size", "On disk", "stored_bytes", "number"),
+            Column("device", "Device"),
+        )
+    }
+)
+DEFAULT = (
+    "name",
+    "status",
+    "step",
+    "loss",
+    "scale",
+    "verdict",
+    "skipped",
+    "speed",
+    "owner",
+    "created",
+    "duration",
+    "tags",
+)
+
+
+def chosen(text: str) -> list[Column]:
+    """Return the columns that an address names, with commas between them; the name is always one.
+
+    What is no column of its own is a setting or a metric. Raises Invalid.
+    """
+    if wrong := flaw(text):
+        raise Invalid({"columns": f"{wrong}; allowed: names with commas between them"})
+    names = list(dict.fromkeys(filter(None, map(str.strip, text.split(","))))) or [*DEFAULT]
+    if len(names) > MOST_COLUMNS:
+        raise Invalid({"columns": f"{len(names)} of them; allowed: at most {MOST_COLUMNS}"})
+    for name in names:
+        if len(name) > NAME_CHARACTERS:
+            text = f"{name[:100]!r} has {len(name)} characters; allowed: at most {NAME_CHARACTERS}"
+            raise Invalid({"columns": text})
+    names = ["name", *(name for name in names if name != "name")]
+    return [BUILT_IN.get(name) or Column(name, name, name, "number") for name in names]
+
+
+def address(columns: Sequence[Column]) -> str:
+    """Return what an address names these by: nothing where they are the usual ones."""
+    names = [column.name for column in columns]
+    return "" if names == [*DEFAULT] else ",".join(names)
+
+
+def list_address(**parts: object) -> str:
+    """Return an address of the list; of filter, sort, columns, group and before any may lack."""
+    wanted = {name: value for name, value in parts.items() if value}
+    if wanted.get("sort") == NEWEST_FIRST:
+        del wanted["sort"]
+    return f"/runs?{urlencode(wanted)}" if wanted else "/runs"
+
+
+def values(
+    session: Session, run_ids: Collection[int], columns: Sequence[Column]
+) -> dict[int, dict[str, Any]]:
+    """Return what the runs have in those columns that their summaries do not tell."""
+    found: dict[int, dict[str, Any]] = {run_id: {} for run_id in run_ids}
+    for column in columns:
+        if column.name == "device":
+            told: dict[int, Any] = dict(groups.devices(session, run_ids))
+        elif column.is_own:
+            told = dict(values_of(session, list(run_ids), column.name))
+        else:
+            continue
+        for run_id, value in told.items():
+            found[run_id][column.name] = value
+    return found

@@ -1,0 +1,65 @@
+"""Going on with a run that was ended: a fork at its last checkpoint, configured as it was."""
+
+from copy import deepcopy
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.submission.submission import Submission, most_priority, submit
+from db.access import projects
+from db.errors import Conflict
+from db.files import checkpoints
+from db.queue.idempotency import hash_of_request, made_by
+from db.runs import runs
+from db.tables import ENDED, KEPT, Run, Status, User
+
+#: How a run ends before its last step; a paused one is resumed.
+CUT_SHORT = (Status.CANCELLED, Status.FAILED)
+
+
+def go_on(session: Session, user: User, run_id: int, *, idempotency_key: str | None = None) -> Run:
+    """Queue the steps that a run has not made; another run, for the first one's end stays told.
+
+    Raises Conflict where there is nothing to go on from, or a run does already.
+    """
+    request = {"continuation": run_id}
+    before = made_by(session, Run, user, idempotency_key, hash_of_request(request))
+    if before is not None:
+        return before
+    projects.lock_within(session, Run, run_id)
+    run = runs.get(session, run_id, lock=True)  # of two at once the second finds the first's
+    runs.check_has_recipe(run, "go on")
+    if run.status not in CUT_SHORT:
+        raise Conflict(f"Run {run_id} is {run.status}: only a cancelled or failed one can go on.")
+    step = checkpoints.newest_step(session, run_id, before=run.steps_total)
+    if step is None:
+        raise Conflict(f"Run {run_id} has no checkpoint before its last step to go on from.")
+    _check_nobody_does(session, run, step)
+    submission = Submission(
+        recipe=run.recipe,
+        config=_config(run),
+        name=run.name,
+        tags=run.tags,
+        project=run.project,
+        priority=most_priority(session, run.project, run.priority),
+        nodes=run.nodes,
+        devices_per_node=run.devices_per_node,
+        parent_id=run.id,
+        parent_step=step,
+    )
+    return submit(session, user, submission, idempotency_key=idempotency_key, request=request)
+
+
+def _check_nobody_does(session: Session, run: Run, step: int) -> None:
+    at = (Run.parent_id == run.id, Run.parent_step == step)
+    forks = select(Run).where(*at, Run.status.not_in(ENDED), KEPT).order_by(Run.id)
+    for fork in session.scalars(forks.limit(100)):
+        if _config(fork) == _config(run):
+            raise Conflict(f"Run {fork.id} goes on from there already: it is {fork.status}.")
+
+
+def _config(run: Run) -> dict[str, Any]:
+    config = deepcopy(run.config)
+    config.pop("weights", None)  # a checkpoint has its own
+    return config

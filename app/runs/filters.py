@@ -1,0 +1,293 @@
+"""The language of the list's filter: a line of words, all of which hold.
+
+    sweep -status:failed since:7d tag:"lr 2" val/accuracy>0.9 batch_size=64
+
+A bare word is looked for in name, recipe, precision, tags, owner and project; quotes keep blanks
+together, and what they hold from being read as anything but itself ("" is a quote within them); "-"
+before a word turns it round. A metric or setting whose name is that of a column or key is called
+metrics.loss, settings.status. db/runs/run_filters.py has what each word means as SQL.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from types import MappingProxyType
+
+from sqlalchemy.orm import Session
+
+from app.http.parameters import TYPED_CHARACTERS, flaw
+from db.errors import Invalid
+from db.runs import autocomplete
+from db.runs.outcomes import ENDINGS
+from db.runs.run_filters import (
+    COMPARISONS,
+    METRICS,
+    NUMBERS,
+    ORDERS,
+    SETTINGS,
+    STATUS_GROUPS,
+    SYNONYMS,
+    TEXTS,
+    Compared,
+    Condition,
+    Created,
+    EndedAs,
+    Filter,
+    Has,
+    InStatus,
+    InSweep,
+    Term,
+    Text,
+    Word,
+)
+from db.tables import COMMAND, LARGEST_ID, RECIPE, WATCH, Status
+
+MOST_WORDS = 20
+SOURCES = (RECIPE, COMMAND, WATCH)
+#: Proposed for since and before.
+TIMES = ("1h", "1d", "7d", "4w")
+STATUSES = (*STATUS_GROUPS, *map(str, Status), *ENDINGS)
+#: Keys whose values stand behind a colon, and what these are.
+KEYS = MappingProxyType(
+    {
+        "status": ", ".join(STATUSES),
+        "since": "7d, 12h, 30m, 2w ago or a date in UTC, 2026-11-01",
+        "before": "7d, 12h, 30m, 2w ago or a date in UTC, 2026-11-01",
+        "tag": "a whole tag",
+        "precision": "fp16, bf16, fp32 or fp8",
+        "recipe": "the name of a recipe",
+        "owner": "a name, or me",
+        "project": "the name of a project",
+        "source": ", ".join(SOURCES),
+        "name": "a part of a run's name",
+        "sweep": "the number of a sweep",
+        "has": "a setting or metric, tag, project, precision, recipe or sweep",
+    }
+)
+#: Of other languages of filters; as texts they would find nothing, and not say why.
+OPERATORS = ("OR", "AND", "NOT", "|", "||", "&&")
+UNITS = MappingProxyType({"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0})
+
+# Possessive, so that of many quotes in a row there is one reading to be tried, not 2^n.
+_WORD = re.compile(r'(?:"(?:[^"]|"")*+(?:"|\Z)|[^\s"])++')
+_QUOTED = re.compile(r'"((?:[^"]|"")*+)"')
+_SPLIT = re.compile(r'((?:"(?:[^"]|"")*+"|[^":<>=])*+)(>=|<=|:|>|<|=)(.*)', re.DOTALL)
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhdw])", re.ASCII)
+_POWER = re.compile(r"2\^(-?\d{1,4})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A word that cannot be understood. number: from 1; 0 of the whole line."""
+
+    number: int
+    word: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"word {self.number}, " if self.number else ""
+        return f"{place}{self.word[:100]!r}: {self.message}"
+
+
+class BadFilter(Invalid):
+    """A filter is not allowed."""
+
+    code = "invalid"
+
+    def __init__(self, mistakes: list[Mistake]) -> None:
+        self.mistakes = mistakes
+        super().__init__({"filter": "; ".join(map(str, mistakes))})
+
+
+class _Misread(Exception):
+    """Why a word cannot be understood, and what is allowed."""
+
+
+def read(text: str, *, me: str) -> Filter:
+    """Read a filter; me: who asks. Raises BadFilter, which names each wrong word."""
+    if len(text) > TYPED_CHARACTERS:
+        message = f"it has {len(text):,} characters; allowed: at most {TYPED_CHARACTERS}"
+        raise BadFilter([Mistake(0, text, message)])
+    words = _WORD.findall(text)
+    if len(words) > MOST_WORDS:
+        message = f"it has {len(words)} words; allowed: at most {MOST_WORDS}"
+        raise BadFilter([Mistake(0, text, message)])
+    terms, mistakes = [], []
+    for number, word in enumerate(words, start=1):
+        try:
+            terms.append(_term(word, me))
+        except _Misread as error:
+            mistakes.append(Mistake(number, word, str(error)))
+    if mistakes:
+        raise BadFilter(mistakes)
+    return terms
+
+
+def notes(session: Session, terms: Filter, sort: str, shown: Iterable[str] = ()) -> list[str]:
+    """Say which names no setting and no metric has: no run is found, or ordered, by them.
+
+    shown: of columns, which are empty then.
+    """
+    name = sort.removeprefix("-")
+    order = () if name in ORDERS or name in SYNONYMS else (name,)
+    told = autocomplete.unknown(session, dict.fromkeys((*names(terms), *order, *shown)))
+    known = autocomplete.vocabulary(session) if told else None
+    allowed = (*NUMBERS, *known.settings, *known.metrics) if known else ()
+    return [f"no setting or metric is called {name}{_meant(name, allowed)}" for name in told]
+
+
+def names(terms: Filter) -> Iterator[str]:
+    """Yield what the words of a filter compare that may be a setting or a metric."""
+    for term in terms:
+        if isinstance(term.condition, Compared | Has) and term.condition.name not in _COLUMNS:
+            yield term.condition.name
+
+
+def quoted(text: str) -> str:
+    """Return a text so that a filter reads it as it is."""
+    return '"{}"'.format(text.replace('"', '""')) if re.search(r'[\s"<>=:]', text) else text
+
+
+def _term(word: str, me: str) -> Term:
+    if wrong := flaw(word):
+        raise _Misread(f"{wrong}; allowed: other text")
+    if word.count('"') % 2:
+        raise _Misread('its quote is not closed; allowed: "two words"')
+    if word in OPERATORS:
+        raise _Misread(f'all words hold, and there is no {word}; allowed: "{word}" as a text')
+    is_negated = word.startswith("-") and len(word) > 1
+    rest = word[1:] if is_negated else word
+    if parts := _SPLIT.fullmatch(rest):
+        key, sign, value = parts.groups()
+        return Term(_keyed(key, sign, value, me), is_negated)
+    return Term(_bare(_plain(rest)), is_negated)
+
+
+def _plain(text: str) -> str:
+    """Return what is meant by a text, within quotes or not."""
+    return _QUOTED.sub(lambda found: found[1].replace('""', '"'), text)
+
+
+def _bare(text: str) -> Word:
+    if not text.strip():
+        raise _Misread("it is empty; allowed: a text to look for")
+    return Word(text)
+
+
+def _keyed(key: str, sign: str, value: str, me: str) -> Condition:
+    key, value = _plain(key), _plain(value).strip()
+    if not key:
+        raise _Misread(f"nothing stands before {sign}; allowed: a key or a name, lr{sign}0.1")
+    if key in KEYS:
+        if sign not in (":", "="):
+            raise _Misread(
+                f"{key} is not compared by {sign}; allowed: {key}:…, {KEYS[key]}; of a metric or "
+                f"setting {METRICS}{key}{sign}{value[:50]}, {SETTINGS}{key}{sign}{value[:50]}"
+            )
+        if not value:
+            raise _Misread(f"it lacks a value; allowed: {KEYS[key]}")
+        return _READERS[key](key, value, me)
+    if sign == ":":
+        raise _Misread(_unknown_key(key, value))
+    if not value:
+        raise _Misread(f"it lacks a value; allowed: {key}{sign}0.5")
+    return _comparison(SYNONYMS.get(key, key), sign, value)
+
+
+def _unknown_key(key: str, value: str) -> str:
+    if key in NUMBERS or key in SYNONYMS:
+        return f"{key} is a number; allowed: {', '.join(f'{key}{sign}…' for sign in COMPARISONS)}"
+    text = f"no key is called {key[:50]}; allowed: {', '.join(KEYS)}; of a setting or metric "
+    return f'{text}{key[:50]}={value[:50]}; "in quotes" it is a text{_meant(key, KEYS)}'
+
+
+def _meant(word: str, allowed: Collection[str]) -> str:
+    close = get_close_matches(word, allowed, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _status(_key: str, value: str, _me: str) -> Condition:
+    word = value.lower()
+    if word in STATUS_GROUPS:
+        return InStatus(STATUS_GROUPS[word])
+    if word not in STATUSES:
+        allowed = ", ".join(STATUSES)
+        raise _Misread(f"no status is called so; allowed: {allowed}{_meant(word, STATUSES)}")
+    for ending in ENDINGS:
+        if word == ending:
+            return EndedAs(ending)
+    return InStatus((Status(word),))
+
+
+def _created(key: str, value: str, _me: str) -> Condition:
+    is_before = key == "before"
+    if found := _DURATION.fullmatch(value):
+        return Created(is_before, seconds_ago=float(found[1]) * UNITS[found[2]])
+    try:
+        moment = datetime.fromisoformat(value)
+        return Created(
+            is_before, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        )
+    except (ValueError, OverflowError):
+        raise _Misread(f"it is no time; allowed: {KEYS[key]}") from None
+
+
+def _source(key: str, value: str, _me: str) -> Condition:
+    if value.lower() not in SOURCES:
+        allowed = ", ".join(SOURCES)
+        raise _Misread(f"no source is called so; allowed: {allowed}{_meant(value, SOURCES)}")
+    return Text(key, value)
+
+
+def _owner(key: str, value: str, me: str) -> Condition:
+    return Text(key, me if value == "me" else value)
+
+
+def _sweep(_key: str, value: str, _me: str) -> Condition:
+    if not (value.isascii() and value.isdecimal() and 0 < int(value[:12]) <= LARGEST_ID):
+        raise _Misread(f"{value[:50]!r} is no sweep; allowed: its number, sweep:3")
+    return InSweep(int(value[:12]))
+
+
+def _has(_key: str, value: str, _me: str) -> Condition:
+    return InSweep() if value == "sweep" else Has(value)
+
+
+def _text(key: str, value: str, _me: str) -> Condition:
+    return Text(key, value)
+
+
+_COLUMNS = {*NUMBERS, *TEXTS}
+_READERS: dict[str, Callable[[str, str, str], Condition]] = {
+    **dict.fromkeys(TEXTS, _text),
+    "status": _status,
+    "since": _created,
+    "before": _created,
+    "owner": _owner,
+    "source": _source,
+    "sweep": _sweep,
+    "has": _has,
+}
+
+
+def _comparison(name: str, sign: str, value: str) -> Condition:
+    number = _number(value)
+    if number is None and name == "duration" and (found := _DURATION.fullmatch(value)):
+        number = float(found[1]) * UNITS[found[2]]
+    if number is None and (name in NUMBERS or sign != "="):
+        example = "10, 0.5, 1e-3, 2^16" + (", 90m, 2h" if name == "duration" else "")
+        raise _Misread(f"{value[:50]!r} is no number; allowed: {example}")
+    return Compared(name, sign, number, value)
+
+
+def _number(text: str) -> float | None:
+    if (found := _POWER.fullmatch(text)) and abs(int(found[1])) < 1024:
+        return math.ldexp(1.0, int(found[1]))
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(number) else number

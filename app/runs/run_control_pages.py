@@ -1,0 +1,144 @@
+"""What the buttons of list and run page do; each leads back to where it was pressed."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Form
+from fastapi.responses import RedirectResponse
+from sqlalchemy.orm import Session
+from starlette.datastructures import FormData
+
+from app.auth import audit
+from app.auth.audit import audited
+from app.auth.authentication import SignedIn, local_path
+from app.auth.permissions import ANYBODY, check, check_project, requires
+from app.dependencies import Db, Posted
+from app.http.parameters import RunId, Text, as_run_id
+from app.runs import continue_run
+from app.submission.submission import PriorityNumber
+from db.access import projects
+from db.access.permissions import Right
+from db.queue import run_control
+from db.runs import runs
+from db.tables import User
+
+router = APIRouter()
+
+
+@router.post("/runs/cancellation")
+@requires(ANYBODY)
+def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
+    """Cancel the ticked runs that have not ended."""
+    cancelled, ended = [], 0
+    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    for run_id in sorted({as_run_id("run", str(text)) for text in posted.getlist("run")}):
+        check(session, Right.STEER, run_id)
+        if runs.get(session, run_id, lock=True).ended_at is None:
+            run_control.cancel(session, run_id, visitor.user)
+            cancelled.append(run_id)
+        else:
+            ended += 1
+    audit.done_to(session, cancelled)
+    return _back_to_list(posted, ended=ended)
+
+
+@router.post("/runs/{run_id}/place")
+@requires(Right.ORDER)
+def move_to_front(
+    run_id: RunId, session: Db, posted: Posted, visitor: SignedIn
+) -> RedirectResponse:
+    """Put a waiting run before all others."""
+    run_control.move_to_front(session, run_id, visitor.user)
+    return _back_to_list(posted)
+
+
+@router.post("/runs/{run_id}/priority")
+@requires(Right.ORDER)
+@audited("priority")
+def set_priority(
+    run_id: RunId,
+    session: Db,
+    posted: Posted,
+    visitor: SignedIn,
+    priority: Annotated[PriorityNumber, Form()],
+) -> RedirectResponse:
+    """Let a waiting run start sooner or later than others."""
+    run_control.set_priority(session, run_id, priority, visitor.user)
+    return _back_to_list(posted)
+
+
+@router.post("/runs/{run_id}/project")
+@requires(Right.MOVE)
+@audited("project")
+def move_to_project(
+    run_id: RunId, session: Db, visitor: SignedIn, project: Annotated[Text, Form()] = ""
+) -> RedirectResponse:
+    """Let it belong to another project."""
+    check_project(session, Right.MOVE, project)
+    projects.move(session, run_id, visitor.user, project)
+    return _back(run_id)
+
+
+@router.post("/runs/{run_id}/continuation")
+@requires(Right.SUBMIT)
+def go_on(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Queue what a cancelled or failed run has not made, and show that run."""
+    return _back(continue_run.go_on(session, visitor.user, run_id).id)
+
+
+@router.post("/runs/{run_id}/scale")
+@requires(Right.STEER)
+@audited("scale")
+def set_scale(
+    run_id: RunId, session: Db, visitor: SignedIn, scale: Annotated[float, Form()]
+) -> RedirectResponse:
+    """Go on with another loss scale."""
+    run_control.request_scale(session, run_id, visitor.user, scale)
+    return _back(run_id)
+
+
+@router.post("/runs/{run_id}/replays")
+@requires(Right.STEER)
+@audited("step")
+def replay(
+    run_id: RunId, session: Db, visitor: SignedIn, step: Annotated[int, Form()]
+) -> RedirectResponse:
+    """Replay a step."""
+    run_control.request_replay(session, run_id, visitor.user, step)
+    return _back(run_id)
+
+
+def _back_to_list(posted: FormData, *, ended: int = 0) -> RedirectResponse:
+    """Return to the list with the filter that it had.
+
+    ended: how many runs were left as they are, for the list to say.
+    """
+    address = local_path(str(posted.get("back", "/runs")))
+    if ended:
+        address += f"{'&' if '?' in address else '?'}ended={ended}"
+    return RedirectResponse(address, status_code=303)
+
+
+def _back(run_id: int) -> RedirectResponse:
+    return RedirectResponse(f"/runs/{run_id}", status_code=303)
+
+
+def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
+    @requires(Right.STEER)
+    def steer(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+        act(session, run_id, visitor.user)
+        return _back(run_id)
+
+    return steer
+
+
+#: What can be asked of a run by its number alone; app.runs.runs_api describes each.
+STEERING: dict[str, Callable[[Session, int, User], object]] = {
+    "cancellation": run_control.cancel,
+    "kill": run_control.kill,
+    "pause": run_control.pause,
+    "resumption": run_control.resume,
+    "checkpoints": run_control.request_checkpoint,
+}
+for word, act in STEERING.items():
+    router.add_api_route(f"/runs/{{run_id}}/{word}", _steering(act), methods=["POST"])

@@ -1,0 +1,133 @@
+"""The page of one run."""
+
+import shlex
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+from sqlalchemy import select
+
+from app.auth.authentication import SignedIn
+from app.auth.permissions import requires
+from app.compare import comparison
+from app.compare.shared_links_pages import sharing_of
+from app.dependencies import Db, TheSettings
+from app.html.rendering import page
+from app.http.parameters import RunId
+from app.live.run_updates import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
+from app.projects.project_transfer import elsewhere
+from app.runs.summary import summarise
+from app.telemetry import config_values
+from app.telemetry.environment import environment_of
+from app.telemetry.metric_names import Chosen
+from app.telemetry.suggested_actions import advised
+from db.access.permissions import Right
+from db.database import now
+from db.files import artifacts, checkpoints
+from db.health.spikes import spikes
+from db.runs import history, runs
+from db.sweeps import sweeps
+from db.tables import RECIPE, Run
+from db.telemetry import histograms, ingest, series, windows
+from halfstep.cli import command_line
+
+router = APIRouter()
+
+LOG_LINES_SHOWN = 1000
+#: Parts of the page, of which one is shown at a time, by their names in the address.
+TABS = {
+    "charts": "Charts",
+    "skips": "Skips",
+    "gradients": "Gradients",
+    "metrics": "Metrics",
+    "system": "System",
+    "checkpoints": "Checkpoints",
+    "artifacts": "Artifacts",
+    "log": "Log",
+    "configuration": "Configuration",
+    "history": "History",
+}
+
+
+@router.get("/runs/{run_id}")
+@requires(Right.SEE)
+def show_run(
+    run_id: RunId,
+    request: Request,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    chosen: Chosen,
+) -> HTMLResponse:
+    """Show all there is of a run; the browser goes on from the cursor of this moment."""
+    run, owner = runs.get_with_owner(session, run_id)
+    tab = request.query_params.get("tab", "")
+    last = runs.last_change(session, run_id)
+    metric_names = chosen.names(session, run_id)
+    log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
+    return page(
+        request,
+        "run.html",
+        visitor=visitor,
+        may=visitor.rights(run),
+        destinations=elsewhere(session, visitor, run.project),
+        sharing=sharing_of(session, visitor, [run]),
+        tabs=TABS.items(),
+        tab=tab if tab in TABS else next(iter(TABS)),
+        run=summarise(session, run, owner, settings),
+        trial=sweeps.of_run(session, run_id),
+        cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
+        statuses=runs.statuses(session, run_id),
+        last=last,
+        status_seconds=session.scalars(select(now())).one() - last.time if last else 0.0,
+        skipped=skipped_steps(session, run_id),
+        spikes=spikes(session, run_id),
+        findings=advised(session, run),
+        histogram=histograms.newest(session, run_id),
+        layers=histograms.newest(session, run_id, "layer_norms"),
+        headroom=histograms.headroom(session, run_id),
+        fp8=histograms.newest(session, run_id, "fp8"),
+        updates=histograms.updates(session, run_id),
+        weights=histograms.newest(session, run_id, "weights"),
+        artifacts=by_step(artifacts.newest(session, run_id, most=ARTIFACTS_SHOWN)),
+        artifacts_shown=ARTIFACTS_SHOWN,
+        artifacts_total=artifacts.count(session, run_id),
+        files=checkpoints.of_run(session, run_id),
+        saves=checkpoints.saves(session, run_id),
+        forks=runs.forks(session, run_id),
+        note=run.note,
+        labels_mark=labels_mark(run),
+        metrics=windows.measured(session, run_id, names=metric_names.names),
+        metric_names=metric_names,
+        chosen_metrics=chosen,
+        comparison=comparison.of_group(session, run.group_id, settings) if run.group_id else None,
+        log_bytes=artifacts.log_bytes(session, run_id),
+        has_log=bool(log),
+        log=log,
+        config=run.whole_config,
+        meant=run.settings,
+        examples=(run.workload or {}).get("examples"),
+        watched=ingest.attempt_of(session, run),
+        command=_command(run),
+        environment=environment_of(session, run),
+        settings=config_values.settings_of(session, run),
+        variants=comparison.variants(session, run) if run.source == RECIPE else (),
+    )
+
+
+def _command(run: Run) -> dict[str, Any] | None:
+    """Return what a page says of a command; of secrets it has names alone."""
+    if run.command is None:
+        return None
+    said = run.command
+    facts = [
+        ("Command line", said["line"]),
+        ("Repository", said["git"]),
+        ("Commit", said["commit"]),
+        ("Folder", said["folder"]),
+        ("Virtual environment", said["venv"]),
+        *((f"Variable {name}", value) for name, value in said["variables"].items()),
+        ("Secrets", ", ".join(said["secrets"])),
+    ]
+    words = command_line.filled(said["line"], run.config)
+    return {"filled": shlex.join(words), "facts": [each for each in facts if each[1]]}

@@ -1,0 +1,368 @@
+"""Runs: list, submit, look, and ask for something."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from app.auth import audit
+from app.auth.audit import audited
+from app.auth.authentication import AdmittedEarly, SignedIn
+from app.auth.permissions import ANYBODY, check_project, requires
+from app.dependencies import Db, TheSettings
+from app.files import weight_uploads
+from app.http.parameters import Body, RunId, Sort, Text, flaws
+from app.http.responses import written
+from app.runs import columns, continue_run, filters
+from app.runs.summary import Number, RunSummary, summarise, told_of_all
+from app.submission.command_lines import Command, as_submitted
+from app.submission.submission import PriorityNumber, Submission, submit
+from app.telemetry import config_values
+from app.telemetry.config_values import Setting
+from db.access import projects
+from db.access.permissions import Right
+from db.errors import Invalid
+from db.queue import run_control
+from db.runs import run_metadata, runs
+from db.runs.run_filters import ORDERS
+from db.settings import Settings
+from db.sweeps import sweeps
+from db.tables import Status
+
+router = APIRouter(prefix="/runs", tags=["runs"])
+
+
+class ListedRun(RunSummary):
+    """A run, and what else was asked for of it."""
+
+    values: Annotated[
+        dict[str, Number | str], Field(description="By name, of the settings and metrics it has")
+    ]
+
+
+class RunList(BaseModel):
+    """A page of runs. total: of all pages; next: what `before` is for the next one,
+    null on the last.
+    """
+
+    runs: list[ListedRun]
+    total: int
+    next: int | None
+    notes: Annotated[
+        list[str],
+        Field(description="Names in filter, sort and values that nothing has"),
+    ]
+
+
+class StatusChange(BaseModel):
+    """When and why a run changed its status; fault: "infrastructure", "code", "settings" (what it
+    asks for is not there), "rule" (of its configuration) or null.
+    """
+
+    attempt: int
+    status: Status
+    reason: str | None
+    fault: str | None
+    time: float
+
+
+class RunDetail(RunSummary):
+    """A run with its configuration and history."""
+
+    note: Annotated[str, Field(description="What people wrote of it, in Markdown")]
+    command: Annotated[
+        Command | None, Field(description="Null where it has a recipe, or is watched")
+    ]
+    config: dict[str, Any]
+    changed_settings: Annotated[
+        list[Setting], Field(description="Those that differ from their defaults, as far as known")
+    ]
+    sweep_id: Annotated[int | None, Field(description="Sweep that it is a run of")]
+    statuses: list[StatusChange]
+
+
+class SeenLabels(Body):
+    """Name, tags and note as whoever changes them has seen them."""
+
+    name: str | None = None
+    tags: list[str] | None = None
+    note: str | None = None
+
+
+class Labels(SeenLabels):
+    """What is to be changed; what is left out, or null, stays."""
+
+    seen: Annotated[
+        SeenLabels | None,
+        Field(description="If one that is to be changed is not so any more: 409, and nothing is"),
+    ] = None
+
+
+class Place(Body):
+    """Where in the queue a run shall be."""
+
+    before_id: Annotated[RunId, Field(description="The run that it goes before")]
+
+
+class Priority(Body):
+    """Higher starts sooner."""
+
+    priority: PriorityNumber
+
+
+class Destination(Body):
+    """Where a run shall belong."""
+
+    project: Annotated[Text, Field(description="'' is the one that there always is")]
+
+
+class WantedScale(Body):
+    """The loss scale from the next step on."""
+
+    scale: float
+
+
+class WantedReplay(Body):
+    """A step, past or to come."""
+
+    step: int
+
+
+class Asked(BaseModel):
+    """A request that the training obeys at its next step."""
+
+    id: int
+
+
+@router.get("", response_model=RunList)
+@requires(ANYBODY)
+def list_runs(
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    filter: Annotated[  # noqa: A002 - as it is called in the address
+        str,
+        Query(
+            description="Words that all hold: a text, status:failed, since:7d, tag:lr, skips>10, "
+            "a setting or metric as val/accuracy>0.9, metrics.loss>1; - before a word: not so"
+        ),
+    ] = "",
+    sort: Annotated[
+        Sort,
+        Query(
+            description=f"{', '.join(ORDERS)}, or a setting or metric (metrics.loss where a column "
+            "has its name); downwards with - before it"
+        ),
+    ] = "-id",
+    values: Annotated[
+        Text, Query(description="Settings and metrics to tell, with commas between them")
+    ] = "",
+    before: Annotated[RunId | None, Query(description="Only runs that come after this id")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Response:
+    """List runs, newest first if not told otherwise; those without a loss come last by it."""
+    terms = filters.read(filter, me=visitor.user.name)
+    rows, total = runs.newest_and_count(
+        session, conditions=terms, sort=sort, before=before, limit=limit
+    )
+    asked = [each for each in columns.chosen(values) if each.is_own] if values else []
+    found = columns.values(session, [run.id for run, _owner in rows], asked)
+    listed = RunList(
+        runs=[
+            ListedRun(**told, values=found[told["id"]])
+            for told in told_of_all(session, rows, settings)
+        ],
+        total=total,
+        next=rows[-1][0].id if len(rows) == limit else None,
+        notes=filters.notes(session, terms, sort, [each.name for each in asked]),
+    )
+    return written(listed)
+
+
+def _lost(_user: AdmittedEarly, submission: Submission, settings: TheSettings) -> dict[str, str]:
+    return weight_uploads.lost(settings, submission.config)
+
+
+#: Comes before the session: no transaction waits for a bucket.
+Lost = Annotated[dict[str, str], Depends(_lost)]
+
+
+@router.post("", status_code=201)
+@requires(ANYBODY, token_right=Right.SUBMIT)
+@audited("name", "recipe", "project")
+def submit_run(
+    submission: Submission,
+    lost: Lost,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    idempotency_key: Annotated[
+        Text | None,
+        Header(max_length=200, description="A request that repeats it queues no second run"),
+    ] = None,
+) -> RunSummary:
+    """Queue a run. 422 names each bad field, its value and what is allowed."""
+    run = submit(session, visitor.user, submission, idempotency_key=idempotency_key, known=lost)
+    audit.done_to(session, [run.id])
+    return summarise(session, run, visitor.user.name, settings)
+
+
+@router.get("/{run_id}", response_model=RunDetail)
+@requires(Right.SEE)
+def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedIn) -> Response:
+    """Look at one run."""
+    return written(_detail(session, run_id, settings))
+
+
+def _detail(session: Session, run_id: int, settings: Settings) -> RunDetail:
+    run, owner = runs.get_with_owner(session, run_id)
+    summary = summarise(session, run, owner, settings)
+    statuses = [
+        StatusChange.model_validate(row, from_attributes=True)
+        for row in runs.statuses(session, run_id)
+    ]
+    command = as_submitted(run.command) if run.command else None
+    trial = sweeps.of_run(session, run_id)
+    return RunDetail(
+        **vars(summary),
+        note=run.note,
+        command=command,
+        config=run.whole_config,
+        changed_settings=config_values.changed(config_values.settings_of(session, run)),
+        sweep_id=trial.sweep_id if trial else None,
+        statuses=statuses,
+    )
+
+
+@router.patch("/{run_id}")
+@requires(Right.STEER)
+@audited("name", "tags")
+def edit_run(
+    run_id: RunId, wanted: Labels, session: Db, settings: TheSettings, visitor: SignedIn
+) -> RunDetail:
+    """Change name, tags or note of a run, whatever its status."""
+    changes = wanted.model_dump(exclude_none=True, exclude={"seen"})
+    if errors := flaws(changes):
+        raise Invalid(errors)
+    seen = wanted.seen.model_dump(exclude_none=True) if wanted.seen else None
+    run_metadata.edit(session, run_id, visitor.user, changes, seen)
+    return _detail(session, run_id, settings)
+
+
+@router.put("/{run_id}/project")
+@requires(Right.MOVE)
+@audited("project")
+def move_run(
+    run_id: RunId, wanted: Destination, session: Db, settings: TheSettings, visitor: SignedIn
+) -> RunSummary:
+    """Let a run belong to another project. For who maintains both."""
+    check_project(session, Right.MOVE, wanted.project)
+    projects.move(session, run_id, visitor.user, wanted.project)
+    return _summary(session, run_id, settings)
+
+
+@router.get("/{run_id}/config")
+@requires(Right.SEE)
+def get_config(run_id: RunId, session: Db, _visitor: SignedIn) -> dict[str, Any]:
+    """Return a run's configuration, to be submitted again."""
+    return runs.get(session, run_id).config
+
+
+@router.post("/{run_id}/cancellation")
+@requires(Right.STEER)
+def cancel_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+    """Cancel: a training run leaves a checkpoint first. Asked again, it changes nothing."""
+    run_control.cancel(session, run_id, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+@router.post("/{run_id}/kill")
+@requires(Right.STEER)
+def kill_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+    """End a training run at once: what it did since its last checkpoint is lost."""
+    run_control.kill(session, run_id, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+@router.post("/{run_id}/pause")
+@requires(Right.STEER)
+def pause_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+    """Pause, with a checkpoint."""
+    run_control.pause(session, run_id, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+@router.post("/{run_id}/resumption")
+@requires(Right.STEER)
+def resume_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+    """Queue a paused run again."""
+    run_control.resume(session, run_id, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+@router.post("/{run_id}/continuation", status_code=201)
+@requires(Right.SUBMIT)
+def go_on(
+    run_id: RunId,
+    session: Db,
+    settings: TheSettings,
+    visitor: SignedIn,
+    idempotency_key: Annotated[
+        Text | None,
+        Header(max_length=200, description="A request that repeats it queues no second run"),
+    ] = None,
+) -> RunSummary:
+    """Queue a run of the steps that a cancelled or failed one has not made, from its checkpoint."""
+    run = continue_run.go_on(session, visitor.user, run_id, idempotency_key=idempotency_key)
+    return summarise(session, run, visitor.user.name, settings)
+
+
+@router.post("/{run_id}/checkpoints", status_code=202)
+@requires(Right.STEER)
+def request_checkpoint(run_id: RunId, session: Db, visitor: SignedIn) -> Asked:
+    """Ask for a checkpoint now."""
+    return Asked(id=run_control.request_checkpoint(session, run_id, visitor.user).id)
+
+
+@router.post("/{run_id}/scale", status_code=202)
+@requires(Right.STEER)
+@audited("scale")
+def set_scale(run_id: RunId, wanted: WantedScale, session: Db, visitor: SignedIn) -> Asked:
+    """Ask a running fp16 run to go on with another loss scale."""
+    return Asked(id=run_control.request_scale(session, run_id, visitor.user, wanted.scale).id)
+
+
+@router.post("/{run_id}/replays", status_code=202)
+@requires(Right.STEER)
+@audited("step")
+def replay_step(run_id: RunId, wanted: WantedReplay, session: Db, visitor: SignedIn) -> Asked:
+    """Ask a running run to replay a step, to name the operation that overflowed."""
+    return Asked(id=run_control.request_replay(session, run_id, visitor.user, wanted.step).id)
+
+
+@router.put("/{run_id}/priority")
+@requires(Right.ORDER)
+@audited("priority")
+def set_priority(
+    run_id: RunId, wanted: Priority, session: Db, settings: TheSettings, visitor: SignedIn
+) -> RunSummary:
+    """Change the priority of a run that waits."""
+    run_control.set_priority(session, run_id, wanted.priority, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+@router.put("/{run_id}/place")
+@requires(Right.ORDER)
+@audited("before_id")
+def set_place(
+    run_id: RunId, wanted: Place, session: Db, settings: TheSettings, visitor: SignedIn
+) -> RunSummary:
+    """Move a run that waits before another one in the queue."""
+    run_control.move(session, run_id, wanted.before_id, visitor.user)
+    return _summary(session, run_id, settings)
+
+
+def _summary(session: Db, run_id: RunId, settings: TheSettings) -> RunSummary:
+    run, owner = runs.get_with_owner(session, run_id)
+    return summarise(session, run, owner, settings)

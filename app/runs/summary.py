@@ -1,0 +1,240 @@
+"""A run in one glance, the same for pages, API and live streams."""
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, PlainSerializer
+from sqlalchemy.orm import Session
+
+from app.html.formats import printed
+from db.health import input_bound
+from db.health import verdict as verdicts
+from db.queue import pending_reasons, workers
+from db.queue.pending_reasons import Queue
+from db.runs import run_metadata, runs
+from db.runs.outcomes import Ending, ending
+from db.settings import Settings
+from db.tables import ACTIVE, COMMAND, ENDED, RECIPE, Run, Status
+from db.telemetry.series import json_number
+
+#: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
+Number = Annotated[float | None, PlainSerializer(json_number, return_type=float | str | None)]
+
+
+class RunVerdict(BaseModel):
+    """Whether the loss scaling is well: calibrating, healthy, oscillating, collapsing or dead."""
+
+    word: str
+    reason: str
+    figures: Annotated[
+        dict[str, Any], Field(description="What led to it; see db/health/verdict.py")
+    ]
+
+
+class DataWait(BaseModel):
+    """What the latest steps waited for data."""
+
+    steps: Annotated[int, Field(description="The latest of which it is known, at most 100")]
+    waited: Annotated[int, Field(description="Those that did for a fifth of their time or more")]
+    share: Annotated[float, Field(description="Of the time of all of them")]
+    is_real: Annotated[bool, Field(description="Whether it is worth doing something about")]
+    per_cent: Annotated[int, Field(description="Of the steps, those that waited")]
+
+
+class NamedRun(BaseModel):
+    """A run that another one waits for. label: what it is called there."""
+
+    id: int
+    label: str
+
+
+class RunSummary(BaseModel):
+    """Where a run is."""
+
+    id: int
+    name: str
+    source: Annotated[str, Field(description="recipe, command, or watch: trained elsewhere")]
+    project: str
+    recipe: Annotated[str, Field(description="Empty where the run has none")]
+    precision: Annotated[str, Field(description="Empty while it is not known")]
+    status: Status
+    attempt: int
+    owner: str
+    tags: list[str]
+    priority: int
+    nodes: int
+    devices_per_node: Annotated[int, Field(description="Of each node")]
+    after_id: Annotated[int | None, Field(description="Run whose end this one waits for")]
+    parent_id: Annotated[int | None, Field(description="Run from whose checkpoint it started")]
+    parent_step: int | None
+    group_id: Annotated[int | None, Field(description="Comparison that it belongs to")]
+    step: Annotated[int, Field(description="Attempted steps")]
+    own_steps: Annotated[int, Field(description="Those after its parent's checkpoint")]
+    steps_total: Annotated[int, Field(description="0 where it is not known")]
+    applied: Annotated[int, Field(description="Own steps not skipped, or retried in fp32")]
+    skipped: int
+    loss: Number
+    scale: Number
+    verdict: Annotated[RunVerdict | None, Field(description="Null where nothing is scaled")]
+    is_scaled: Annotated[bool, Field(description="Whether it has a loss scale")]
+    steps_per_second: Annotated[
+        Number, Field(description="Of the latest steps; once it has ended, of all")
+    ]
+    examples_per_second: Annotated[Number, Field(description="Null where they are not known")]
+    tokens_per_second: Annotated[Number, Field(description="Null where a recipe has none")]
+    utilisation: Annotated[
+        Number, Field(description="Model FLOPs a second, of the most that its devices can do")
+    ]
+    data_wait: Annotated[
+        DataWait | None, Field(description="Null where it is not known, and in lists")
+    ] = None
+    workers: Annotated[
+        list[str], Field(description="Of several nodes, who trains each; none in lists")
+    ] = []
+    seconds: Annotated[
+        float | None, Field(description="Since the first start, until the end, without pauses")
+    ]
+    seconds_left: Annotated[float | None, Field(description="Estimate, at the present speed")]
+    waiting: Annotated[str | None, Field(description="What a queued run waits for")]
+    waiting_for: Annotated[
+        list[NamedRun], Field(description="The runs that `waiting` names, in its order")
+    ] = []
+    ahead: Annotated[int | None, Field(description="Queued runs that start before this one")]
+    silent_seconds: Annotated[
+        int, Field(description="Without news of a watched run, 0 while there are")
+    ]
+    ending: Annotated[
+        Ending | None, Field(description="What its status leaves unsaid; null if nothing")
+    ]
+    stored_bytes: Annotated[
+        int, Field(description="Of its checkpoints and artifacts that the server has")
+    ]
+    error: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    revision: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.status in ENDED
+
+    @property
+    def last_line(self) -> str:
+        """What its error ends with: of a traceback the exception."""
+        lines = [line for line in printed(self.error or "").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else ""
+
+    @property
+    def trains(self) -> bool:
+        """Whether an attempt exists."""
+        return self.status in ACTIVE
+
+    @property
+    def progress(self) -> float:
+        """Per cent."""
+        return 100 * min(self.step / self.steps_total, 1.0) if self.steps_total else 0.0
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its loop is not ours, so that nothing can be asked of it."""
+        return self.source != RECIPE
+
+    @property
+    def is_command(self) -> bool:
+        """Whether a worker runs it all the same."""
+        return self.source == COMMAND
+
+
+def summarise(session: Session, run: Run, owner: str, settings: Settings) -> RunSummary:
+    """Sum up a run."""
+    summary = summarise_all(session, [(run, owner)], settings)[0]
+    if found := input_bound.starvation(session, run):
+        summary.data_wait = DataWait.model_validate(found, from_attributes=True)
+    if run.nodes > 1:
+        summary.workers = workers.of_nodes(session, run)
+    return summary
+
+
+def summarise_all(
+    session: Session,
+    rows: Sequence[tuple[Run, str]],
+    settings: Settings,
+    queue: Queue | None = None,
+) -> list[RunSummary]:
+    """Sum up runs, given with their owners' names, in a few queries for all of them.
+
+    queue: if it was read already.
+    """
+    return [RunSummary(**told) for told in told_of_all(session, rows, settings, queue)]
+
+
+def told_of_all(
+    session: Session,
+    rows: Sequence[tuple[Run, str]],
+    settings: Settings,
+    queue: Queue | None = None,
+) -> list[dict[str, Any]]:
+    """Return what summaries of runs are made of."""
+    some_runs = [run for run, _owner in rows]
+    if queue is None and any(run.status == Status.QUEUED for run in some_runs):
+        queue = Queue.read(session)
+    judged = verdicts.verdicts(session, some_runs)
+    progress, moment = runs.progress(session, some_runs)  # by the clock that wrote their starts
+    return [
+        {
+            **dict(zip(_COLUMNS, _columns_of(run), strict=True)),
+            "owner": owner,
+            "tags": run_metadata.tags_of(run),
+            "own_steps": run.own_steps,
+            "is_scaled": verdicts.has_scaler(run),
+            "applied": progress[run.id].applied,
+            "ending": ending(run, progress[run.id].applied),
+            "verdict": _verdict(judged.get(run.id)),
+            "seconds": progress[run.id].seconds,
+            "seconds_left": _seconds_left(run),
+            "silent_seconds": runs.silent_seconds(run, moment),
+            **_throughput(run),
+            **_waiting(run, queue, settings),
+        }
+        for run, owner in rows
+    ]
+
+
+_COLUMNS = [*RunSummary.model_fields.keys() & (set(Run.__table__.columns.keys()) - {"tags"})]
+_columns_of = attrgetter(*_COLUMNS)
+
+
+def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any]:
+    if run.status != Status.QUEUED or queue is None:
+        return {"waiting": None, "waiting_for": [], "ahead": None}
+    reason = pending_reasons.reason(run, queue, **settings.per_user)
+    named = [NamedRun(**each._asdict()) for each in reason.named]
+    return {"waiting": reason.text, "waiting_for": named, "ahead": queue.places.get(run.id, 0)}
+
+
+def _throughput(run: Run) -> dict[str, float | None]:
+    """Return what a second brings."""
+    work, pace = run.workload or {}, run.steps_per_second or 0.0
+    flops, peak = float(work.get("flops") or 0), float(work.get("peak_flops") or 0)
+    return {
+        "examples_per_second": pace * work["examples"] if work and pace else None,
+        "tokens_per_second": pace * work["tokens"] if work.get("tokens") and pace else None,
+        "utilisation": pace * flops / peak if flops and peak and pace else None,
+    }
+
+
+def _verdict(found: verdicts.Verdict | None) -> RunVerdict | None:
+    if found is None:
+        return None
+    figures = found.figures._asdict()
+    figures["scale"] = json_number(figures["scale"])
+    return RunVerdict(word=found.word, reason=found.reason, figures=figures)
+
+
+def _seconds_left(run: Run) -> float | None:
+    if run.status != Status.RUNNING or not run.steps_per_second or not run.steps_total:
+        return None
+    return max(run.steps_total - run.step, 0) / run.steps_per_second

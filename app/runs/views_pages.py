@@ -1,0 +1,44 @@
+"""Saved views: the list's forms that save one and delete one."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form
+from fastapi.responses import RedirectResponse
+
+from app.auth.authentication import SignedIn
+from app.auth.permissions import ACCOUNT, requires
+from app.dependencies import Db
+from app.http.parameters import Name, RowId, Sort, Text
+from app.runs import columns, filters
+from app.runs.columns import list_address
+from db.runs import views
+
+router = APIRouter(prefix="/views")
+
+
+@router.post("")
+@requires(ACCOUNT)
+def save_view(
+    session: Db,
+    visitor: SignedIn,
+    name: Annotated[Text, Form()] = "",
+    typed: Annotated[str, Form(alias="filter")] = "",
+    sort: Annotated[Sort, Form()] = "-id",
+    chosen: Annotated[Text, Form(alias="columns")] = "",
+    group: Annotated[Name, Form()] = "",
+) -> RedirectResponse:
+    """Save what the list shows under a name."""
+    filters.read(typed, me=visitor.user.name)
+    columns.chosen(chosen)
+    place = {"filter": typed, "sort": sort, "columns": chosen, "group": group}
+    views.save(session, visitor.user, name.strip(), **place)
+    return RedirectResponse(list_address(**place), status_code=303)
+
+
+@router.post("/{view_id}/deletion")
+@requires(ACCOUNT)
+def delete_view(view_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Delete a view, and show what it showed, so that it can be saved again."""
+    view = views.delete(session, visitor.user, view_id)
+    place = {name: getattr(view, name) for name in ("filter", "sort", "columns", "group")}
+    return RedirectResponse(list_address(**place), status_code=303)

@@ -1,0 +1,1 @@
+"""Submission: forms of new runs and commands, presets, estimates, recipes."""

@@ -1,0 +1,153 @@
+"""The form of a command: what was typed, as a submission, and back.
+
+A placeholder's row says what kind of value it takes, the value, and its bounds or choices. What
+cannot be read stays text, is shown as it was typed, and is refused like any other bad value.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import FormData
+
+from app.submission.config_schema import Property
+from app.submission.forms import input_text
+from app.sweeps import search_space
+from halfstep.cli import command_line
+
+#: What a row calls the types of JSON Schema.
+KINDS = {
+    "number": "number",
+    "integer": "whole number",
+    "string": "text",
+    "choice": "choice",
+    "boolean": "true or false",
+}
+TEXTS = ("line", "folder", "git", "commit", "venv")
+#: Of a row; each is the name of an input, before it "parameter.lr.".
+PARTS = ("kind", "value", "minimum", "maximum", "choices")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One placeholder as it was typed."""
+
+    name: str
+    kind: str = "string"
+    value: str = ""
+    minimum: str = ""
+    maximum: str = ""
+    choices: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class CommandForm:
+    """All that is shown; texts: by field."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    variables: str = ""
+    secrets: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+
+def shown(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandForm:
+    """Return the form of a command that there is."""
+    rows = []
+    for name, rules in command["parameters"].items():
+        kind = "choice" if "enum" in rules else rules["type"]
+        bounds = {end: input_text(rules.get(end)) for end in ("minimum", "maximum")}
+        choices = ", ".join(rules.get("enum", ()))
+        value = input_text(config.get(name, rules.get("default")))
+        rows.append(Row(name, kind, value, **bounds, choices=choices))
+    variables = "\n".join(f"{name}={value}" for name, value in command["variables"].items())
+    texts = {name: command[name] for name in TEXTS}
+    return CommandForm(texts, variables, tuple(command["secrets"]), tuple(rows))
+
+
+def typed(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
+    """Return the form as it was posted, with a row for each placeholder of its line."""
+    texts = {name: _text(posted, f"command.{name}") for name in TEXTS}
+    rows = []
+    for name in _placeholders(texts["line"]):
+        parts = {part: _text(posted, f"parameter.{name}.{part}") for part in PARTS}
+        parts["kind"] = parts["kind"] if parts["kind"] in KINDS else "string"
+        paths = (f"command.parameters.{name}", f"config.{name}", f"space.{name}")
+        error = next((errors[path] for path in paths if path in errors), "")
+        rows.append(Row(name, **parts, error=error))
+    secrets = tuple(map(str, posted.getlist("command.secrets")))
+    return CommandForm(texts, _text(posted, "command.variables"), secrets, tuple(rows))
+
+
+def submitted(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """Return the command, its configuration, and what could not be read, by path."""
+    errors, variables = {}, {}
+    for line in filter(None, map(str.strip, form.variables.splitlines())):
+        name, equals, value = line.partition("=")
+        if not equals:
+            errors["command.variables"] = f"{line[:100]!r} is not allowed; allowed: NAME=value"
+        variables[name.strip()] = value.strip()
+    config, parameters = {}, {}
+    for row in form.rows:
+        parameters[row.name], config[row.name] = _parameter(row), _value(row)
+        for end in ("minimum", "maximum"):
+            if isinstance(bound := parameters[row.name].get(end), str):
+                del parameters[row.name][end]
+                text = f"its {end} is {bound[:100]!r}; allowed: a number"
+                errors[f"command.parameters.{row.name}"] = text
+    command = {**form.texts, "variables": variables, "secrets": list(form.secrets)}
+    return command | {"parameters": parameters}, config, errors
+
+
+def searched(
+    form: CommandForm,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, str]]:
+    """Return the command of a sweep, what all runs have, what is tried, and what is unreadable."""
+    command, config, errors = submitted(form)
+    space = {
+        row.name: row.value
+        for row in form.rows
+        if search_space.is_search(
+            Property(row.name, "", command["parameters"][row.name]), row.value
+        )
+    }
+    config = {name: value for name, value in config.items() if name not in space}
+    return command, config, space, errors
+
+
+def _parameter(row: Row) -> dict[str, Any]:
+    stated: dict[str, Any] = {"type": "string" if row.kind == "choice" else row.kind}
+    if row.kind == "choice":
+        stated["enum"] = [each.strip() for each in row.choices.split(",") if each.strip()]
+    if row.kind in ("number", "integer"):
+        ends = {"minimum": row.minimum, "maximum": row.maximum}
+        stated |= {end: _number(text) for end, text in ends.items() if text}
+    return stated
+
+
+def _value(row: Row) -> Any:
+    if row.kind == "boolean":
+        return {"true": True, "false": False}.get(row.value.lower(), row.value)
+    if row.kind in ("number", "integer"):
+        return _number(row.value)
+    return row.value
+
+
+def _number(text: str) -> int | float | str:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _placeholders(line: str) -> list[str]:
+    try:
+        return command_line.placeholders(line)[:100]
+    except ValueError:
+        return []
+
+
+def _text(posted: FormData, name: str) -> str:
+    return str(posted.get(name, "")).strip()

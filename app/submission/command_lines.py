@@ -1,0 +1,224 @@
+"""A command that is submitted: what it may hold, and the schema that its parameters make."""
+
+import math
+import re
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from app.http.parameters import flaws, outsized
+from app.submission import config_schema
+from app.submission.config_schema import Schema
+from db.access import secrets
+from halfstep.cli import command_line
+from halfstep.session import queued_run
+
+MOST_PARAMETERS, MOST_VARIABLES, MOST_CHOICES = 50, 100, 100
+LINE_CHARACTERS, VALUE_CHARACTERS = 10_000, 10_000
+COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
+#: What the worker says itself.
+SET_BY_US = {queued_run.RUN, queued_run.ATTEMPT, queued_run.FOLDER}
+SET_BY_US |= {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HALFSTEP_PARENT_PID"}
+
+
+class Parameter(BaseModel):
+    """What a placeholder's value may be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["number", "integer", "string", "boolean"] = "string"
+    enum: Annotated[list[str] | None, Field(description="Of a string, the choices")] = None
+    minimum: float | None = None
+    maximum: float | None = None
+    default: str | int | float | bool | None = None
+    description: str = ""
+
+
+class Command(BaseModel):
+    """A command line that a worker runs, where its operator allows it. No shell sees it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    line: Annotated[str, Field(description="With placeholders: python train.py --lr {lr}")]
+    folder: Annotated[
+        str, Field(description="On the worker, absolute; with git, within the repository")
+    ] = ""
+    git: Annotated[str, Field(description="https://… or file://…, cloned by the worker")] = ""
+    commit: Annotated[str, Field(description="With git: a hash, or its first digits")] = ""
+    venv: Annotated[
+        str, Field(description="Virtual environment on the worker; empty: the worker's own")
+    ] = ""
+    variables: Annotated[dict[str, str], Field(description="Environment, which all may see")] = {}
+    secrets: Annotated[list[str], Field(description="Names; their values go into it too")] = []
+    parameters: Annotated[
+        dict[str, Parameter],
+        Field(description="By placeholder; one that is not here is what its value in config is"),
+    ] = {}
+
+
+def schema(parameters: dict[str, Any]) -> Schema:
+    """Return the JSON Schema of a command's configuration."""
+    return {"type": "object", "additionalProperties": False, "properties": parameters}
+
+
+def as_submitted(kept: dict[str, Any]) -> Command:
+    """Return a command as it can be submitted again."""
+    parameters = {
+        name: {field: value for field, value in each.items() if field != "title"}
+        for name, each in kept["parameters"].items()
+    }
+    return Command.model_validate(kept | {"parameters": parameters})
+
+
+def default_name(line: str) -> str:
+    """Name a run by its script, its module or its program."""
+    words = command_line.words(line)
+    scripts = [word for word in words if word.endswith(".py")]
+    module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+    [name, *_] = [*scripts, *module, words[0]]
+    return name.rpartition("/")[2].removesuffix(".py")[:100] or "command"
+
+
+def check(
+    session: Session, command: Command, config: dict[str, Any], devices: int
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """Return the command as it is kept, all values of its parameters, and what is wrong by path."""
+    kept = command.model_dump(exclude={"parameters"}) | {"parameters": {}}
+    given = {"command": command.model_dump(), "config": config}
+    if errors := outsized(given) or flaws(given):
+        return kept, config, errors
+    errors = _mistakes(session, command, devices)
+    if "command.line" in errors:
+        return kept, config, errors
+    names = command_line.placeholders(command.line)
+    for name in command.parameters.keys() - set(names):
+        errors[f"command.parameters.{name}"] = f"the line has no placeholder {{{name}}}"
+    for name in names:
+        parameter = command.parameters.get(name) or _inferred(config.get(name))
+        kept["parameters"][name] = _property(name, parameter)
+        errors |= _mistakes_of_parameter(name, parameter)
+    if errors:
+        return kept, config, errors
+    whole = schema(kept["parameters"])
+    config = config_schema.with_defaults(whole, config)
+    wrong = config_schema.mistakes(whole, config)
+    for name in wrong.keys() - set(names):
+        there = ", ".join(f"{{{each}}}" for each in names) or "none"
+        wrong[name] = f"the line names no {{{name}}}; it names: {there}"
+    for name in wrong.keys() & set(names):
+        if config.get(name) is None:
+            wrong[name] = (
+                f"the line names {{{name}}}, which has no value; allowed: one, or a default"
+            )
+    if not wrong:
+        config = config_schema.parsed(whole, config)
+        wrong = outsized(config)
+    return kept, config, {f"config.{path}": text for path, text in wrong.items()}
+
+
+def _mistakes(session: Session, command: Command, devices: int) -> dict[str, str]:
+    errors = {}
+    try:
+        if len(command.line) > LINE_CHARACTERS:
+            text = f"it has {len(command.line):,} characters; allowed: at most {LINE_CHARACTERS:,}"
+            raise ValueError(text)
+        names = command_line.placeholders(command.line)
+        if len(names) > MOST_PARAMETERS:
+            text = f"it has {len(names)} placeholders; allowed: at most {MOST_PARAMETERS}"
+            raise ValueError(text)
+        if long := [name for name in names if len(name) > command_line.NAME_CHARACTERS]:
+            most = command_line.NAME_CHARACTERS
+            raise ValueError(f"{long[0][:100]} is long; allowed: names of at most {most}")
+        if devices > 1 and (fault := command_line.ranks_fault(command.line)):
+            raise ValueError(fault)
+    except ValueError as error:
+        errors["command.line"] = str(error)
+    return errors | _place_mistakes(command) | _environment_mistakes(session, command)
+
+
+def _place_mistakes(command: Command) -> dict[str, str]:
+    errors = {}
+    folder, git, commit = command.folder, command.git, command.commit
+    if git and not _is_repository(git):
+        allowed = "https://… or file://…, without a user or a password"
+        errors["command.git"] = f"it is {git[:200]!r}; allowed: {allowed}"
+    if git and not COMMIT.fullmatch(commit):
+        allowed = "a commit's hash, or at least 7 of its first digits"
+        errors["command.commit"] = f"it is {commit[:100]!r}; allowed: {allowed}"
+    if commit and not git:
+        errors["command.commit"] = f"{commit[:100]!r} says nothing without git, the repository"
+    if git and (folder.startswith("/") or ".." in folder.split("/")):
+        allowed = "a folder of the repository, such as src"
+        errors["command.folder"] = f"it is {folder[:200]!r}; allowed: {allowed}"
+    if folder and not git and not folder.startswith("/"):
+        errors["command.folder"] = f"it is {folder[:200]!r}; allowed: an absolute path, /home/me/it"
+    if command.venv and not command.venv.startswith("/"):
+        text = f"it is {command.venv[:200]!r}; allowed: an absolute path, /home/me/.venv"
+        errors["command.venv"] = text
+    return errors
+
+
+def _is_repository(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    is_whole = bool(parts.netloc) if parts.scheme == "https" else parts.path.startswith("/")
+    is_plain = url.isprintable() and " " not in url and "@" not in parts.netloc
+    return parts.scheme in ("https", "file") and is_whole and is_plain
+
+
+def _environment_mistakes(session: Session, command: Command) -> dict[str, str]:
+    errors = {}
+    if len(command.variables) > MOST_VARIABLES:
+        text = f"there are {len(command.variables)}; allowed: at most {MOST_VARIABLES}"
+        errors["command.variables"] = text
+    for name, value in command.variables.items():
+        path = f"command.variables.{name[:100]}"
+        if not VARIABLE.fullmatch(name):
+            allowed = "letters, digits and _, not a digit first, at most 100"
+            errors[path] = f"its name is {name[:100]!r}; allowed: {allowed}"
+        elif name in SET_BY_US:
+            errors[path] = "the worker sets it; allowed: other names"
+        elif name in command.secrets:
+            errors[path] = "it is among the secrets too; allowed: one of the two"
+        elif len(value) > VALUE_CHARACTERS:
+            errors[path] = f"it has {len(value):,} characters; allowed: {VALUE_CHARACTERS:,}"
+    known = secrets.names(session) if command.secrets else []
+    if unknown := [name for name in command.secrets if name not in known]:
+        there = ", ".join(known)[:500] or "none"
+        errors["command.secrets"] = f"there is no secret {unknown[0][:100]!r}; there are: {there}"
+    return errors
+
+
+def _inferred(value: Any) -> Parameter:
+    if isinstance(value, bool):
+        return Parameter(type="boolean")
+    return Parameter(type="number" if isinstance(value, int | float) else "string")
+
+
+def _property(name: str, given: Parameter) -> Schema:
+    """Return a placeholder's JSON Schema."""
+    stated = given.model_dump(exclude_none=True, exclude={"description"})
+    return {"title": name, "description": given.description, **stated}
+
+
+def _mistakes_of_parameter(name: str, given: Parameter) -> dict[str, str]:
+    path = f"command.parameters.{name}"
+    bounds = [bound for bound in (given.minimum, given.maximum) if bound is not None]
+    if bounds and given.type not in ("number", "integer"):
+        return {path: f"it has bounds and is a {given.type}; allowed: of a number or an integer"}
+    if not all(map(math.isfinite, bounds)) or bounds != sorted(bounds):
+        return {path: f"its bounds are {bounds}; allowed: finite ones, the minimum first"}
+    choices = given.enum
+    if choices is not None and given.type != "string":
+        return {path: f"it has choices and is a {given.type}; allowed: of a string"}
+    if choices is not None and not 1 <= len(set(choices)) == len(choices) <= MOST_CHOICES:
+        return {path: f"it has {len(choices)} choices; allowed: 1 to {MOST_CHOICES}, all different"}
+    if given.default is None:
+        return {}
+    wrong = config_schema.mistakes(schema({name: _property(name, given)}), {name: given.default})
+    return {path: f"its default: {'; '.join(wrong.values())}"} if wrong else {}

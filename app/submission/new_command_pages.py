@@ -1,0 +1,102 @@
+"""The form of a run that is a command."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from app.auth.authentication import SignedIn, Visitor
+from app.auth.permissions import COMMAND, requires
+from app.dependencies import Db, Posted
+from app.html.rendering import page
+from app.http.parameters import RunId
+from app.submission import command_form
+from app.submission.command_form import KINDS, CommandForm
+from app.submission.new_run_pages import RUN_FIELDS, numbers
+from app.submission.submission import Submission, check, may_submit_to, submit
+from db.access import secrets
+from db.errors import Conflict, Invalid
+from db.queue import workers
+from db.runs import runs
+
+router = APIRouter()
+
+
+@router.get("/runs/new/command")
+@requires(COMMAND)
+def new_command(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    source: Annotated[RunId | None, Query(alias="from")] = None,
+) -> HTMLResponse:
+    """Show the form, empty or with what another command had."""
+    if source is None:
+        return _form(request, session, visitor, CommandForm(), {})
+    run = runs.get(session, source)
+    if run.command is None:
+        raise Conflict(f"Run {run.id} is no command.")
+    values = {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
+    values["project"] = run.project
+    values["devices_per_node"] = str(run.devices_per_node)
+    form = command_form.shown(run.command, run.config)
+    return _form(request, session, visitor, form, values)
+
+
+@router.post("/runs/new/command")
+@requires(COMMAND)
+def submit_command(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> Response:
+    """Queue the command, or show the form again with what was typed and what is wrong with it."""
+    values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
+    form = command_form.typed(posted, {})
+    command, config, errors = command_form.submitted(form)
+    place, wrong = numbers(values, posted)
+    try:
+        submission = Submission.model_validate(
+            {
+                "command": command,
+                "config": config,
+                "name": values["name"],
+                "tags": values["tags"],
+                "project": values["project"],
+                **place,
+            }
+        )
+        if errors | wrong:
+            raise Invalid(errors | wrong | check(session, submission).errors)
+        run = submit(session, visitor.user, submission)
+    except ValidationError as error:
+        errors |= {".".join(map(str, each["loc"])): each["msg"] for each in error.errors()}
+    except Invalid as error:
+        errors = error.errors
+    else:
+        return RedirectResponse(f"/runs/{run.id}", status_code=303)
+    form = command_form.typed(posted, errors)
+    return _form(request, session, visitor, form, values, errors)
+
+
+def _form(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    form: CommandForm,
+    values: dict[str, Any],
+    errors: dict[str, str] | None = None,
+) -> HTMLResponse:
+    defaults = {"priority": "0", "devices_per_node": "1"}
+    return page(
+        request,
+        "new_command.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        form=form,
+        parameter_kinds=KINDS,
+        known_secrets=secrets.names(session),
+        offered=workers.recipes(session),
+        offers_commands=workers.offer_commands(session),
+        projects=may_submit_to(session, visitor.standing),
+        values=dict.fromkeys(RUN_FIELDS, "") | defaults | values,
+        errors=errors or {},
+    )

@@ -1,0 +1,250 @@
+"""The form of a new run."""
+
+import json
+import re
+from collections.abc import Container, Sequence
+from copy import deepcopy
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.orm import Session
+
+from app.auth import audit
+from app.auth.audit import unaudited
+from app.auth.authentication import AdmittedEarly, SignedIn, Visitor
+from app.auth.permissions import SUBMITTER, check_project, requires
+from app.dependencies import Db, Posted, TheSettings
+from app.files import weight_uploads
+from app.html.rendering import page
+from app.http.parameters import RowId, RunId, Step, Text
+from app.submission import config_schema, forms
+from app.submission.submission import LIMITS, Submission, check, may_submit_to, submit
+from db.access.permissions import Right
+from db.errors import Invalid, NotFound
+from db.files import checkpoints
+from db.files.uploads import SETTING
+from db.queue import workers
+from db.runs import presets, runs
+
+router = APIRouter()
+
+#: What is asked of every run, whatever its recipe.
+WHOLE_NUMBERS = {
+    "priority": 0,
+    "nodes": 1,
+    "devices_per_node": 1,
+    "after_id": None,
+    "parent_id": None,
+    "parent_step": None,
+    "compared_with": None,
+}
+#: Of a setting: one group at most, as schemas have it.
+PATH = re.compile(r"\w{1,100}(\.\w{1,100})?")
+FP32 = "modules.fp32"
+#: What the form calls them, where an error is told of one.
+RUN_TITLES = {
+    "name": "Name",
+    "tags": "Tags",
+    "project": "Project",
+    "nodes": "Nodes",
+    "devices_per_node": "Devices",
+    "priority": "Priority",
+    "after_id": "After run",
+    "recipe": "Recipe",
+    "preset": "Name of the preset",
+}
+#: filled_from: the run whose settings the form had at first.
+RUN_FIELDS = ("name", "tags", "project", "filled_from", *WHOLE_NUMBERS)
+
+
+@router.get("/runs/new")
+@requires(SUBMITTER)
+def new_run(
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    recipe: Text = "",
+    source: Annotated[RunId | None, Query(alias="from")] = None,
+    step: Step | None = None,
+    fp32: Text = "",
+    before: Step | None = None,
+    weights_step: Step | None = None,
+    preset: RowId | None = None,
+    changes: Annotated[list[Text], Query(alias="set", max_length=50)] = [],  # noqa: B006
+) -> Response:
+    """Show the form, filled with the defaults or with what another run had.
+
+    step: of a checkpoint of that run, to start from.  fp32: a module to run in fp32, so as to be
+    compared with that run; it starts from that run's last checkpoint before this step, if any.
+    weights_step: of that run, to start from its weights alone.  changes: path=value, the latter
+    as JSON has it, of settings that shall be otherwise.  preset: what fills it instead.
+    """
+    if preset is not None:
+        return _preset(request, session, visitor, preset)
+    config: dict[str, Any] = {}
+    values = {"priority": "0", "nodes": "1", "devices_per_node": "1"}
+    if source is not None:
+        run = runs.get(session, source)
+        if run.command is not None:
+            return RedirectResponse(f"/runs/new/command?from={run.id}", status_code=303)
+        runs.check_is_ours(run, "be cloned")
+        recipe = recipe or run.recipe
+        is_same = recipe == run.recipe or recipe == _name(session, run.recipe)
+        config = deepcopy(run.config) if is_same else {}
+        values |= {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
+        values["project"] = run.project
+        values |= {"nodes": str(run.nodes), "devices_per_node": str(run.devices_per_node)}
+        values["filled_from"] = str(run.id) if is_same else ""
+        if fp32:
+            config_schema.put(config, FP32, [*config_schema.get(config, FP32, []), fp32])
+            values["compared_with"] = str(run.id)
+            step = checkpoints.newest_step(session, run.id, before=before) if before else None
+        for path, value in map(_change, changes):
+            config_schema.put(config, path, value)
+        if weights_step is not None:
+            config["weights"] = {"run": run.id, "step": weights_step}
+        if step is not None:
+            config.pop("weights", None)  # a checkpoint has its own
+            values |= {"parent_id": str(run.id), "parent_step": str(step)}
+    return form(request, session, visitor, recipe, config, values)
+
+
+def _preset(request: Request, session: Session, visitor: Visitor, preset_id: int) -> HTMLResponse:
+    found = presets.get(session, preset_id)
+    check_project(session, Right.SUBMIT, found.project)
+    values = {"priority": "0", "nodes": "1", "devices_per_node": "1", "project": found.project}
+    values |= {name: str(value) for name, value in found.place.items()} | {"preset": found.name}
+    return form(request, session, visitor, found.recipe, deepcopy(found.config), values)
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """Read path=value. Raises Invalid."""
+    path, equals, value = text.partition("=")
+    try:
+        if PATH.fullmatch(path) and equals:
+            return path, json.loads(value)
+    except ValueError:
+        pass
+    raise Invalid({"set": f"{text:.100} is not allowed; allowed: a setting's path=value, as JSON"})
+
+
+@router.post("/runs/new")
+@unaudited
+@requires(SUBMITTER)
+def other_recipe(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
+    """Show the form of another recipe, with what was changed in this one's as far as it goes."""
+    recipe, wanted = str(posted.get("recipe", "")), str(posted.get("other", ""))
+    values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
+    values |= dict.fromkeys(("parent_id", "parent_step", "compared_with"), "")
+    offered = workers.recipes(session)
+    before, after = workers.named(offered, recipe), workers.named(offered, wanted)
+    config: dict[str, Any] = {}
+    refused: list[str] = []
+    if before and after:
+        typed = forms.read(before["schema"], posted)
+        config, refused = forms.carried(before["schema"], after["schema"], typed)
+    return form(request, session, visitor, wanted, config, values, refused=refused)
+
+
+def _lost(_user: AdmittedEarly, posted: Posted, settings: TheSettings) -> dict[str, str]:
+    return weight_uploads.lost(settings, {"weights": {"upload": posted.get(SETTING)}})
+
+
+#: Comes before the session: no transaction waits for a bucket.
+Lost = Annotated[dict[str, str], Depends(_lost)]
+
+
+@router.post("/runs")
+@requires(SUBMITTER)
+def submit_run(
+    request: Request, lost: Lost, session: Db, posted: Posted, visitor: SignedIn
+) -> Response:
+    """Queue the run, or show the form again with what was typed and what is wrong with it."""
+    recipe = str(posted.get("recipe", ""))
+    values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
+    config: dict[str, Any] = {}
+    try:
+        config = forms.read(workers.recipe(session, recipe)["schema"], posted)
+        place, errors = numbers(values, posted)
+        texts = {name: values[name] for name in ("name", "tags", "project")}
+        submission = Submission(recipe=recipe, config=config, **texts, **place)
+        errors |= lost
+        if errors:
+            raise Invalid(errors | check(session, submission).errors)
+        run = submit(session, visitor.user, submission)
+        audit.done_to(session, [run.id])
+    except NotFound as error:
+        return form(request, session, visitor, recipe, {}, values, {"recipe": str(error)})
+    except Invalid as error:
+        return form(request, session, visitor, recipe, config, values, error.errors)
+    return RedirectResponse(f"/runs/{run.id}", status_code=303)
+
+
+def numbers(values: dict[str, str], sent: Container[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the whole numbers that are asked of every run, and which of them are none.
+
+    sent: the fields that the form had; one that must have a number is not left empty.
+    """
+    read: dict[str, Any] = dict(WHOLE_NUMBERS)
+    errors = {}
+    for name in WHOLE_NUMBERS:
+        try:
+            if values[name]:
+                read[name] = int(values[name])
+            elif name in sent and WHOLE_NUMBERS[name] is not None:
+                low, high = LIMITS[name]
+                errors[name] = f"it is empty; allowed: a whole number from {low} to {high}"
+        except ValueError:
+            errors[name] = f"{values[name]:.100} is not allowed; allowed: a whole number"
+    return read, errors
+
+
+def _name(session: Session, recipe: str) -> str:
+    """Return the name that a recipe goes by now; runs of an earlier version have its path."""
+    found = workers.named(workers.recipes(session), recipe)
+    return str(found["name"]) if found else recipe
+
+
+def form(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    recipe: str,
+    config: dict[str, Any],
+    values: dict[str, str],
+    errors: dict[str, str] | None = None,
+    refused: Sequence[str] = (),
+) -> HTMLResponse:
+    """Show the form with these settings and places, and what is wrong with them."""
+    offered = workers.recipes(session)
+    chosen = workers.named(offered, recipe)
+    problem = (errors or {}).get("recipe", "")
+    if recipe and chosen is None:
+        problem = f"No worker offers the recipe {recipe!r}. Choose one of those below."
+    chosen = chosen or (offered[0] if offered else None)
+    schema = chosen["schema"] if chosen else {}
+    everyone = workers.everyone(session)
+    projects = may_submit_to(session, visitor.standing)
+    return page(
+        request,
+        "new_run.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        offered=offered,
+        offers_commands=workers.offer_commands(session),
+        chosen=chosen,
+        problem=problem,
+        broken=[each for worker, _ in everyone for each in worker.recipes if "error" in each],
+        precisions={p for worker, up in everyone if up for p in workers.precisions(worker.devices)},
+        workers_up=any(alive for _worker, alive in everyone),
+        precision=forms.precision_input(schema, config, errors or {}) if chosen else None,
+        field_sets=forms.field_sets(schema, config, errors or {}),
+        projects=projects,
+        presets=presets.listed(session, projects, chosen["name"]) if chosen else [],
+        values=dict.fromkeys((*RUN_FIELDS, "preset"), "") | values,
+        errors=errors or {},
+        titles={each.path: each.title for each in config_schema.properties(schema)} | RUN_TITLES,
+        refused=refused,
+        largest_upload=weight_uploads.largest_bytes(request.app.state.settings),
+    )

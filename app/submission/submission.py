@@ -1,0 +1,412 @@
+"""Submitting a run: the one place where a configuration is checked against its recipe's schema."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
+
+from annotated_types import Interval
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy.orm import Session
+
+from app.auth.permissions import NO_SUBMITTING
+from app.http.parameters import LARGEST_STEP, flaw, flaws, outsized
+from app.submission import command_lines, config_schema, forms
+from app.submission.command_lines import Command
+from db.access import permissions, projects
+from db.access.permissions import Right, Standing
+from db.errors import Invalid, NotFound
+from db.files import checkpoints, uploads
+from db.names import cleaned
+from db.queue import estimates, quotas, workers
+from db.queue.idempotency import hash_of_request, made_by
+from db.runs import groups, run_metadata, runs
+from db.tables import LARGEST_ID, Project, Run, User
+from halfstep.run_config import RunConfig
+
+LIMITS = {
+    "priority": (-100, 100),
+    "nodes": (1, 256),
+    "devices_per_node": (1, 1024),
+    "after_id": (1, LARGEST_ID),
+    "parent_id": (1, LARGEST_ID),
+    "parent_step": (1, LARGEST_STEP),
+    "compared_with": (1, LARGEST_ID),
+}
+PriorityNumber = Annotated[int, Interval(ge=LIMITS["priority"][0], le=LIMITS["priority"][1])]
+LENGTHS = {name: run_metadata.LENGTHS[name] for name in ("name", "tags")}
+LENGTHS["project"] = projects.NAME_CHARACTERS
+
+
+def _bounded(name: str, default: Any, description: str) -> Any:
+    """State the bounds of a field, which `check` looks at with all others and words itself."""
+    bounds: dict[str, Any] = {}
+    if name in LIMITS:
+        bounds["minimum"], bounds["maximum"] = LIMITS[name]
+    if name in LENGTHS:
+        bounds["maxLength"] = LENGTHS[name]
+    return Field(default, description=description, json_schema_extra=bounds)
+
+
+class Submission(BaseModel):
+    """A run to be queued: of a recipe, or a command.
+
+    What the configuration leaves out has the recipe's default, or the parameter's.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")] = ""
+    command: Annotated[Command | None, Field(description="Instead of a recipe")] = None
+    config: Annotated[
+        dict[str, Any],
+        Field(description="As the recipe's JSON Schema says; of a command, values by placeholder"),
+    ] = {}
+    name: str = _bounded("name", "", "Empty: recipe and precision, or the script")
+    tags: str = _bounded("tags", "", "With commas between them")
+    project: str | None = _bounded(
+        "project", None, "Null: that of the run it starts from, or else the first you may submit to"
+    )
+    priority: int = _bounded("priority", 0, "Higher starts sooner")
+    nodes: int = _bounded("nodes", 1, "Workers to train on together")
+    devices_per_node: int = _bounded("devices_per_node", 1, "Devices to train on, of each node")
+    after_id: int | None = _bounded("after_id", None, "Run whose end this one waits for")
+    parent_id: int | None = _bounded("parent_id", None, "Run from whose checkpoint to start")
+    parent_step: int | None = _bounded("parent_step", None, "Step of that checkpoint")
+    compared_with: int | None = _bounded("compared_with", None, "Run beside which to lay this one")
+
+
+def submit(
+    session: Session,
+    user: User,
+    submission: Submission,
+    *,
+    idempotency_key: str | None = None,
+    request: Mapping[str, Any] | None = None,
+    known: Mapping[str, str] = MappingProxyType({}),
+) -> Run:
+    """Check and queue a run, or return the one that this key queued before.
+
+    request: what the key came with, if not the submission.  known: what was found to be wrong with
+    it before.  Raises Invalid, OverQuota.
+    """
+    request_hash = hash_of_request(request or submission.model_dump(mode="json"))
+    before = made_by(session, Run, user, idempotency_key, request_hash)
+    if before is not None:
+        return before
+    checked = check(session, submission)
+    errors = {**known, **checked.errors}
+    if submission.command is not None:
+        errors |= check_commands(session, user)
+    standing = permissions.limits(session)
+    if standing is None:  # a sweep that goes on without its owner
+        standing = permissions.standing(session, user)
+        errors |= check_project(session, standing, submission.project or projects.DEFAULT)
+        errors |= check_sources(session, standing, submission, checked.config)
+    if errors:
+        raise Invalid(errors)
+    project = _project(session, standing, submission)
+    projects.hold(session, project)
+    quotas.check_submission(session, user, project)
+    name = cleaned(submission.name)
+    place: dict[str, Any] = {
+        "owner": user,
+        "config": checked.config,
+        "tags": ", ".join(filter(None, map(cleaned, submission.tags.split(",")))),
+        "project": project,
+        "priority": submission.priority,
+        "devices_per_node": submission.devices_per_node,
+        "after_id": submission.after_id,
+        "idempotency_key": idempotency_key,
+        "request_hash": request_hash if idempotency_key else None,
+    }
+    if submission.command is not None:
+        name = name or command_lines.default_name(submission.command.line)
+        return runs.submit_command(session, command=checked.command, name=name, **place)
+    place |= {"parent_id": submission.parent_id, "parent_step": submission.parent_step}
+    recipe = _recipe_name(session, submission)
+    expected = _expected_seconds(session, submission, recipe, checked.config)
+    place |= {"nodes": submission.nodes, "expected_seconds": expected}
+    run = runs.submit(session, recipe=recipe, name=name, **place)
+    if submission.compared_with is not None:
+        groups.join(session, run, submission.compared_with)
+    return run
+
+
+def _expected_seconds(
+    session: Session, submission: Submission, recipe: str, config: dict[str, Any]
+) -> float | None:
+    """Return how long the slowest of like runs would have taken; None if there are none."""
+    training = config["training"]
+    if training.get("epochs") is not None:
+        return None  # nobody knows the steps before the data is read
+    sizes = {
+        name: forms.input_text(value)
+        for name, value in config.get("recipe", {}).items()
+        if not isinstance(value, float)
+    }
+    found = estimates.alike(
+        session,
+        recipes={recipe, submission.recipe},
+        precision=config["precision"],
+        nodes=submission.nodes,
+        devices_per_node=submission.devices_per_node,
+        batch_size=training.get("batch_size"),
+        has_same_sizes=lambda settings: same_sizes(settings, sizes),
+    )
+    if not (found.same_sizes and found.same_batch_size):
+        return None
+    return float(training["steps"] - (submission.parent_step or 0)) / found.slowest
+
+
+def same_sizes(settings: dict[str, Any], asked: Mapping[str, str]) -> bool:
+    """Tell whether a recipe's settings are those asked for, as a form has them, as far as it names
+    them; a rate, a fraction is no size.
+    """
+    return all(
+        isinstance(value, float) or asked.get(name) in (None, forms.input_text(value))
+        for name, value in settings.items()
+    )
+
+
+def check_commands(session: Session, user: User) -> dict[str, str]:
+    """Say that somebody may queue no command lines, or their token may not."""
+    standing = permissions.limits(session)
+    is_whole = standing is None or (standing.most == frozenset(Right) and standing.only is None)
+    if not is_whole:
+        allowed = "allowed: a recipe, or a token that may do all that you may, in every project"
+        return {"command": f"this token queues no command lines; {allowed}"}
+    if user.is_operator or user.runs_commands:
+        return {}
+    return {"command": "it needs a right of its own, which operators give; allowed: a recipe"}
+
+
+def check_project(session: Session, standing: Standing, project: str) -> dict[str, str]:
+    """Say what is wrong with the project that somebody's run shall belong to."""
+    is_there = standing.may(Right.SUBMIT, project) and (
+        project == projects.DEFAULT or session.get(Project, project) is not None
+    )
+    if is_there:
+        return {}
+    allowed = ", ".join(map(repr, may_submit_to(session, standing)))
+    if not allowed:
+        return {"project": NO_SUBMITTING}
+    return {"project": f"{project[:100]!r} is not allowed; allowed: {allowed}"}
+
+
+def _project(session: Session, standing: Standing, submission: Submission) -> str:
+    """Return the project of a run: where nobody says, its parent's, or the first that may be."""
+    if submission.project is not None:
+        return submission.project
+    if submission.parent_id is not None:
+        parent = session.get(Run, submission.parent_id)
+        return parent.project if parent is not None else projects.DEFAULT
+    return _first(session, standing)
+
+
+def usual_project(session: Session, user: User) -> str:
+    """Return the project of what somebody submits where nobody says one."""
+    return _first(session, permissions.limits(session) or permissions.standing(session, user))
+
+
+def _first(session: Session, standing: Standing) -> str:
+    return next(iter(may_submit_to(session, standing)), projects.DEFAULT)
+
+
+def most_priority(session: Session, project: str, wanted: int) -> int:
+    """Return a priority, lowered to the usual one for who may not order the queue."""
+    standing = permissions.limits(session)
+    may = standing is None or standing.may(Right.ORDER, project)
+    return wanted if may else min(wanted, 0)
+
+
+def _check_rights(
+    session: Session, standing: Standing, submission: Submission, config: dict[str, Any]
+) -> dict[str, str]:
+    """Say what of a run asks for more than whoever submits it may."""
+    project = _project(session, standing, submission)
+    errors = check_project(session, standing, project)
+    if submission.priority > 0 and not standing.may(Right.ORDER, project):
+        allowed = "allowed: at most 0, for you may not order the queue of this project"
+        errors["priority"] = f"{submission.priority} is not allowed; {allowed}"
+    return errors | check_sources(session, standing, submission, config)
+
+
+def check_sources(
+    session: Session, standing: Standing, submission: Submission, config: dict[str, Any]
+) -> dict[str, str]:
+    """Return what is wrong with the files that a run starts from, and the run it is compared with.
+
+    Those who start from a file must be allowed to download it.
+    """
+    if submission.command is not None:
+        return {}
+    errors = {}
+    weights = config.get("weights", {})
+    sources = {
+        "parent_id": submission.parent_id,
+        "weights.run": weights.get("run"),
+    }
+    for field, run_id in sources.items():
+        source = session.get(Run, run_id) if run_id is not None else None
+        if source is not None and not standing.may(Right.DOWNLOAD, source.project):
+            errors[field] = f"run {run_id} is of a project that you may download nothing of"
+    upload = weights.get("upload")
+    if upload is not None and not uploads.may_download(session, standing, upload):
+        errors[uploads.SETTING] = uploads.NOT_YOURS.format(upload)
+    compared_id = submission.compared_with
+    compared = session.get(Run, compared_id) if compared_id is not None else None
+    if compared is not None and not standing.may(Right.SUBMIT, compared.project):
+        text = f"run {compared_id} is of a project that you may not submit to"
+        errors["compared_with"] = f"{text}; allowed: a run of a project that you may"
+    return errors
+
+
+def may_submit_to(session: Session, standing: Standing) -> list[str]:
+    """List the projects that somebody's run may belong to."""
+    known = projects.listed(session, standing.projects)
+    return [each.name for each in known if standing.may(Right.SUBMIT, each.name)]
+
+
+def _recipe_name(session: Session, submission: Submission) -> str:
+    """Return the name that the run's recipe goes by, where its file's path was told.
+
+    A run of an earlier version has the path: what starts from it or is laid beside it has it too.
+    """
+    offered = workers.recipe(session, submission.recipe)
+    beside_id = submission.parent_id or submission.compared_with
+    beside = session.get(Run, beside_id) if beside_id is not None else None
+    if beside is not None and beside.recipe == offered.get("reference"):
+        return beside.recipe
+    return str(offered["name"])
+
+
+class Checked(NamedTuple):
+    """config: the whole one, parsed.  errors: what is wrong, by the path of each field."""
+
+    command: dict[str, Any]
+    config: dict[str, Any]
+    errors: dict[str, str]
+
+
+def check(session: Session, submission: Submission) -> Checked:
+    """Return what is to be queued, and what is wrong with it."""
+    if submission.command is None:
+        command: dict[str, Any] = {}
+        config, errors = _check_recipe(session, submission)
+    else:
+        devices = submission.devices_per_node
+        given = submission.command, submission.config
+        command, config, errors = command_lines.check(session, *given, devices)
+        if submission.recipe:
+            errors["recipe"] = f"{submission.recipe[:100]!r} and a command; allowed: one of the two"
+        if submission.parent_id is not None:
+            errors["parent_id"] = "a command starts from no checkpoint; allowed: with a recipe"
+        if submission.nodes > 1:
+            text = f"{submission.nodes} is not allowed; allowed: 1, for a command is of one node"
+            errors["nodes"] = text
+        if submission.compared_with is not None:
+            errors["compared_with"] = "a command is laid beside no run; allowed: with a recipe"
+    if any(path in errors for path in ("recipe", "config")):
+        return Checked(command, config, errors)  # too much to be told more of
+    errors |= _check_place(session, submission)
+    standing = permissions.limits(session)
+    if standing is not None and not errors.keys() & {"parent_id", "project", "priority"}:
+        errors |= _check_rights(session, standing, submission, config)
+    return Checked(command, config, errors)
+
+
+def _check_recipe(
+    session: Session, submission: Submission
+) -> tuple[dict[str, Any], dict[str, str]]:
+    if not submission.recipe:
+        return {}, {"recipe": "Field required, or a command"}
+    if wrong := flaw(submission.recipe):
+        return {}, {"recipe": wrong}
+    try:
+        schema = workers.recipe(session, submission.recipe)["schema"]
+    except NotFound as error:
+        return {}, {"recipe": str(error)}
+    config = config_schema.with_defaults(schema, submission.config)
+    if errors := outsized(config):
+        return config, errors | config_schema.beyond(schema, config, errors)
+    errors = config_schema.mistakes(schema, config) | flaws(config)
+    if not errors:
+        config = config_schema.parsed(schema, config)
+        errors = outsized(config) or _find_weights(session, config) or _contradictions(config)
+    return config, errors
+
+
+def _contradictions(config: dict[str, Any]) -> dict[str, str]:
+    """Say which settings do not go together, before a worker does.
+
+    What else is wrong with them, to a worker of another version say, is the schema's to find.
+    """
+    try:
+        RunConfig[Any].model_validate({"recipe": {}} | config)
+    except ValidationError as error:
+        return dict(
+            _blamed(config, each["loc"], str(each["ctx"]["error"]))
+            for each in error.errors()
+            if each["type"] == "value_error"
+        )
+    return {}
+
+
+def _blamed(config: dict[str, Any], group: tuple[int | str, ...], message: str) -> tuple[str, str]:
+    """Return the setting that a message begins with, or its group, and the message."""
+    path = [*map(str, group), *message.split(maxsplit=1)[0].split(".")]
+    found: Any = config
+    for part in path:
+        found = found.get(part, path) if isinstance(found, dict) else path
+    return ".".join(path if found is not path else path[:1]), message
+
+
+def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:
+    """Say what is wrong with the weights to start from; write down which are the newest now."""
+    wanted = config.get("weights", {})
+    run_id, step = wanted.get("run"), wanted.get("step")
+    sources = {name: wanted.get(name) for name in ("path", "upload", "run")}
+    told = [name for name, value in sources.items() if value is not None]
+    if len(told) > 1:
+        text = " and ".join(f"{name} {str(sources[name])[:100]}" for name in told)
+        return {f"weights.{told[0]}": f"{text}; allowed: one of {', '.join(sources)}"}
+    if step is not None and run_id is None:
+        return {"weights.step": f"{step} says nothing without run, whose checkpoint it is"}
+    if run_id is None:
+        return {}
+    source = session.get(Run, run_id)
+    is_deleted = source is not None and source.deleted_at is not None
+    found = [] if is_deleted or source is None else checkpoints.weights_at(session, run_id, step)
+    if is_deleted:
+        return {"weights.run": f"run {run_id} was deleted; allowed: a run that is not"}
+    if not found:
+        at = "" if step is None else f" at step {step}"
+        return {"weights.run": f"run {run_id} has saved no weights{at}"}
+    wanted["step"] = found[0].step
+    return {}
+
+
+def _check_place(session: Session, submission: Submission) -> dict[str, str]:
+    """Say what is wrong with all that is asked of every run."""
+    errors = {}
+    for name, (low, high) in LIMITS.items():
+        value = getattr(submission, name)
+        if value is not None and not low <= value <= high:
+            errors[name] = f"{value} is not allowed; allowed: a whole number from {low} to {high}"
+    for name, most in LENGTHS.items():
+        text = getattr(submission, name) or ""
+        if len(text) > most:
+            errors[name] = f"it has {len(text)} characters; allowed: at most {most}"
+        elif wrong := flaw(text):
+            errors[name] = wrong
+    if submission.parent_step is not None and submission.parent_id is None:
+        message = f"{submission.parent_step} says nothing without parent_id"
+        errors.setdefault("parent_step", f"{message}, the run whose checkpoint it is")
+    after_id = submission.after_id
+    if (
+        after_id is not None
+        and "after_id" not in errors
+        and not runs.with_owners(session, [after_id])
+    ):
+        errors["after_id"] = f"there is no run {after_id}"
+    return errors

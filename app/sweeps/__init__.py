@@ -1,0 +1,1 @@
+"""Sweeps: search spaces, suggestions, early stopping, pages and API."""

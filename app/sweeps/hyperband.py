@@ -1,0 +1,84 @@
+"""Hyperband: a sweep gives up the runs that fall behind, so that others get their devices.
+
+A trial is judged when a 27th, a ninth and a third of its steps are made, by the first finite value
+of the metric from there on: of those that have come so far in its bracket the best third goes on.
+The brackets begin to judge later and later, and the last not at all, lest what learns slowly be
+lost. Optuna's pruner judges; its study is made anew, in memory, of what the trials have reported,
+in the order in which they did: nothing depends on a process that lives.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from db.queue import run_control
+from db.sweeps import sweeps
+from db.sweeps.sweeps import MAXIMISE, RUNG_FACTOR, RUNGS_WHOLE
+from db.tables import Run, Sweep, Trial
+
+#: Optuna goes through all trials at each report, at 300 for a tenth of a second.
+MOST_RUNS = 300
+
+
+def look(session: Session, sweep: Sweep) -> None:
+    """Write down which trials have come to a rung, and give up those that fall behind.
+
+    The caller holds the sweep.
+    """
+    rows = sweeps.under_way(session, sweep)
+    reporting = [trial for trial, run in rows if _report(session, sweep, trial, run)]
+    if not reporting:
+        return
+    behind = fallen_behind(sweep, sweeps.all_trials(session, sweep))
+    for trial, run in rows:
+        if trial.number in behind and trial.pruned_step is None:
+            why = f"given up by sweep {sweep.id}: {_why(sweep, behind[trial.number])}"
+            trial.pruned_step = run.step if run_control.give_up(session, run.id, why) else None
+
+
+def fallen_behind(sweep: Sweep, trials: Sequence[Trial]) -> dict[int, dict[str, Any]]:
+    """Return by which of its reports each trial that does not go on has fallen behind, by number.
+
+    trials: all that there are, in order: by its number a trial is of a bracket.
+    """
+    import optuna  # half a second, of whom it is asked alone
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruner = optuna.pruners.HyperbandPruner(
+        min_resource=1, max_resource=RUNGS_WHOLE, reduction_factor=RUNG_FACTOR
+    )
+    study = optuna.create_study(
+        study_name=f"sweep {sweep.id}",
+        direction="maximize" if sweep.goal == MAXIMISE else "minimize",
+        pruner=pruner,
+        sampler=optuna.samplers.RandomSampler(seed=0),  # nothing is drawn
+    )
+    asked = {trial.number: study.ask() for trial in trials}
+    reports = [(each["turn"], trial.number, each) for trial in trials for each in trial.reports]
+    behind: dict[int, dict[str, Any]] = {}
+    for _turn, number, report in sorted(reports, key=lambda each: each[0]):
+        asked[number].report(report["value"], report["rung"])
+        if asked[number].should_prune():
+            behind.setdefault(number, report)
+    return behind
+
+
+def _report(session: Session, sweep: Sweep, trial: Trial, run: Run) -> bool:
+    """Write down what a trial came to at each rung that it has reached; tell whether it reached
+    one.
+    """
+    reports = len(trial.reports)
+    while run.steps_total and trial.next_rung < RUNGS_WHOLE:
+        step = -(-run.steps_total * trial.next_rung // RUNGS_WHOLE)
+        value = sweeps.value_from(session, sweep.metric, run.id, step) if run.step >= step else None
+        if value is None:
+            break
+        sweeps.report(session, sweep, trial, value)
+    return len(trial.reports) > reports
+
+
+def _why(sweep: Sweep, report: dict[str, Any]) -> str:
+    share = RUNGS_WHOLE // report["rung"]
+    value = f"{sweep.metric} {report['value']:.6g}"
+    return f"after 1/{share} of its steps its {value} was not among the best third of its bracket"

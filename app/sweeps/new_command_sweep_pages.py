@@ -1,0 +1,110 @@
+"""The form of a command's sweep: that of a command, whose parameters take what to try as well."""
+
+import secrets as tokens
+from collections.abc import Mapping
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from app.auth import audit
+from app.auth.audit import unaudited
+from app.auth.authentication import SignedIn, Visitor
+from app.auth.permissions import COMMAND, requires
+from app.dependencies import Db, Posted
+from app.html.rendering import page
+from app.submission import command_form
+from app.submission.command_form import CommandForm
+from app.submission.submission import may_submit_to
+from app.sweeps import sweep_submission, tpe
+from app.sweeps.new_sweep_pages import FIELDS, KIND_TITLES, TYPED, plan
+from app.sweeps.sweep_submission import SweepSubmission
+from db.access import secrets
+from db.errors import Invalid
+from db.queue import workers
+from db.sweeps.sweeps import HYPERBAND, MAXIMISE, MINIMISE
+
+router = APIRouter()
+
+KINDS = {kind: title for kind, title in KIND_TITLES.items() if kind != HYPERBAND}
+TAKEN = ("tags", "project", "priority", "devices_per_node")
+
+
+@router.get("/sweeps/new/command")
+@requires(COMMAND)
+def new_sweep(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+    """Show the form, empty."""
+    return _form(request, session, visitor, CommandForm(), FIELDS)
+
+
+@router.post("/sweeps/new/command")
+@unaudited
+@requires(COMMAND)
+def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
+    """Show it with what was typed into the form of a run."""
+    values = {name: str(posted[name])[:TYPED] for name in TAKEN if name in posted}
+    form = command_form.typed(posted, {})
+    return _form(request, session, visitor, form, FIELDS | values)
+
+
+@router.post("/sweeps/command", response_model=None)
+@requires(COMMAND)
+def begin(
+    request: Request, session: Db, posted: Posted, visitor: SignedIn
+) -> HTMLResponse | RedirectResponse:
+    """Begin the sweep once it is confirmed how many runs it is; or say that, or what is wrong."""
+    values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+    form = command_form.typed(posted, {})
+    command, config, space, errors = command_form.searched(form)
+    try:
+        told = {"command": command, "config": config, "space": space, **plan(values)}
+        given = SweepSubmission.model_validate(told)
+        checked = sweep_submission.check(session, visitor.user, given)
+        errors |= checked.errors
+    except ValidationError as error:
+        errors |= {".".join(map(str, each["loc"])): each["msg"] for each in error.errors()}
+    except Invalid as error:
+        errors |= error.errors
+    if errors:
+        form = command_form.typed(posted, errors)
+        return _form(request, session, visitor, form, values, errors)
+    if str(posted.get("confirmed", "")) != str(checked.runs):
+        audit.forget(request)
+        return _form(request, session, visitor, form, values, runs=checked.runs)
+    key = str(posted.get("key", ""))[:64] or None
+    sweep = sweep_submission.begin(session, visitor.user, given, idempotency_key=key)
+    audit.tell(session, f"sweep {sweep.id} of {checked.runs} runs")
+    return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
+
+
+def _form(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    form: CommandForm,
+    values: Mapping[str, str],
+    errors: dict[str, str] | None = None,
+    runs: int | None = None,
+) -> HTMLResponse:
+    _command, _config, space, _errors = command_form.searched(form)
+    return page(
+        request,
+        "new_command_sweep.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        form=form,
+        searched=space,
+        parameter_kinds=command_form.KINDS,
+        kinds=KINDS,
+        goals=(MINIMISE, MAXIMISE),
+        lacking=None if tpe.is_installed() else tpe.NEEDED,
+        known_secrets=secrets.names(session),
+        offered=workers.recipes(session),
+        offers_commands=workers.offer_commands(session),
+        projects=may_submit_to(session, visitor.standing),
+        values=values,
+        errors=errors or {},
+        runs=runs,
+        key=tokens.token_hex(16),
+    )

@@ -1,0 +1,213 @@
+"""The form of a sweep: that of a run, whose fields take several values, ranges or distributions."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from sqlalchemy.orm import Session
+from starlette.datastructures import FormData
+
+from app.auth import audit
+from app.auth.audit import unaudited
+from app.auth.authentication import SignedIn, Visitor
+from app.auth.permissions import SUBMITTER, requires
+from app.dependencies import Db, Posted
+from app.html.rendering import page
+from app.http.parameters import Text
+from app.submission import config_schema, forms
+from app.submission.config_schema import Property, Schema
+from app.submission.submission import may_submit_to
+from app.sweeps import search_space, sweep_submission, tpe
+from app.sweeps.search_space import GRID, KINDS
+from app.sweeps.sweep_submission import SweepSubmission
+from db.errors import Invalid, NotFound
+from db.queue import workers
+from db.sweeps.sweeps import LOSS, MAXIMISE, MINIMISE
+from db.tables import Sweep
+
+router = APIRouter()
+
+KIND_TITLES = dict(zip(KINDS, ("Grid", "Random", "TPE", "Hyperband"), strict=True))
+#: What is asked of a sweep beside its recipe's settings, and what stands there at first.
+FIELDS = {
+    "kind": GRID,
+    "runs": "",
+    "at_once": "1",
+    "metric": LOSS,
+    "goal": "",
+    "seed": "0",
+    "name": "",
+    "tags": "",
+    "project": "",
+    "priority": "0",
+    "nodes": "1",
+    "devices_per_node": "1",
+}
+WHOLE_NUMBERS = ("runs", "at_once", "seed", "priority", "nodes", "devices_per_node")
+TYPED = 1000
+
+
+@router.get("/sweeps/new")
+@requires(SUBMITTER)
+def new_sweep(request: Request, session: Db, visitor: SignedIn, recipe: Text = "") -> HTMLResponse:
+    """Show the form with the recipe's defaults."""
+    return _form(request, session, visitor, recipe, {}, FIELDS)
+
+
+@router.post("/sweeps/new")
+@unaudited
+@requires(SUBMITTER)
+def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
+    """Show it with what was typed into the form of a run."""
+    recipe, taken = str(posted.get("recipe", "")), ("tags", "project", "nodes", "devices_per_node")
+    values = {name: str(posted[name])[:TYPED] for name in taken if name in posted}
+    try:
+        schema = workers.recipe(session, recipe)["schema"]
+    except NotFound:
+        return _form(request, session, visitor, recipe, {}, FIELDS)
+    typed = _typed(schema, posted)
+    for field in config_schema.properties(schema):
+        if field.rules.get("type") == "boolean" and not typed[field.path]:
+            typed[field.path] = "false"  # a box that is not ticked sends nothing
+    return _form(request, session, visitor, recipe, typed, FIELDS | values)
+
+
+@router.post("/sweeps", response_model=None)
+@requires(SUBMITTER)
+def begin(
+    request: Request, session: Db, posted: Posted, visitor: SignedIn
+) -> HTMLResponse | RedirectResponse:
+    """Begin the sweep once it is confirmed how many runs it is; or say that, or what is wrong."""
+    recipe = str(posted.get("recipe", ""))
+    values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
+    typed: dict[str, str] = {}
+    try:
+        schema = workers.recipe(session, recipe)["schema"]
+        typed = _typed(schema, posted)
+        given = _submission(recipe, schema, typed, values)
+        checked = sweep_submission.check(session, visitor.user, given)
+        if checked.errors:
+            raise Invalid(checked.errors)
+    except NotFound as error:
+        errors = {"recipe": str(error)}
+        return _form(request, session, visitor, recipe, typed, values, errors)
+    except Invalid as error:
+        return _form(request, session, visitor, recipe, typed, values, error.errors)
+    if str(posted.get("confirmed", "")) != str(checked.runs):
+        audit.forget(request)
+        return _form(request, session, visitor, recipe, typed, values, runs=checked.runs)
+    key = str(posted.get("key", ""))[:64] or None
+    sweep = sweep_submission.begin(session, visitor.user, given, idempotency_key=key)
+    audit.tell(session, f"sweep {sweep.id} of {checked.runs} runs, recipe {sweep.recipe}")
+    return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
+
+
+def changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
+    """Return the settings of all runs of a sweep that are not the recipe's defaults; of a command
+    all that it does not search.
+    """
+    if sweep.command is not None:
+        return [each for each in sweep.config.items() if each[0] not in sweep.space]
+    try:
+        schema = workers.recipe(session, sweep.recipe)["schema"]
+    except NotFound:
+        return []
+    return [
+        (field.path, value)
+        for field in config_schema.properties(schema)
+        if field.path not in sweep.space
+        and (value := config_schema.get(sweep.config, field.path, field.default)) != field.default
+    ]
+
+
+def _typed(schema: Schema, posted: FormData) -> dict[str, str]:
+    """Return what each field holds; of boxes those that are ticked, with commas between them."""
+    return {
+        field.path: ", ".join(str(each).strip() for each in posted.getlist(field.path))[:10_000]
+        for field in config_schema.properties(schema)
+    }
+
+
+def _submission(
+    recipe: str, schema: Schema, typed: Mapping[str, str], values: Mapping[str, str]
+) -> SweepSubmission:
+    """Return the sweep that was typed. Raises Invalid for what is no number."""
+    config: dict[str, Any] = {}
+    space: dict[str, Any] = {}
+    for field in config_schema.properties(schema):
+        if search_space.is_search(field, typed[field.path]):
+            space[field.path] = typed[field.path]
+        else:
+            config_schema.put(config, field.path, _value(field, typed[field.path]))
+    return SweepSubmission(recipe=recipe, config=config, space=space, **plan(values))
+
+
+def plan(values: Mapping[str, str]) -> dict[str, Any]:
+    """Return what was typed that is asked of every sweep. Raises Invalid for what is no number."""
+    told: dict[str, Any] = dict(values)
+    errors = {}
+    for name in WHOLE_NUMBERS:
+        try:
+            told[name] = int(values[name]) if values[name] or name != "runs" else None
+        except ValueError:
+            errors[name] = f"{values[name][:100]} is not allowed; allowed: a whole number"
+    if errors:
+        raise Invalid(errors)
+    return told
+
+
+def _value(field: Property, text: str) -> Any:
+    if field.rules.get("type") == "boolean" and not text:
+        return text  # no box is ticked, which the schema refuses
+    return None if text == "off" and field.is_nullable else forms.parsed(field, text)
+
+
+def _form(
+    request: Request,
+    session: Session,
+    visitor: Visitor,
+    recipe: str,
+    typed: Mapping[str, str],
+    values: Mapping[str, str],
+    errors: dict[str, str] | None = None,
+    runs: int | None = None,
+) -> HTMLResponse:
+    offered = workers.recipes(session)
+    chosen = workers.named(offered, recipe)
+    problem = (errors or {}).get("recipe", "")
+    if recipe and chosen is None:
+        problem = f"No worker offers the recipe {recipe[:100]!r}. Choose one of those below."
+    chosen = chosen or (offered[0] if offered else None)
+    schema = chosen["schema"] if chosen else {}
+    fields = list(config_schema.properties(schema))
+    texts = {field.path: forms.input_text(field.default) for field in fields} | dict(typed)
+    precision = next((each for each in fields if each.path == "precision"), None)
+    up = workers.alive(session)
+    able = {name for worker in up for name in workers.precisions(worker.devices)}
+    return page(
+        request,
+        "new_sweep.html",
+        visitor=visitor,
+        status_code=422 if errors else 200,
+        offered=offered,
+        offers_commands=workers.offer_commands(session),
+        chosen=chosen,
+        problem=problem,
+        field_sets=forms.field_sets(schema, {}, errors or {}),
+        precision=precision,
+        unable=set(precision.rules["enum"]) - able if precision and up else (),
+        texts=texts,
+        searched={f.path for f in fields if search_space.is_search(f, texts[f.path])},
+        changed={f.path for f in fields if texts[f.path] != forms.input_text(f.default)},
+        searchable={f.path for f in fields if search_space.is_searchable(f)},
+        values=values,
+        projects=may_submit_to(session, visitor.standing),
+        kinds=KIND_TITLES,
+        lacking=None if tpe.is_installed() else tpe.NEEDED,
+        goals=(MINIMISE, MAXIMISE),
+        errors=errors or {},
+        runs=runs,
+        key=secrets.token_hex(16),
+    )

@@ -1,0 +1,289 @@
+"""What a sweep searches: the notation of values and distributions, and the points of a space.
+
+    0.1, 0.01, 0.001           these values; off: of a setting that may be switched off, nothing
+    16..64 step 16             16, 32, 48, 64; of whole numbers the step is 1 if not told
+    uniform(0.1, 0.5)          any number between the two
+    loguniform(1e-5, 0.1)      any, each power of ten as likely as the next
+    integers(1, 8)             any whole number from 1 to 8
+
+A space is JSON: by path of a setting {"values": […]} or {"distribution": …, "low": …, "high": …}.
+"""
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+from jsonschema import Draft202012Validator
+
+from app.html import formats
+from app.http.parameters import flaws, outsized
+from app.submission import config_schema, forms
+from app.submission.config_schema import Property, Schema
+from db.sweeps.sweeps import HYPERBAND
+
+GRID, RANDOM, TPE = "grid", "random", "tpe"
+KINDS = (GRID, RANDOM, TPE, HYPERBAND)
+#: Those that Optuna is needed for.
+BY_OPTUNA = (TPE, HYPERBAND)
+UNIFORM, LOGUNIFORM, INTEGERS = DISTRIBUTIONS = ("uniform", "loguniform", "integers")
+#: Of one setting.
+MOST_VALUES = 1000
+#: Settings of one sweep.
+MOST_SETTINGS = 20
+#: Of a number that was drawn: as exact as anybody wants to read it.
+DIGITS = 6
+NOTATION = "values with commas between them, 1..9 step 2, uniform(a, b), loguniform(a, b) or "
+NOTATION += "integers(a, b)"
+
+_RANGE = re.compile(r"^([^,()]+?)\.\.([^,()]+?)(?:\s+step\s+(\S+))?$")
+_DISTRIBUTION = re.compile(r"^(\w+)\s*\((.*)\)$")
+_WORDS = {"true": True, "yes": True, "false": False, "no": False}
+
+Space = dict[str, dict[str, Any]]
+
+
+class Unreadable(Exception):
+    """What is wrong with what a setting was given."""
+
+
+def is_searchable(field: Property) -> bool:
+    """Whether the notation can say values of a setting: free text may have commas of its own."""
+    return "enum" in field.rules or field.rules.get("type") in ("number", "integer", "boolean")
+
+
+def is_search(field: Property, text: str) -> bool:
+    """Tell whether a form's field holds something to search, and not one value."""
+    is_more = "," in text or bool(_RANGE.match(text) or _DISTRIBUTION.match(text))
+    return is_searchable(field) and is_more
+
+
+def read(schema: Schema, given: dict[str, Any], kind: str) -> tuple[Space, dict[str, str]]:
+    """Return the space, and by path what is wrong with it.
+
+    given: by path a text of the notation, a list of values, or what a space has.
+    """
+    fields = {field.path: field for field in config_schema.properties(schema)}
+    space: Space = {}
+    errors: dict[str, str] = {}
+    if not given or len(given) > MOST_SETTINGS:
+        errors["space"] = f"it has {len(given)} settings; allowed: 1 to {MOST_SETTINGS}"
+        return space, errors
+    for path, each in given.items():
+        if path not in fields:
+            errors[path[:100]] = "there is no such setting; allowed: a path of the recipe's schema"
+            continue
+        try:
+            space[path] = _search(fields[path], each)
+        except Unreadable as error:
+            errors[path] = str(error)
+            continue
+        if kind == GRID and "distribution" in space[path]:
+            text = f"{in_words(space[path])} has no end of values"
+            errors[path] = f"{text}; allowed in a grid: values, or a range like 1..9 step 2"
+    return space, errors
+
+
+def guessed(given: Any) -> Schema:
+    """Return what a setting that nobody has declared is, by what is tried of it."""
+    if isinstance(given, dict) and "distribution" in given:
+        return {"type": "integer" if given["distribution"] == INTEGERS else "number"}
+    if isinstance(given, dict):
+        given = given.get("values")
+    if isinstance(given, list):
+        return {"type": _type_of(given)}
+    text = str(given).strip()
+    if found := _DISTRIBUTION.match(text):
+        return {"type": "integer" if found[1] == INTEGERS else "number"}
+    if found := _RANGE.match(text):
+        return {"type": _type_of([_read(part) for part in found.groups() if part])}
+    words = [part.strip() for part in text.split(",")]
+    kind = _type_of([_read(word) for word in words])
+    return {"type": kind, "enum": words} if kind == "string" else {"type": kind}
+
+
+def _type_of(values: list[Any]) -> str:
+    kinds = {type(value) for value in values}
+    for name, allowed in (("boolean", {bool}), ("integer", {int}), ("number", {int, float})):
+        if kinds and kinds <= allowed:
+            return name
+    return "string"
+
+
+def _read(word: str) -> bool | int | float | str:
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def in_words(search: dict[str, Any]) -> str:
+    """Say what is searched, in the notation."""
+    if "values" in search:
+        return ", ".join(_word(value) for value in search["values"])
+    return f"{search['distribution']}({_word(search['low'])}, {_word(search['high'])})"
+
+
+def _word(value: Any) -> str:
+    return "off" if value is None else forms.input_text(value)
+
+
+def _search(field: Property, given: Any) -> dict[str, Any]:
+    if isinstance(given, str):
+        if not is_searchable(field):
+            text = f"{field.title} is {given[:100]}; allowed: a list of values as JSON"
+            raise Unreadable(text)
+        return _of_text(field, given.strip())
+    if isinstance(given, list):
+        return {"values": _checked(field, given)}
+    if isinstance(given, dict) and given.keys() == {"values"} and isinstance(given["values"], list):
+        return {"values": _checked(field, given["values"])}
+    if isinstance(given, dict) and given.keys() == {"distribution", "low", "high"}:
+        return _distribution(field, given["distribution"], given["low"], given["high"])
+    raise Unreadable(f"{field.title} is {str(given)[:100]}; allowed: {NOTATION}")
+
+
+def _of_text(field: Property, text: str) -> dict[str, Any]:
+    if found := _DISTRIBUTION.match(text):
+        ends = [_value(field, part) for part in found[2].split(",")]
+        if len(ends) != 2:
+            raise Unreadable(
+                f"{field.title} is {text[:100]}; allowed: two ends, lowest and highest"
+            )
+        return _distribution(field, found[1], *ends)
+    if found := _RANGE.match(text):
+        return {"values": _checked(field, _steps(field, text, *found.groups()))}
+    return {"values": _checked(field, [_value(field, part) for part in text.split(",")])}
+
+
+def _value(field: Property, text: str) -> Any:
+    text = text.strip()
+    if text == "off" and field.is_nullable:
+        return None
+    if field.rules.get("type") == "boolean":
+        return _WORDS.get(text.lower(), text)
+    if field.rules.get("type") == "number" and re.fullmatch(r"-?[0-9]{1,15}", text):
+        return int(text)  # a script that reads whole numbers gets 16, not 16.0
+    return forms.parsed(field, text) if text else text
+
+
+def _steps(field: Property, text: str, first: str, last: str, step: str | None) -> list[Any]:
+    """Return the values of a range, as exact as they are written."""
+    is_whole = field.rules.get("type") == "integer"
+    try:
+        low, high = Decimal(first.strip()), Decimal(last.strip())
+        apart = Decimal(step) if step else Decimal(1 if is_whole else 0)
+        count = (high - low) // apart + 1 if apart > 0 and high >= low else 0
+    except (InvalidOperation, ArithmeticError):
+        count = Decimal(0)
+    if not 1 <= count <= MOST_VALUES:
+        text = f"{field.title} is {text[:100]}; allowed: lowest..highest step S, {MOST_VALUES:,}"
+        raise Unreadable(f"{text} values at most{', or without a step' if is_whole else ''}")
+    values = [low + apart * place for place in range(int(count))]
+    return [int(value) if value == value.to_integral() else float(value) for value in values]
+
+
+def _checked(field: Property, values: list[Any]) -> list[Any]:
+    if not 1 <= len(values) <= MOST_VALUES:
+        text = f"{field.title} has {len(values):,} values"
+        raise Unreadable(f"{text}; allowed: 1 to {MOST_VALUES:,}")
+    found = [_allowed(field, value) for value in values]
+    for place, value in enumerate(found):
+        if any(
+            value == other and isinstance(value, bool) is isinstance(other, bool)
+            for other in found[:place]
+        ):
+            raise Unreadable(f"{field.title} has {_word(value)} twice; allowed: each value once")
+    return found
+
+
+def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, Any]:
+    kind = field.rules.get("type")
+    allowed = {"integer": (INTEGERS,), "number": DISTRIBUTIONS}.get(str(kind), ())
+    if "enum" in field.rules or name not in allowed:
+        other = f"{' or '.join(f'{each}(a, b)' for each in allowed)}, or " if allowed else ""
+        text = f"{field.title} is {str(name)[:50]}(…); allowed: {other}values with commas"
+        raise Unreadable(text)
+    ends = "two numbers above 0" if name == LOGUNIFORM else "two numbers"
+    is_turned = all(isinstance(each, int | float) for each in (low, high)) and low > high
+    if not is_turned:
+        low, high = _allowed(field, low), _allowed(field, high)
+    is_ordered = low is not None and high is not None and low < high
+    if not is_ordered or (name == LOGUNIFORM and low <= 0):
+        text = f"{field.title} is {name}({_word(low)}, {_word(high)})"
+        text += ", whose lower bound is above the upper" if is_turned else ""
+        raise Unreadable(f"{text}; allowed: {ends}, the lower one first")
+    if name == INTEGERS:
+        if low != int(low) or high != int(high):
+            raise Unreadable(f"{field.title} is between {low} and {high}; allowed: whole numbers")
+        low, high = int(low), int(high)
+    return {"distribution": name, "low": low, "high": high}
+
+
+def _allowed(field: Property, value: Any) -> Any:
+    """Return a value as the schema's types have it. Raises Unreadable."""
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    is_kept = not outsized(value) and not flaws(value)
+    if not (is_finite and is_kept and Draft202012Validator(field.schema).is_valid(value)):
+        raise Unreadable(config_schema.refusal(field, _word(value)[:100] if is_kept else "…"))
+    return config_schema.parsed(field.schema, value)
+
+
+def grid_size(space: Space) -> int:
+    """Return how many points a grid has."""
+    return math.prod(len(each["values"]) for each in space.values())
+
+
+def grid(space: Space) -> Iterator[dict[str, Any]]:
+    """Yield the points of a grid, the last setting's values in turn first."""
+    for values in itertools.product(*(each["values"] for each in space.values())):
+        yield dict(zip(space, values, strict=True))
+
+
+def drawn(space: Space, seed: int, number: int) -> dict[str, Any]:
+    """Return the point of a random search by its number: the same one whoever asks, and when."""
+    generator = np.random.default_rng([seed, number])
+    point: dict[str, Any] = {}
+    for path, each in space.items():
+        if "values" in each:
+            point[path] = each["values"][int(generator.integers(len(each["values"])))]
+        elif each["distribution"] == INTEGERS:
+            point[path] = int(generator.integers(each["low"], each["high"], endpoint=True))
+        else:
+            is_log = each["distribution"] == LOGUNIFORM
+            low, high = (math.log(each[end]) if is_log else each[end] for end in ("low", "high"))
+            value = float(generator.uniform(low, high))
+            point[path] = rounded(math.exp(value) if is_log else value, each)
+    return point
+
+
+def rounded(number: float, search: dict[str, Any]) -> float:
+    """Return a number as short as people want to read it, and still between both ends."""
+    return float(min(max(float(f"{number:.{DIGITS}g}"), search["low"]), search["high"]))
+
+
+def name(point: dict[str, Any]) -> str:
+    """Name a run by what differs: lr=0.003, or training.lr=0.003 where there is another lr."""
+    ends = Counter(path.rpartition(".")[2] for path in point)
+    labels = {path: path.rpartition(".")[2] for path in point}
+    labels = {path: end if ends[end] == 1 else path for path, end in labels.items()}
+    return ", ".join(f"{labels[path]}={_short(value)}" for path, value in point.items())
+
+
+def name_of(space: Space) -> str:
+    """Name a sweep by what it searches: lr, batch_size."""
+    return ", ".join(path.rpartition(".")[2] for path in space)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return formats.number(value)
+    return _word(value)

@@ -1,0 +1,292 @@
+"""Sweeps: begin one, look at it, hold it, go on with it, end it."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from app.auth.audit import audited
+from app.auth.authentication import AdmittedEarly, SignedIn
+from app.auth.permissions import ANYBODY, check_project, requires
+from app.dependencies import Db, TheDatabase, TheLive, TheSettings
+from app.files import weight_uploads
+from app.http.active_requests import STREAM
+from app.http.parameters import Body, RowId, Text
+from app.live import sweep_updates
+from app.live.streams_api import After, LastEventId
+from app.runs.runs_api import Destination
+from app.runs.summary import Number
+from app.submission.command_lines import Command, as_submitted
+from app.sweeps import search_space, sweep_submission
+from app.sweeps.sweep_submission import MOST_RUNS, SpaceGiven, SweepSubmission
+from db.access import projects
+from db.access.permissions import Right
+from db.sweeps import sweeps
+from db.sweeps.sweeps import Tally
+from db.tables import Run, Status, Sweep, Trial, User
+
+router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+
+LIVE_SECONDS = 0.5
+
+SweepId = RowId
+
+
+class SweepTrial(BaseModel):
+    """A run of a sweep. value: the metric's last one; of a run under way the last so far."""
+
+    number: int
+    run_id: int
+    name: str
+    status: Status
+    params: Annotated[dict[str, Any], Field(description="By path of a setting")]
+    state: Annotated[
+        str,
+        Field(description="open, complete, pruned: given up, or failed: without a finite value"),
+    ]
+    value: Number
+
+
+class SweepSummary(BaseModel):
+    """Where a sweep is."""
+
+    id: int
+    name: str
+    owner: str
+    project: str
+    recipe: str
+    kind: str
+    space: Annotated[dict[str, str], Field(description="What is tried, by path of a setting")]
+    metric: str
+    goal: str
+    seed: int
+    status: Annotated[str, Field(description="running, paused, finished, cancelled or failed")]
+    error: str | None
+    runs_total: int
+    at_once: int
+    submitted: int
+    open: Annotated[int, Field(description="Runs that wait or train")]
+    complete: int
+    pruned: Annotated[int, Field(description="That Hyperband gave up")]
+    failed: int
+    best: Number
+    created_at: float
+
+
+class SweepDetail(SweepSummary):
+    """A sweep with what all of its runs have, and its best run."""
+
+    command: Annotated[Command | None, Field(description="Instead of a recipe")]
+    config: dict[str, Any]
+    best_trial: SweepTrial | None
+
+
+class SweepList(BaseModel):
+    """A page of sweeps. next: what `before` is for the next one, null on the last."""
+
+    sweeps: list[SweepSummary]
+    next: int | None
+
+
+class TrialList(BaseModel):
+    """Trials. next: what `after` is for the next page, null on the last."""
+
+    trials: list[SweepTrial]
+    next: int | None
+
+
+class Extension(Body):
+    """More of a sweep: so many runs, or of a grid more values of its settings."""
+
+    runs: Annotated[int | None, Field(description="How many more")] = None
+    space: SpaceGiven | None = None
+
+
+@router.get("")
+@requires(ANYBODY)
+def list_sweeps(
+    session: Db,
+    _visitor: SignedIn,
+    before: Annotated[RowId | None, Query(description="Only sweeps older than this id")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> SweepList:
+    """List sweeps, newest first."""
+    rows = sweeps.newest(session, before=before, limit=limit)
+    return SweepList(
+        sweeps=[summary(*row) for row in rows],
+        next=rows[-1][0].id if len(rows) == limit else None,
+    )
+
+
+def _lost(
+    _user: AdmittedEarly, submission: SweepSubmission, settings: TheSettings
+) -> dict[str, str]:
+    return weight_uploads.lost(settings, submission.config)
+
+
+#: Comes before the session: no transaction waits for a bucket.
+Lost = Annotated[dict[str, str], Depends(_lost)]
+
+
+@router.post("", status_code=201)
+@requires(ANYBODY, token_right=Right.SUBMIT)
+@audited("name", "recipe", "project")
+def begin_sweep(
+    submission: SweepSubmission,
+    lost: Lost,
+    session: Db,
+    visitor: SignedIn,
+    idempotency_key: Annotated[
+        Text | None,
+        Header(max_length=200, description="A request that repeats it begins no second sweep"),
+    ] = None,
+) -> SweepDetail:
+    """Begin a sweep. 422 names each bad field, its value and what is allowed."""
+    sweep = sweep_submission.begin(
+        session, visitor.user, submission, idempotency_key=idempotency_key, known=lost
+    )
+    return detail(session, sweep)
+
+
+@router.get("/{sweep_id}")
+@requires(Right.SEE)
+def get_sweep(sweep_id: SweepId, session: Db, _visitor: SignedIn) -> SweepDetail:
+    """Look at one sweep."""
+    return detail(session, sweeps.get(session, sweep_id))
+
+
+@router.get("/{sweep_id}/trials")
+@requires(Right.SEE)
+def list_trials(
+    sweep_id: SweepId,
+    session: Db,
+    _visitor: SignedIn,
+    sort: Annotated[
+        Text, Query(description="number, newest first; or value, the best first")
+    ] = "number",
+    after: Annotated[int, Query(ge=0, le=MOST_RUNS)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MOST_RUNS)] = 100,
+) -> TrialList:
+    """List a sweep's runs with what each tried and the value that it came to."""
+    sweep = sweeps.get(session, sweep_id)
+    rows = sweeps.trials(session, sweep, best_first=sort == "value", after=after, limit=limit)
+    return TrialList(
+        trials=trials_of(session, sweep, rows),
+        next=after + limit if len(rows) == limit else None,
+    )
+
+
+@router.put("/{sweep_id}/project")
+@requires(Right.MOVE)
+@audited("project")
+def move_sweep(
+    sweep_id: SweepId, wanted: Destination, session: Db, visitor: SignedIn
+) -> SweepDetail:
+    """Let a sweep and all of its runs belong to another project. For who maintains both."""
+    check_project(session, Right.MOVE, wanted.project)
+    projects.move_sweep(session, sweep_id, visitor.user, wanted.project)
+    return detail(session, sweeps.get(session, sweep_id))
+
+
+@router.post("/{sweep_id}/cancellation")
+@requires(Right.STEER)
+def cancel_sweep(sweep_id: SweepId, session: Db, visitor: SignedIn) -> SweepDetail:
+    """Submit no more runs, and cancel those that wait or train."""
+    return detail(session, sweeps.cancel(session, sweep_id, visitor.user))
+
+
+@router.post("/{sweep_id}/pause")
+@requires(Right.STEER)
+def pause_sweep(sweep_id: SweepId, session: Db, _visitor: SignedIn) -> SweepDetail:
+    """Submit no more runs for now; those that wait or train go on."""
+    return detail(session, sweeps.pause(session, sweep_id))
+
+
+@router.post("/{sweep_id}/resumption")
+@requires(Right.STEER)
+def resume_sweep(sweep_id: SweepId, session: Db, visitor: SignedIn) -> SweepDetail:
+    """Go on with a paused sweep, or with one that failed."""
+    sweep_submission.resume(session, sweep_id, visitor.user)
+    return detail(session, sweeps.get(session, sweep_id))
+
+
+@router.post("/{sweep_id}/extension")
+@requires(Right.STEER)
+def extend_sweep(sweep_id: SweepId, more: Extension, session: Db, visitor: SignedIn) -> SweepDetail:
+    """Add runs to a sweep; a grid takes more values too."""
+    sweep_submission.extend(session, sweep_id, visitor.user, runs=more.runs, space=more.space)
+    return detail(session, sweeps.get(session, sweep_id))
+
+
+def _existing(sweep_id: SweepId, session: Db) -> int:
+    return sweeps.get(session, sweep_id).id
+
+
+@router.get("/{sweep_id}/live", response_class=EventSourceResponse)
+@requires(Right.SEE, lasts=STREAM)
+async def stream_sweep(
+    database: TheDatabase,
+    live: TheLive,
+    _visitor: SignedIn,
+    sweep_id: Annotated[int, Depends(_existing)],
+    after: After = "",
+    last_event_id: LastEventId = "",
+) -> AsyncIterator[ServerSentEvent]:
+    """Tell that there is something new about a sweep or its runs, for who then fetches it."""
+    look = sweep_updates.of_sweep(database, sweep_id)
+    subject, cursor = f"sweep {sweep_id}", last_event_id or after
+    async for event in live.stream(subject, cursor, look, seconds=LIVE_SECONDS):
+        yield event
+
+
+def summary(sweep: Sweep, owner: str, tally: Tally) -> SweepSummary:
+    """Sum up a sweep."""
+    return SweepSummary(**_summed_up(sweep, owner, tally))
+
+
+def detail(session: Session, sweep: Sweep) -> SweepDetail:
+    """Return all of a sweep but its trials."""
+    owner = session.get_one(User, sweep.owner_id).name
+    tally = sweeps.tallies(session, [sweep])[sweep.id]
+    first = sweeps.trials(session, sweep, best_first=True, limit=1) if tally.complete else []
+    best = trials_of(session, sweep, first)
+    return SweepDetail(
+        **_summed_up(sweep, owner, tally),
+        command=as_submitted(sweep.command) if sweep.command is not None else None,
+        config=sweep.config,
+        best_trial=best[0] if best else None,
+    )
+
+
+def trials_of(session: Session, sweep: Sweep, rows: list[tuple[Trial, Run]]) -> list[SweepTrial]:
+    """Return trials as JSON, those under way with the value so far."""
+    under_way = [run for trial, run in rows if trial.state == sweeps.OPEN]
+    so_far = sweeps.values(session, sweep.metric, under_way) if under_way else {}
+    return [
+        SweepTrial(
+            number=trial.number,
+            run_id=run.id,
+            name=run.name,
+            status=run.status,
+            params=trial.params,
+            state=trial.state,
+            value=so_far.get(run.id) if trial.state == sweeps.OPEN else trial.value,
+        )
+        for trial, run in rows
+    ]
+
+
+_COLUMNS = SweepSummary.model_fields.keys() & (set(Sweep.__table__.columns.keys()) - {"space"})
+
+
+def _summed_up(sweep: Sweep, owner: str, tally: Tally) -> dict[str, Any]:
+    return {
+        **{name: getattr(sweep, name) for name in _COLUMNS},
+        "status": sweeps.status(sweep, tally),
+        "owner": owner,
+        "space": {path: search_space.in_words(each) for path, each in sweep.space.items()},
+        **{name: getattr(tally, name) for name in ("open", "complete", "pruned", "failed", "best")},
+    }

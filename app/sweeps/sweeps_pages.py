@@ -1,0 +1,178 @@
+"""Sweeps: the list, and the page of one with what is asked of it."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from sqlalchemy.orm import Session
+
+from app.auth.audit import audited
+from app.auth.authentication import SignedIn
+from app.auth.permissions import ANYBODY, check_project, requires
+from app.dependencies import Db, Posted
+from app.html.rendering import page
+from app.http.parameters import RowId, Text
+from app.projects.project_transfer import elsewhere
+from app.sweeps import new_command_sweep_pages, new_sweep_pages, sweep_submission
+from app.sweeps import sweeps_api as api
+from app.sweeps.search_space import GRID
+from db.access import projects
+from db.access.permissions import Right
+from db.errors import Invalid
+from db.queue import quotas
+from db.sweeps import sweeps
+from db.tables import Sweep, User
+
+router = APIRouter()
+for module in (new_sweep_pages, new_command_sweep_pages):
+    router.include_router(module.router)  # whose addresses are no numbers
+
+PAGE_SIZE = 50
+#: What is laid side by side by a click.
+COMPARED = 10
+
+
+@router.get("/sweeps")
+@requires(ANYBODY)
+def list_sweeps(
+    request: Request, session: Db, visitor: SignedIn, before: RowId | None = None
+) -> HTMLResponse:
+    """Show the sweeps, newest first."""
+    rows = sweeps.newest(session, before=before, limit=PAGE_SIZE)
+    return page(
+        request,
+        "sweeps.html",
+        visitor=visitor,
+        rows=[api.summary(*row) for row in rows],
+        older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
+        before=before,
+    )
+
+
+@router.get("/sweeps/{sweep_id}")
+@requires(Right.SEE)
+def show_sweep(
+    sweep_id: RowId,
+    request: Request,
+    session: Db,
+    visitor: SignedIn,
+    sort: Literal["number", "value"] = "number",
+    after: int = 0,
+) -> HTMLResponse:
+    """Show a sweep; the browser fetches the page anew when something has changed."""
+    return _page(request, session, visitor, sweep_id, sort=sort, after=max(min(after, 10**6), 0))
+
+
+def _page(
+    request: Request,
+    session: Session,
+    visitor: SignedIn,
+    sweep_id: int,
+    *,
+    sort: str = "number",
+    after: int = 0,
+    more: str = "",
+    problem: str = "",
+) -> HTMLResponse:
+    sweep = sweeps.get(session, sweep_id)
+    is_best_first = sort == "value"
+    rows = sweeps.trials(session, sweep, best_first=is_best_first, after=after, limit=PAGE_SIZE)
+    best = sweeps.trials(session, sweep, best_first=True, limit=COMPARED)
+    shown = api.detail(session, sweep)
+    return page(
+        request,
+        "sweep.html",
+        visitor=visitor,
+        status_code=422 if problem else 200,
+        cursor=sweeps.mark(session, sweep_id),
+        destinations=elsewhere(session, visitor, sweep.project),
+        sweep=shown,
+        waits=_waits(session, sweep, is_wanting=shown.open < shown.at_once),
+        config_changes=new_sweep_pages.changed(session, sweep),
+        trials=[
+            (trial, run)
+            for trial, (_row, run) in zip(api.trials_of(session, sweep, rows), rows, strict=True)
+        ],
+        compared=[
+            run.id
+            for trial, run in best
+            if trial.state == sweeps.COMPLETE and run.deleted_at is None
+        ],
+        binned={run.id for _trial, run in (*rows, *best) if run.deleted_at is not None},
+        sort=sort,
+        after=after,
+        older=after + PAGE_SIZE if len(rows) == PAGE_SIZE else None,
+        newer=max(after - PAGE_SIZE, 0) if after else None,
+        is_grid=sweep.kind == GRID,
+        more=more,
+        problem=problem,
+    )
+
+
+def _waits(session: Session, sweep: Sweep, *, is_wanting: bool) -> list[str]:
+    """Say which limit keeps a sweep from submitting its next run."""
+    if sweep.status != sweeps.RUNNING or sweep.submitted == sweep.runs_total or not is_wanting:
+        return []
+    owner = session.get_one(User, sweep.owner_id)
+    return list(quotas.submission_obstacle(session, owner, sweep.project).values())
+
+
+@router.post("/sweeps/{sweep_id}/extension", response_model=None)
+@requires(Right.STEER)
+def extend(
+    sweep_id: RowId, request: Request, session: Db, posted: Posted, visitor: SignedIn
+) -> HTMLResponse | RedirectResponse:
+    """Add runs, or values of a grid's setting; or show what is wrong with them."""
+    setting, text = str(posted.get("setting", "")), str(posted.get("more", "")).strip()[:1000]
+    try:
+        with session.begin_nested():
+            sweep_submission.extend(session, sweep_id, visitor.user, **_more(setting, text))
+    except Invalid as error:
+        return _page(
+            request, session, visitor, sweep_id, more=text, problem="; ".join(error.errors.values())
+        )
+    return _back(sweep_id)
+
+
+@router.post("/sweeps/{sweep_id}/project")
+@requires(Right.MOVE)
+@audited("project")
+def move_to_project(
+    sweep_id: RowId, session: Db, visitor: SignedIn, project: Annotated[Text, Form()] = ""
+) -> RedirectResponse:
+    """Let it belong to another project, with all of its runs."""
+    check_project(session, Right.MOVE, project)
+    projects.move_sweep(session, sweep_id, visitor.user, project)
+    return _back(sweep_id)
+
+
+def _more(setting: str, text: str) -> dict[str, Any]:
+    if setting:
+        return {"space": {setting: text}}
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise Invalid({"more": f"{text[:100]!r} is not allowed; allowed: a whole number of runs"})
+    return {"runs": int(text)}
+
+
+def _back(sweep_id: int) -> RedirectResponse:
+    return RedirectResponse(f"/sweeps/{sweep_id}", status_code=303)
+
+
+def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
+    @requires(Right.STEER)
+    def steer(sweep_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
+        act(session, sweep_id, visitor.user)
+        return _back(sweep_id)
+
+    return steer
+
+
+#: What can be asked of a sweep by its number alone; app.sweeps.sweeps_api describes each.
+STEERING: dict[str, Callable[[Session, int, User], object]] = {
+    "cancellation": sweeps.cancel,
+    "pause": lambda session, sweep_id, _user: sweeps.pause(session, sweep_id),
+    "resumption": sweep_submission.resume,
+}
+for word, act in STEERING.items():
+    router.add_api_route(f"/sweeps/{{sweep_id}}/{word}", _steering(act), methods=["POST"])

@@ -1,0 +1,1 @@
+"""What a run recorded: series, metrics, diagnosis, environment, system samples."""

@@ -1,0 +1,20 @@
+"""What a run was started in."""
+
+from fastapi import APIRouter
+
+from app.auth.authentication import SignedIn
+from app.auth.permissions import requires
+from app.dependencies import Db
+from app.http.parameters import RunId
+from app.telemetry.environment import FullEnvironment, full_environment
+from db.access.permissions import Right
+from db.runs import runs
+
+router = APIRouter(prefix="/runs/{run_id}", tags=["runs"])
+
+
+@router.get("/environment")
+@requires(Right.SEE)
+def get_environment(run_id: RunId, session: Db, _visitor: SignedIn) -> FullEnvironment:
+    """Return machine, versions, command, source and git of the latest attempt; 404 before it."""
+    return full_environment(session, runs.get(session, run_id))

@@ -1,0 +1,43 @@
+"""All that was recorded of a run, as files: not what a screen has use for, but every row."""
+
+from typing import Literal
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+
+from app.auth.authentication import SignedIn
+from app.auth.permissions import requires
+from app.dependencies import Db, TheDatabase
+from app.http.active_requests import EXPORT
+from app.http.parameters import RunId
+from db.access.permissions import Right
+from db.runs import runs
+from db.telemetry import export
+
+router = APIRouter(prefix="/runs/{run_id}/export", tags=["series"])
+
+FORMATS = {
+    "csv": (export.as_csv, "text/csv"),
+    "parquet": (export.as_parquet, "application/vnd.apache.parquet"),
+}
+CONTENT = {media_type: {"schema": {"type": "string"}} for _, media_type in FORMATS.values()}
+
+
+@router.get(
+    "/{name}.{kind}", response_class=StreamingResponse, responses={200: {"content": CONTENT}}
+)
+@requires(Right.DOWNLOAD, lasts=EXPORT)
+def export_rows(
+    run_id: RunId,
+    name: Literal["steps", "events", "metrics"],
+    kind: Literal["csv", "parquet"],
+    session: Db,
+    database: TheDatabase,
+    _visitor: SignedIn,
+) -> StreamingResponse:
+    """Export all steps, all that the scaler did, or all metrics: page by page, never sampled."""
+    runs.get(session, run_id)
+    write, media_type = FORMATS[kind]
+    headers = {"Content-Disposition": f'attachment; filename="run{run_id}-{name}.{kind}"'}
+    pieces = write(database, run_id, name)
+    return StreamingResponse(pieces, media_type=media_type, headers=headers)

@@ -1,0 +1,51 @@
+"""How busy the machine was during a run."""
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict
+
+from app.auth.authentication import SignedIn
+from app.auth.permissions import requires
+from app.dependencies import Db
+from app.http.list_pages import After, Limit, ListPage
+from app.http.parameters import RunId
+from db.access.permissions import Right
+from db.paging import page_of_list
+from db.runs import runs
+from db.telemetry import system
+
+router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
+
+
+class DeviceSamples(BaseModel):
+    """Columns by time since the run's start, about 500 points. Device -1 is the host itself.
+
+    utilization (0 to 1) and power_watts are means, memory_bytes and temperature_celsius are the
+    highest.
+    """
+
+    model_config = ConfigDict(from_attributes=True)
+
+    device: int
+    elapsed_ms: list[int]
+    utilization: list[float | None]
+    memory_bytes: list[int | None]
+    power_watts: list[float | None]
+    temperature_celsius: list[float | None]
+
+
+class SystemSamples(ListPage):
+    """The host, then each GPU."""
+
+    devices: list[DeviceSamples]
+
+
+@router.get("/system")
+@requires(Right.SEE)
+def get_system(
+    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+) -> SystemSamples:
+    """Return how busy the host and each GPU of the run were."""
+    runs.get(session, run_id)
+    found = page_of_list(system.of_run(session, run_id), after=after, limit=limit)
+    devices = [DeviceSamples.model_validate(each) for each in found.rows]
+    return SystemSamples(devices=devices, total=found.total, next=found.next)

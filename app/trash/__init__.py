@@ -1,0 +1,1 @@
+"""Trash, retention and storage."""

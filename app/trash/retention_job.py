@@ -1,0 +1,68 @@
+"""Rules of retention: whose they are, and that what they let go is deleted, run by run, each in a
+transaction of its own.
+"""
+
+import logging
+from threading import Event
+
+from sqlalchemy.orm import Session
+
+from app.auth.permissions import Forbidden, check_project
+from app.files.downloads import RETRY_SECONDS
+from db.access import projects
+from db.access.permissions import Right, Standing
+from db.database import Database, is_outage
+from db.errors import Invalid
+from db.files import pruning, retention
+from db.files.storage import open_store
+from db.runs import runs
+from db.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+#: Of a rule, whose runs: all projects' without a rule of their own, or in:NAME.
+ALL, OF_PROJECT = "all", "in:"
+
+
+def scope_of(project: str | None) -> str:
+    """Return what whose runs a rule is about is called."""
+    return ALL if project is None else f"{OF_PROJECT}{project}"
+
+
+def project_of(session: Session, standing: Standing, scope: str) -> str | None:
+    """Return whose runs a rule is about, for who may set it; None: the instance's.
+
+    Raises NotFound, Forbidden, Invalid.
+    """
+    if scope == ALL:
+        if standing.projects is not None or Right.MANAGE not in standing.most:
+            raise Forbidden("Only an operator of this server may do this.")
+        return None
+    if not scope.startswith(OF_PROJECT):
+        text = f"{scope[:100]!r} is not allowed; allowed: all, or in: and a project"
+        raise Invalid({"scope": text})
+    project = scope.removeprefix(OF_PROJECT)
+    check_project(session, Right.MANAGE, project, "set rules of retention of")
+    return projects.get(session, project).name
+
+
+def look(settings: Settings, database: Database, stopping: Event) -> None:
+    """Look once; two servers that look at once delete nothing twice.
+
+    What one run does keeps none of the others.
+    """
+    with database.reading() as session:
+        due = retention.due(session)
+    store = open_store(settings, retry_seconds=RETRY_SECONDS) if due else None
+    for run_id, rules in due:
+        if stopping.is_set() or store is None:
+            return
+        try:
+            with database.reading() as session:  # most have nothing but what is kept
+                is_due = bool(pruning.of_run(session, runs.get(session, run_id), rules))
+            if is_due:
+                pruning.prune(database, store, run_id, rules)
+        except Exception as error:
+            if is_outage(error):
+                raise
+            logger.warning("run %d cannot be pruned: %s", run_id, error)

@@ -1,0 +1,63 @@
+"""The page of the bin, and what its buttons and the run page's do."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from app.auth.authentication import SignedIn, local_path
+from app.auth.permissions import ANYBODY, requires
+from app.dependencies import Db, Posted, TheSettings
+from app.html.rendering import page
+from app.http.list_pages import After
+from app.http.parameters import RunId
+from app.trash.disk import disk
+from app.trash.trash_api import deleted
+from db.access.permissions import Right
+from db.runs import trash
+
+router = APIRouter()
+
+PAGE_SIZE = 50
+
+
+@router.get("/bin")
+@requires(ANYBODY)
+def show_bin(
+    request: Request, session: Db, settings: TheSettings, visitor: SignedIn, after: After = ""
+) -> HTMLResponse:
+    """Show what was deleted, and until when it can be restored."""
+    found = trash.listed(session, after=after, limit=PAGE_SIZE)
+    return page(
+        request,
+        "bin.html",
+        visitor=visitor,
+        rows=[deleted(run, owner, settings) for run, owner in found.rows],
+        older=found.next,
+        bin=trash.contents(session),
+        disk=disk(settings),
+        days=settings.bin_days,
+    )
+
+
+@router.post("/runs/{run_id}/deletion")
+@requires(Right.DELETE)
+def delete_run(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Put a run into the bin, and lead to the list, which offers to undo it."""
+    trash.delete(session, run_id, visitor.user)
+    return RedirectResponse(f"/runs?deleted={run_id}", status_code=303)
+
+
+@router.post("/runs/{run_id}/restoration")
+@requires(Right.DELETE)
+def restore_run(run_id: RunId, session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
+    """Take a run out of the bin."""
+    trash.restore(session, run_id, visitor.user)
+    back = local_path(str(posted.get("back", f"/runs/{run_id}")))
+    return RedirectResponse(back, status_code=303)
+
+
+@router.post("/runs/{run_id}/erasure")
+@requires(Right.DELETE)
+def erase_run(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+    """Let a run of the bin go for good."""
+    trash.erase(session, run_id, visitor.user)
+    return RedirectResponse("/bin", status_code=303)

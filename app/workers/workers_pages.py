@@ -1,0 +1,82 @@
+"""The machines that train."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from app.auth.audit import audited
+from app.auth.authentication import AtBrowser, SignedIn
+from app.auth.permissions import ANYBODY, OPERATE, requires
+from app.dependencies import Db, TheSettings
+from app.html.rendering import page
+from app.http.parameters import RowId
+from app.live.worker_updates import MOST_FOLLOWED, cursor_of
+from db.queue import device_grid, pending_reasons, workers
+from db.queue.pending_reasons import Queue
+from db.runs import runs
+
+router = APIRouter(prefix="/workers")
+
+#: Queued runs that are listed; the list of runs has all.
+MOST_QUEUED = 50
+
+
+@router.get("")
+@requires(ANYBODY)
+def list_workers(
+    request: Request, session: Db, settings: TheSettings, visitor: SignedIn
+) -> HTMLResponse:
+    """Show which device of which worker is in use for what, and what waits for one, in order."""
+    rows = device_grid.read(session, MOST_FOLLOWED)
+    queue = Queue.read(session)
+    first = sorted(queue.places, key=queue.places.__getitem__)[:MOST_QUEUED]
+    seen = {run.id: (run, owner) for run, owner in runs.with_owners(session, first)}
+    return page(
+        request,
+        "workers.html",
+        visitor=visitor,
+        rows=rows,
+        cursor=cursor_of(rows),
+        queued=[
+            (
+                place,
+                *seen[run_id],
+                pending_reasons.reason(seen[run_id][0], queue, **settings.per_user),
+            )
+            for place, run_id in enumerate(first, 1)
+            if run_id in seen
+        ],
+        total=len(queue.places),
+    )
+
+
+@router.get("/{worker_id}")
+@requires(ANYBODY)
+def show_worker(worker_id: RowId, request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+    """Show one: its devices, recipes and versions."""
+    worker, is_up = workers.found(session, worker_id)
+    return page(request, "worker.html", visitor=visitor, worker=worker, alive=is_up)
+
+
+@router.post("/{worker_id}/drain")
+@requires(OPERATE)
+@audited("stop")
+def drain(
+    worker_id: RowId,
+    session: Db,
+    _visitor: SignedIn,
+    _at_browser: AtBrowser,
+    stop: Annotated[bool, Form()] = False,
+) -> Response:
+    """Have it take nothing more. stop: nor go on with what it has."""
+    workers.drain(session, worker_id, stop=stop)
+    return RedirectResponse(f"/workers/{worker_id}", status_code=303)
+
+
+@router.post("/{worker_id}/undrain")
+@requires(OPERATE)
+def undrain(worker_id: RowId, session: Db, _visitor: SignedIn, _at_browser: AtBrowser) -> Response:
+    """Let it take runs again."""
+    workers.undrain(session, worker_id)
+    return RedirectResponse(f"/workers/{worker_id}", status_code=303)

@@ -1,0 +1,1 @@
+"""Users, permissions, projects, secrets, shared links and the audit log."""

@@ -1,0 +1,437 @@
+"""Who may come in: users, one-time links, sessions, tokens. Secrets are kept as hashes only."""
+
+import hashlib
+import secrets
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from pwdlib import PasswordHash
+from sqlalchemy import bindparam, delete, func, literal, null, select, union_all, update
+from sqlalchemy.orm import Session
+
+from db.access import permissions, projects
+from db.access.permissions import MEMBER, Right, Standing
+from db.database import now
+from db.errors import Conflict, Invalid, Refused
+from db.names import checked_name, cleaned, key_of
+from db.paging import Page, page
+from db.tables import (
+    FULL,
+    ONE_RUN,
+    TOKENS,
+    WATCH,
+    ApiToken,
+    Membership,
+    Project,
+    Run,
+    SharedLink,
+    SharedRun,
+    SignInLink,
+    SignInSession,
+    User,
+)
+
+#: May sign in.
+IS_ACTIVE = User.deactivated_at.is_(None)
+DAY = 24 * 3600.0
+SESSION_SECONDS = 30 * DAY
+#: How long a token lasts if nobody says, and at most.
+TOKEN_DAYS, MOST_TOKEN_DAYS = 90, 3650
+#: A token that is used all the time is written down so often.
+USE_NOTED_SECONDS = 60.0
+LINK_SECONDS = 24 * 3600.0
+#: For so long a browser that a link let in has proved who it is, as a password would.
+FRESH_SECONDS = 600.0
+PASSWORD_LENGTH = (8, 200)
+NAME_CHARACTERS = 64
+#: A token of one user more is refused: nobody keeps track of so many.
+MOST_TOKENS = 50
+LINK_REFUSED = "This sign-in link was used already or has expired. Sign in below instead."
+
+_passwords = PasswordHash.recommended()
+
+
+def user_named(session: Session, name: str) -> User:
+    """Return the user of that name, made now if there is none: the first of all is an operator,
+    another a member of the project that there always is. Raises Invalid.
+    """
+    user = find_user(session, name)
+    if user is None:
+        is_first = not has_users(session)
+        user = make_user(session, name, is_operator=is_first)
+        if not is_first:
+            projects.set_role(session, user, projects.DEFAULT, MEMBER)
+    return user
+
+
+def has_users(session: Session) -> bool:
+    """Tell whether anybody has, or had, an account."""
+    return session.scalar(select(User.id).limit(1)) is not None
+
+
+def find_user(session: Session, name: str) -> User | None:
+    """Return who goes by a name, however it is written."""
+    return session.scalar(select(User).where(User.key == key_of(name)))
+
+
+def user_of_subject(session: Session, subject: str, name: str) -> User:
+    """Return whom a provider of identities knows by this subject, made now if there is nobody.
+
+    A name that another account has is not taken over: its owner may be somebody else. Raises
+    Refused.
+    """
+    user = session.scalar(select(User).where(User.subject == subject))
+    if user is None:
+        shown = cleaned(name)[:NAME_CHARACTERS]
+        if find_user(session, shown) is not None:
+            message = f"There is an account {shown!r} that is not yet the provider's. An operator "
+            raise Refused(f"{message}lets it be: halfstep user subject.")
+        try:
+            user = make_user(session, shown)
+        except Invalid as error:
+            raise Refused(f"The provider's name for you cannot be one here: {error}.") from error
+        user.subject = subject
+    if user.deactivated_at is not None:
+        raise Refused("This account was shut out. Ask an operator.")
+    return user
+
+
+def first_operator(session: Session) -> User | None:
+    """Return the first of those who may do everything."""
+    query = select(User).where(User.is_operator, IS_ACTIVE).order_by(User.id)
+    return session.scalar(query.limit(1))
+
+
+def make_user(session: Session, name: str, *, is_operator: bool = False) -> User:
+    """Make an account, which nobody can sign in to yet. Raises Invalid."""
+    name = checked_name(name, most=NAME_CHARACTERS)
+    if (other := find_user(session, name)) is not None:
+        taken = f"{name!r} is not free: there is a user {other.name!r} already"
+        raise Invalid({"name": f"{taken}; allowed: a name that differs in more than case"})
+    user = User(name=name, key=key_of(name), is_operator=is_operator)
+    session.add(user)
+    session.flush()
+    return user
+
+
+def deactivate(session: Session, user: User) -> None:
+    """Let somebody sign in no more, and end at once all that lets them in. Raises Conflict."""
+    _keep_an_operator(session, user)
+    user.deactivated_at = session.scalars(select(now())).one()
+    _shut_out(session, user)
+
+
+def reactivate(session: Session, user: User) -> None:
+    """Let somebody sign in again."""
+    user.deactivated_at = None
+
+
+def reset(session: Session, user: User) -> None:
+    """Let somebody choose a password anew, and end at once all that lets them in."""
+    user.password_hash = None
+    _shut_out(session, user)
+
+
+def remove(session: Session, user: User) -> None:
+    """Take an account away for good; what it did stays, with its name. Raises Conflict."""
+    deactivate(session, user)
+    user.removed_at, user.password_hash, user.is_operator = user.deactivated_at, None, False
+    session.execute(delete(Membership).where(Membership.user_id == user.id))
+
+
+def set_operator(session: Session, user: User, *, is_operator: bool) -> None:
+    """Let somebody do everything, or not any more. Raises Conflict of the last who may."""
+    if not is_operator:
+        _keep_an_operator(session, user)
+    user.is_operator = is_operator
+
+
+def _keep_an_operator(session: Session, user: User) -> None:
+    active = (User.is_operator, User.deactivated_at.is_(None))
+    # Of two that leave at once the second waits.
+    operators = session.scalars(select(User.id).where(*active).with_for_update()).all()
+    if list(operators) == [user.id]:
+        raise Conflict(f"{user.name} is the last operator: make another one first.")
+
+
+def _shut_out(session: Session, user: User) -> None:
+    shown = select(SharedLink.id).where(SharedLink.user_id == user.id)
+    session.execute(delete(SharedRun).where(SharedRun.link_id.in_(shown)))
+    for table in (SignInSession, ApiToken, SignInLink, SharedLink):
+        session.execute(delete(table).where(table.user_id == user.id))
+
+
+def set_password(session: Session, user: User, password: str) -> None:
+    """Set a password, and end all that let the user in before: sessions, tokens and links.
+
+    Raises Invalid if it is too short.
+    """
+    low, high = PASSWORD_LENGTH
+    if not low <= len(password) <= high:
+        message = f"has {len(password)} characters; {low} to {high} are allowed"
+        raise Invalid({"password": message})
+    user.password_hash = _passwords.hash(password)
+    _shut_out(session, user)
+
+
+def came_by_fresh_link(session: Session, sign_in: SignInSession) -> bool:
+    """Tell whether a browser was let in by a link a few minutes ago."""
+    age = session.scalars(select(now())).one() - sign_in.created_at
+    return sign_in.by_link and age < FRESH_SECONDS
+
+
+def check_current_password(user: User, password: str) -> None:
+    """See that somebody who is signed in is the user all the same. Raises Invalid."""
+    if user.password_hash is None:
+        message = f"is not set yet, and your link is older than {FRESH_SECONDS / 60:.0f} minutes"
+        raise Invalid({"current": f"{message}: sign in with a new one (halfstep link {user.name})"})
+    if not _passwords.verify(password, user.password_hash):
+        raise Invalid({"current": "is not the one that was typed"})
+
+
+def make_link_token(session: Session, user: User) -> str:
+    """Return the token of a link that signs in once, within a day."""
+    token = secrets.token_urlsafe(32)
+    session.execute(delete(SignInLink).where(SignInLink.expires_at < now()))
+    session.add(
+        SignInLink(token_hash=hash_of(token), user_id=user.id, expires_at=now() + LINK_SECONDS)
+    )
+    return token
+
+
+def redeem_link_token(session: Session, token: str) -> User:
+    """Return the user whom a link signs in; the link is spent. Raises Refused."""
+    user_id = session.scalar(
+        delete(SignInLink)
+        .where(SignInLink.token_hash == hash_of(token), SignInLink.expires_at > now())
+        .returning(SignInLink.user_id)
+    )
+    if user_id is None:
+        raise Refused(LINK_REFUSED)
+    return session.get_one(User, user_id)
+
+
+def check_password(session: Session, name: str, password: str) -> User:
+    """Return the user of that name and password. Raises Refused."""
+    nobodys = _hash_of_nobodys()
+    user = session.scalar(select(User).where(User.key == key_of(name), IS_ACTIVE))
+    expected = user.password_hash if user and user.password_hash else nobodys
+    if not _passwords.verify(password, expected) or user is None or expected is nobodys:
+        raise Refused("The name or the password is wrong.")
+    return user
+
+
+def start_session(
+    session: Session, user: User, *, by_link: bool = False
+) -> tuple[str, SignInSession]:
+    """Sign a browser in; return the secret for its cookie and the session."""
+    secret = secrets.token_urlsafe(32)
+    row = SignInSession(
+        token_hash=hash_of(secret),
+        user_id=user.id,
+        csrf_token=secrets.token_urlsafe(32),
+        by_link=by_link,
+        expires_at=now() + SESSION_SECONDS,
+    )
+    session.execute(delete(SignInSession).where(SignInSession.expires_at < now()))
+    session.add(row)
+    session.flush()
+    return secret, row
+
+
+class KnownSession(NamedTuple):
+    """Whose sign-in a cookie is, and what they may do."""
+
+    user: User
+    sign_in: SignInSession
+    standing: Standing
+
+
+def find_session(session: Session, secret: str) -> KnownSession | None:
+    """Return whom a cookie belongs to, or None if it is unknown or too old."""
+    rows = session.execute(_by_session(), {"hash": hash_of(secret)}).all()
+    if not rows:
+        return None
+    user, sign_in = rows[0][:2]
+    return KnownSession(user, sign_in, permissions.standing_of(user, rows))
+
+
+@cache  # every request asks, and it is made of many parts
+def _by_session() -> Any:
+    query = (
+        select(User, SignInSession)
+        .join(SignInSession, SignInSession.user_id == User.id)
+        .where(SignInSession.token_hash == bindparam("hash"), SignInSession.expires_at > now())
+        .where(IS_ACTIVE)
+    )
+    return permissions.with_roles(query)
+
+
+def sign_ins(session: Session, user: User) -> list[SignInSession]:
+    """List the browsers that somebody is signed in with, newest first."""
+    mine = (SignInSession.user_id == user.id, SignInSession.expires_at > now())
+    query = select(SignInSession).where(*mine).order_by(SignInSession.created_at.desc())
+    return list(session.scalars(query.limit(100)))
+
+
+def end_sign_ins(session: Session, user: User, *, but: SignInSession) -> None:
+    """Sign somebody out of every other browser."""
+    others = (SignInSession.user_id == user.id, SignInSession.token_hash != but.token_hash)
+    session.execute(delete(SignInSession).where(*others))
+
+
+def end_session(session: Session, secret: str) -> None:
+    """Sign a browser out."""
+    session.execute(delete(SignInSession).where(SignInSession.token_hash == hash_of(secret)))
+
+
+def make_api_token(
+    session: Session,
+    user: User,
+    name: str,
+    kind: str = FULL,
+    *,
+    project: str | None = None,
+    run_id: int | None = None,
+    days: int | None = TOKEN_DAYS,
+) -> tuple[str, ApiToken]:
+    """Return a new token for scripts, which nobody can read again, and its row. Raises Invalid.
+
+    kind: one of TOKENS.  project: the only one that it opens.  run_id: of a token for one run, that
+    run.  days: how long it lasts; None: until it is revoked.
+    """
+    if kind not in TOKENS:
+        raise Invalid({"kind": f"{kind[:100]!r} is not allowed; allowed: {', '.join(TOKENS)}"})
+    if days is not None and not 1 <= days <= MOST_TOKEN_DAYS:
+        raise Invalid({"days": f"{days} is not allowed; allowed: 1 to {MOST_TOKEN_DAYS}, or none"})
+    seen = permissions.standing(session, user).projects
+    if project is not None and (
+        session.get(Project, project) is None or (seen is not None and project not in seen)
+    ):
+        raise Invalid({"project": f"there is no project {project[:100]!r}; allowed: one of yours"})
+    if (run_id is not None) != (kind == ONE_RUN) or (
+        run_id and not _may_send(session, user, run_id)
+    ):
+        allowed = "of kind 'run' a watched run that you may send, of the others none"
+        raise Invalid({"run_id": f"{run_id} is not allowed; allowed: {allowed}"})
+    name = checked_name(name, most=NAME_CHARACTERS)
+    token = f"hs_{secrets.token_urlsafe(32)}"
+    mine = select(func.count()).where(ApiToken.user_id == user.id)
+    if (session.scalar(mine) or 0) >= MOST_TOKENS:
+        raise Invalid({"name": f"you have {MOST_TOKENS} tokens; allowed: no more, revoke some"})
+    row = ApiToken(token_hash=hash_of(token), user_id=user.id, name=name, kind=kind)
+    row.project, row.run_id = project, run_id
+    row.expires_at = None if days is None else _moment(session) + days * DAY
+    session.add(row)
+    session.flush()
+    return token, row
+
+
+def _may_send(session: Session, user: User, run_id: int) -> bool:
+    """Tell whether a run is somebody's own, watched, and of a project that they may send to."""
+    run = session.get(Run, run_id)
+    is_own = run is not None and run.owner_id == user.id and run.deleted_at is None
+    if run is None or not is_own or run.source != WATCH:
+        return False
+    return permissions.standing(session, user).may(Right.SUBMIT, run.project)
+
+
+def api_tokens(session: Session, user: User) -> list[ApiToken]:
+    """List a user's tokens, newest first."""
+    query = select(ApiToken).where(ApiToken.user_id == user.id).order_by(ApiToken.id.desc())
+    return list(session.scalars(query))
+
+
+def page_of_api_tokens(session: Session, user: User, *, after: str = "", limit: int) -> Page:
+    """Return a page of a user's tokens, newest first."""
+    query = select(ApiToken).where(ApiToken.user_id == user.id)
+    return page(session, query, (ApiToken.id,), after=after, limit=limit, newest_first=True)
+
+
+def delete_api_token(session: Session, user: User, token_id: int) -> str | None:
+    """Revoke one of a user's own tokens; return what it was called, None if there was none."""
+    mine = delete(ApiToken).where(ApiToken.id == token_id, ApiToken.user_id == user.id)
+    return session.scalar(mine.returning(ApiToken.name))
+
+
+class KnownToken(NamedTuple):
+    """run_id: the one watched run that it sends.  is_noted: whether a use within the last minute is
+    written down.
+    """
+
+    user: User
+    standing: Standing
+    name: str
+    kind: str
+    project: str | None
+    run_id: int | None
+    is_noted: bool
+
+
+def find_api_token(session: Session, token: str) -> KnownToken | None:
+    """Return whom a token belongs to, and what it may do."""
+    rows = session.execute(_by_token(), {"hash": hash_of(token)}).all()
+    if not rows:
+        return None
+    user, name, kind, project, run_id, is_noted = rows[0][:6]
+    standing = permissions.standing_of(user, rows, kind=kind, only=project)
+    return KnownToken(user, standing, name, kind, project, run_id, bool(is_noted))
+
+
+@cache  # as above
+def _by_token() -> Any:
+    recent = func.coalesce(ApiToken.used_at > now() - USE_NOTED_SECONDS, False)
+    columns = (ApiToken.name, ApiToken.kind, ApiToken.project, ApiToken.run_id)
+    query = select(User, *columns, recent).join(ApiToken, ApiToken.user_id == User.id)
+    query = query.where(ApiToken.token_hash == bindparam("hash"), IS_ACTIVE)
+    query = query.where(func.coalesce(ApiToken.expires_at > now(), True))
+    return permissions.with_roles(query)
+
+
+def standings(session: Session, hashes: Collection[str]) -> dict[str, Standing]:
+    """Return what each session or token, by the hash of its secret, lets somebody do now.
+
+    Those that let nobody in any more are not in it.
+    """
+    sign_in, token = SignInSession, ApiToken
+    whose = (User.id, User.is_operator)
+    queries = (
+        select(sign_in.token_hash, *whose, literal(FULL), null())
+        .join(User, User.id == sign_in.user_id)
+        .where(sign_in.token_hash.in_(hashes), sign_in.expires_at > now(), IS_ACTIVE),
+        select(token.token_hash, *whose, token.kind, token.project)
+        .join(User, User.id == token.user_id)
+        .where(token.token_hash.in_(hashes), func.coalesce(token.expires_at > now(), True))
+        .where(IS_ACTIVE),
+    )
+    rows: Sequence[Any] = session.execute(union_all(*queries)).all()
+    roles = permissions.held(session, {row[1] for row in rows if not row[2]})
+    return {
+        hash_: Standing(
+            user_id, is_operator, roles.get(user_id, {}), permissions.RIGHTS_OF_TOKENS[kind], only
+        )
+        for hash_, user_id, is_operator, kind, only in rows
+    }
+
+
+def _moment(session: Session) -> float:
+    return session.scalars(select(now())).one()
+
+
+def note_use(session: Session, token: str) -> None:
+    """Write down that a token is used now."""
+    used = update(ApiToken).where(ApiToken.token_hash == hash_of(token))
+    session.execute(used.values(used_at=now()))
+
+
+@cache
+def _hash_of_nobodys() -> str:
+    """Return what is verified when there is no such user: a wrong name takes as long."""
+    return _passwords.hash(secrets.token_urlsafe(16))
+
+
+def hash_of(secret: str) -> str:
+    """Return what is kept of a session's or a token's secret."""
+    # Secrets are 256 random bits, so a fast hash is enough: there is nothing to guess.
+    return hashlib.sha256(secret.encode()).hexdigest()

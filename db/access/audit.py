@@ -1,0 +1,61 @@
+"""What was written down of who changed what; app.auth.audit writes what requests do."""
+
+from collections.abc import Iterator, Set
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.paging import Page, page
+from db.tables import Deed, User
+
+DETAIL_CHARACTERS = 300
+#: In place of an address, of what is typed on the server's machine.
+TERMINAL = "terminal"
+
+
+def note_typed(session: Session, command: str, *words: str) -> None:
+    """Write down what was typed on the server's machine, by whoever may sit there."""
+    detail = " ".join(filter(None, words))[:DETAIL_CHARACTERS]
+    session.add(Deed(deed=f"halfstep {command}", detail=detail, address=TERMINAL))
+
+
+def note_recipes(session: Session, worker: str, before: Set[str], after: Set[str]) -> None:
+    """Write down which files of recipes a worker offers that it did not, and which no more.
+
+    `halfstep recipe add` and `remove` know no database: the worker tells what came of them.
+    """
+    changes = {"recipe offered": after - before, "recipe withdrawn": before - after}
+    for deed, references in changes.items():
+        for reference in sorted(references):
+            detail = f"by worker {worker}: {reference}"[:DETAIL_CHARACTERS]
+            session.add(Deed(deed=deed, detail=detail, address=TERMINAL))
+
+
+def listed(
+    session: Session,
+    *,
+    run_id: int | None = None,
+    user_id: int | None = None,
+    since: float | None = None,
+    after: str = "",
+    limit: int,
+) -> Page:
+    """Return a page of deeds with the name of who did each, newest first.
+
+    run_id: done to it.  user_id: by this person.  since: not before this moment.
+    """
+    query = select(Deed, User.name).outerjoin(User, User.id == Deed.user_id)
+    if run_id is not None:
+        query = query.where(Deed.run_id == run_id)
+    if user_id is not None:
+        query = query.where(Deed.user_id == user_id)
+    if since is not None:
+        query = query.where(Deed.time >= since)
+    return page(session, query, (Deed.id,), after=after, limit=limit, newest_first=True)
+
+
+def all_of_them(session: Session) -> Iterator[tuple[Deed, str | None]]:
+    """Return every deed with the name of who did it, oldest first, some at a time."""
+    query = select(Deed, User.name).outerjoin(User, User.id == Deed.user_id).order_by(Deed.id)
+    rows = session.execute(query.execution_options(yield_per=500))
+    return ((deed, name) for deed, name in rows)

@@ -1,0 +1,67 @@
+"""What the groups of a provider of identities mean here: roles in projects."""
+
+from collections import defaultdict
+from collections.abc import Collection
+from typing import NamedTuple
+
+from sqlalchemy.orm import Session
+
+from db.access import accounts, projects
+from db.access.permissions import ROLES
+from db.errors import Conflict
+from db.tables import User
+
+#: A group that everybody is in.
+EVERYBODY = "*"
+OPERATOR = "operator"
+
+
+class Rule(NamedTuple):
+    """Who is in a group has a role in a project, or is an operator."""
+
+    group: str
+    role: str
+    project: str
+
+
+def parsed(text: str) -> list[Rule]:
+    """Read "group=role@project, group=role, group=operator". Raises ValueError."""
+    rules = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        group, equals, given = word.rpartition("=")
+        role, _, project = given.partition("@")
+        if not equals or not group.strip() or role.strip() not in (*ROLES, OPERATOR):
+            allowed = (
+                f"group=role or group=role@project, role one of {', '.join(ROLES)}, {OPERATOR}"
+            )
+            raise ValueError(f"{word!r} is not allowed; allowed: {allowed}")
+        rules.append(Rule(group.strip(), role.strip(), project.strip()))
+    return rules
+
+
+def apply(session: Session, user: User, rules: list[Rule], groups: Collection[str]) -> None:
+    """Give somebody the roles of their groups, the strongest of a project, and take those away that
+    no group of theirs gives any more. Projects that no rule names stay as they are.
+    """
+    given: dict[str, list[str]] = defaultdict(list)
+    for rule in rules:
+        if rule.role != OPERATOR:
+            given[rule.project] += [rule.role] if rule.group in groups else []
+    for project, roles in given.items():
+        if project != projects.DEFAULT:
+            projects.found_or_made(session, project)
+        if roles:
+            projects.set_role(session, user, project, max(roles, key=ROLES.index))
+        else:
+            projects.take_role(session, user, project)
+    operators = {rule.group for rule in rules if rule.role == OPERATOR}
+    if operators:
+        _set_operator(session, user, is_operator=not operators.isdisjoint(groups))
+
+
+def _set_operator(session: Session, user: User, *, is_operator: bool) -> None:
+    if user.is_operator != is_operator:
+        try:
+            accounts.set_operator(session, user, is_operator=is_operator)
+        except Conflict:
+            return  # the last one stays

@@ -1,0 +1,99 @@
+"""Accounts from the side of operators: who there is, and what is done with an account."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.access import accounts, projects
+from db.errors import Invalid, NotFound
+from db.tables import Membership, User
+
+
+class Person(NamedTuple):
+    """An account, and its role by project."""
+
+    user: User
+    roles: dict[str, str]
+
+
+def listed(session: Session, *, after: str = "", limit: int = 1000) -> list[Person]:
+    """List the accounts that were not removed, by name. after: the name of the last one seen."""
+    query = select(User).where(User.removed_at.is_(None), User.name > after)
+    users = session.scalars(query.order_by(User.name).limit(limit)).all()
+    roles: dict[int, dict[str, str]] = {user.id: {} for user in users}
+    held = select(Membership).where(Membership.user_id.in_(roles)).order_by(Membership.project)
+    for each in session.scalars(held):
+        roles[each.user_id][each.project] = each.role
+    return [Person(user, roles[user.id]) for user in users]
+
+
+def get(session: Session, user_id: int) -> User:
+    """Return an account that was not removed. Raises NotFound."""
+    user = session.get(User, user_id)
+    if user is None or user.removed_at is not None:
+        raise NotFound(f"There is no account {user_id}.")
+    return user
+
+
+def named(session: Session, name: str) -> User:
+    """Return the account of that name. Raises NotFound."""
+    user = accounts.find_user(session, name)
+    if user is None or user.removed_at is not None:
+        raise NotFound(f"There is no account of {name[:100]!r}.")
+    return user
+
+
+def invite(session: Session, name: str, *, project: str, role: str) -> User:
+    """Make an account with a role. Raises Invalid, NotFound."""
+    user = accounts.make_user(session, name)
+    projects.set_role(session, user, project, role)
+    return user
+
+
+def set_subject(session: Session, user: User, subject: str) -> None:
+    """Let a provider of identities sign somebody in. Raises Invalid if it signs another one in."""
+    other = session.scalar(select(User).where(User.subject == subject, User.id != user.id))
+    if other is not None:
+        raise Invalid({"subject": f"it is {other.name!r}'s; allowed: another one"})
+    user.subject = subject or None
+
+
+def make_operator(session: Session, user: User) -> None:
+    """Let somebody do everything."""
+    accounts.set_operator(session, user, is_operator=True)
+
+
+def make_plain(session: Session, user: User) -> None:
+    """Let somebody do no more than their roles allow. Raises Conflict of the last operator."""
+    accounts.set_operator(session, user, is_operator=False)
+
+
+def allow_commands(_session: Session, user: User) -> None:
+    """Let somebody queue command lines."""
+    user.runs_commands = True
+
+
+def refuse_commands(_session: Session, user: User) -> None:
+    """Let somebody queue command lines no more."""
+    user.runs_commands = False
+
+
+Change = Literal[
+    "deactivate", "activate", "remove", "reset", "operator", "plain", "commands", "no-commands"
+]
+#: What is done with an account, by the last word of its address.
+CHANGES: Mapping[Change, Callable[[Session, User], None]] = MappingProxyType(
+    {
+        "deactivate": accounts.deactivate,
+        "activate": accounts.reactivate,
+        "remove": accounts.remove,
+        "reset": accounts.reset,
+        "operator": make_operator,
+        "plain": make_plain,
+        "commands": allow_commands,
+        "no-commands": refuse_commands,
+    }
+)

@@ -1,0 +1,270 @@
+"""What people may do: roles in projects, and what a role allows.
+
+A visitor's session is limited to the projects that they may see: whatever it selects of runs,
+sweeps and presets (OfProject), or of what belongs to a run (OfRun), the others are as if they were
+not there. That is a wall behind the one in app.auth.permissions, which asks before each route
+whether what it does is allowed.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import event, false, or_, select
+from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
+from sqlalchemy.sql.base import ExecutableOption
+
+from db.tables import (
+    FULL,
+    ONE_RUN,
+    READ,
+    STEER,
+    SUBMIT,
+    WRITE,
+    Delivery,
+    Membership,
+    OfProject,
+    OfRun,
+    Preset,
+    Project,
+    Run,
+    Sweep,
+    User,
+)
+
+VIEWER, MEMBER, MAINTAINER = ROLES = ("viewer", "member", "maintainer")
+
+
+class Right(StrEnum):
+    """What can be allowed of a project's runs and sweeps."""
+
+    SEE = "see"
+    DOWNLOAD = "download"
+    SHARE = "share"
+    SUBMIT = "submit"
+    STEER_OWN = "steer_own"
+    STEER = "steer"
+    ORDER = "order"
+    DELETE = "delete"
+    MOVE = "move"
+    MANAGE = "manage"
+
+
+#: A viewer's downloads are the project's to allow.
+RIGHTS_OF: Mapping[str, frozenset[Right]] = MappingProxyType(
+    {
+        VIEWER: frozenset({Right.SEE}),
+        MEMBER: frozenset({Right.SEE, Right.DOWNLOAD, Right.SHARE, Right.SUBMIT, Right.STEER_OWN}),
+        MAINTAINER: frozenset(Right),
+    }
+)
+#: What is refused, in words.
+DEEDS = MappingProxyType(
+    {
+        Right.SEE: "see",
+        Right.DOWNLOAD: "download of",
+        Right.SHARE: "share runs of",
+        Right.SUBMIT: "submit to",
+        Right.STEER_OWN: "steer your own runs of",
+        Right.STEER: "steer other people's runs of",
+        Right.ORDER: "change the order of the queue of",
+        Right.DELETE: "delete runs of",
+        Right.MOVE: "move runs out of or into",
+        Right.MANAGE: "give roles in",
+    }
+)
+
+_STANDING = "standing"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What one person may do, or a token or a read-only link of theirs.
+
+    rights: by project; of an operator they are not looked at.  most: what the token allows, of a
+    person everything.  only: the one project that the token opens, if it does not open all.
+    runs: those that the link shows, of which nothing else is there; None: no link.
+    """
+
+    user_id: int
+    is_operator: bool
+    rights: Mapping[str, frozenset[Right]]
+    most: frozenset[Right] = frozenset(Right)
+    only: str | None = None
+    runs: frozenset[int] | None = None
+
+    @property
+    def projects(self) -> tuple[str, ...] | None:
+        """The projects that they see, in order; None: all that there are."""
+        if self.only is not None:
+            return (self.only,) if self.is_operator or self.only in self.rights else ()
+        return None if self.is_operator else tuple(sorted(self.rights))
+
+    def covers(self, other: "Standing") -> bool:
+        """Tell whether nothing that another standing allowed is missing."""
+        if self.is_operator or other.is_operator:
+            return self.is_operator
+        return all(
+            rights <= self.rights.get(project, frozenset())
+            for project, rights in other.rights.items()
+        )
+
+    def may_somewhere(self, right: Right) -> bool:
+        """Tell whether something is allowed in any project at all."""
+        projects = self.projects
+        return right in self.most if projects is None else any(self.may(right, p) for p in projects)
+
+    def may(self, right: Right, project: str, owner_id: int | None = None) -> bool:
+        """Tell whether something is allowed in a project. owner_id: whose run it is done to."""
+        if right not in self.most or self.only not in (None, project):
+            return False
+        if self.is_operator:
+            return True
+        rights = self.rights.get(project, frozenset())
+        is_own = right == Right.STEER and owner_id == self.user_id
+        return right in rights or (is_own and Right.STEER_OWN in rights)
+
+
+_READING = frozenset({Right.SEE, Right.DOWNLOAD})
+#: What a token of each kind allows at most.
+RIGHTS_OF_TOKENS: Mapping[str, frozenset[Right]] = MappingProxyType(
+    {
+        FULL: frozenset(Right),
+        READ: _READING,
+        SUBMIT: _READING | {Right.SUBMIT},
+        STEER: frozenset(Right) - {Right.MANAGE, Right.SHARE},
+        WRITE: frozenset({Right.SUBMIT}),
+        ONE_RUN: frozenset({Right.SUBMIT}),
+    }
+)
+
+
+def standing(session: Session, user: User) -> Standing:
+    """Return what somebody may do."""
+    rights = {} if user.is_operator else held(session, [user.id])[user.id]
+    return Standing(user.id, user.is_operator, rights)
+
+
+def with_roles(query: Any) -> Any:
+    """Return a query of users with their roles, which `standing_of` reads: a row a project."""
+    query = query.add_columns(Membership.project, Membership.role, Project.viewers_download)
+    query = query.outerjoin(Membership, Membership.user_id == User.id)
+    return query.outerjoin(Project, Project.name == Membership.project)
+
+
+def standing_of(
+    user: User, rows: Iterable[Any], *, kind: str = FULL, only: str | None = None
+) -> Standing:
+    """Return what somebody may do by a token of this kind for this project only, or by all of them.
+
+    rows: whose last columns are those of `with_roles`.
+    """
+    roles = (tuple(row)[-3:] for row in rows if not user.is_operator)
+    rights = {project: _allowed(role, downloads) for project, role, downloads in roles if role}
+    return Standing(user.id, user.is_operator, rights, RIGHTS_OF_TOKENS[kind], only)
+
+
+def held(session: Session, user_ids: Collection[int]) -> dict[int, dict[str, frozenset[Right]]]:
+    """Return what their roles allow to each of these people, by project."""
+    query = select(
+        Membership.user_id, Membership.project, Membership.role, Project.viewers_download
+    )
+    query = query.join(Project, Project.name == Membership.project)
+    found: dict[int, dict[str, frozenset[Right]]] = {each: {} for each in user_ids}
+    for user_id, project, role, viewers_download in session.execute(
+        query.where(Membership.user_id.in_(user_ids))
+    ):
+        found[user_id][project] = _allowed(role, viewers_download)
+    return found
+
+
+def _allowed(role: str, viewers_download: bool) -> frozenset[Right]:
+    return RIGHTS_OF[role] | ({Right.DOWNLOAD} if viewers_download else set())
+
+
+def seen_by(session: Session, user_ids: Collection[int]) -> dict[int, set[str] | None]:
+    """Return the projects that each person sees who may sign in; None: all that there are."""
+    query = select(User.id, User.is_operator, Membership.project)
+    query = query.outerjoin(Membership, Membership.user_id == User.id)
+    query = query.where(User.id.in_(user_ids), User.deactivated_at.is_(None))
+    found: dict[int, set[str] | None] = {}
+    for user_id, is_operator, project in session.execute(query):
+        projects = found.setdefault(user_id, None if is_operator else set())
+        if projects is not None and project is not None:
+            projects.add(project)
+    return found
+
+
+def limit(session: Session, to: Standing) -> None:
+    """Let a session see the runs and sweeps of somebody's projects alone, from here on."""
+    session.info[_STANDING] = to
+
+
+def limits(session: Session) -> Standing | None:
+    """Return whose session it is; None: nobody's, as a worker's."""
+    found: Standing | None = session.info.get(_STANDING)
+    return found
+
+
+@contextmanager
+def unlimited(session: Session) -> Iterator[None]:
+    """Let a session see everything meanwhile, of which nothing but numbers may be told."""
+    before = session.info.pop(_STANDING, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            session.info[_STANDING] = before
+
+
+#: Runs as the conditions below read them, whatever else a statement reads of them.
+_SEEN = Run.__table__.alias("seen")
+
+
+@event.listens_for(Session, "do_orm_execute")
+def _hide(state: ORMExecuteState) -> None:
+    """Limit every query of a session to rows of the projects and runs that its user sees."""
+    of = limits(state.session)
+    if of is None or of.projects is None or not state.is_select or state.is_column_load:
+        return
+    visible = _visible if of.runs is None else _visible_by_link
+    state.statement = state.statement.options(*visible(list(of.projects), list(of.runs or ())))
+
+
+def _visible(projects: list[str], _runs: list[int]) -> list[ExecutableOption]:
+    # Lambdas, so that SQLAlchemy builds a condition once for all tables and binds these lists.
+    return [
+        _condition(OfProject, lambda cls: cls.project.in_(projects)),
+        _condition(
+            OfRun,
+            lambda cls: (
+                select(_SEEN.c.id)
+                .where(_SEEN.c.id == cls.run_id, _SEEN.c.project.in_(projects))
+                .exists()
+            ),
+        ),
+        _condition(
+            Delivery,
+            lambda cls: or_(
+                cls.run_id.is_(None),
+                select(_SEEN.c.id)
+                .where(_SEEN.c.id == cls.run_id, _SEEN.c.project.in_(projects))
+                .exists(),
+            ),
+        ),
+    ]
+
+
+def _visible_by_link(_projects: list[str], runs: list[int]) -> list[ExecutableOption]:
+    return [
+        _condition(Run, lambda cls: cls.id.in_(runs)),
+        _condition(OfRun, lambda cls: cls.run_id.in_(runs)),
+        *(with_loader_criteria(each, false(), include_aliases=True) for each in (Sweep, Preset)),
+    ]
+
+
+def _condition(table: type[Any], condition: Any) -> ExecutableOption:
+    return with_loader_criteria(table, condition, include_aliases=True)

@@ -1,0 +1,260 @@
+"""Projects, and who has which role in them."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import delete, inspect, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from db.access import permissions
+from db.access.permissions import ROLES
+from db.errors import Conflict, Invalid, NotFound
+from db.names import checked_name, key_of
+from db.queue import quotas
+from db.runs import notes, runs
+from db.sweeps import sweeps
+from db.sweeps.sweeps import CANCELLED
+from db.tables import (
+    ACTIVE,
+    WATCH,
+    AlertRule,
+    ApiToken,
+    Membership,
+    Note,
+    Preset,
+    Project,
+    RetentionRule,
+    Run,
+    Status,
+    Sweep,
+    Trial,
+    Upload,
+    User,
+)
+
+#: The project of all runs of which nobody says another.
+DEFAULT = ""
+NAME_CHARACTERS = 200
+
+
+def get(session: Session, name: str) -> Project:
+    """Return a project. Raises NotFound."""
+    project = session.get(Project, name)
+    if project is None:
+        raise NotFound(f"There is no project {name[:100]!r}.")
+    return project
+
+
+def hold(session: Session, name: str) -> None:
+    """See that there is a project, and let nobody rename or delete it before the commit, of whoever
+    is about to make something of it. Raises Invalid.
+    """
+    if not _is_held(session, name) and name != DEFAULT:
+        text = f"{name[:100]!r} was renamed or deleted meanwhile; allowed: one that there is"
+        raise Invalid({"project": text})
+
+
+def _is_held(session: Session, name: str | None) -> bool:
+    """Hold a project, if there is one of that name."""
+    query = select(Project.name).where(Project.name == name)
+    return session.scalar(query.with_for_update(read=True, key_share=True)) is not None
+
+
+def lock_within(session: Session, kind: type[Run | Sweep], row_id: int) -> None:
+    """Lock a run or a sweep, of whoever is about to make more of its project: that is held first,
+    as whoever renames it has it before what is of it.
+    """
+    while True:
+        name = session.scalar(select(kind.project).where(kind.id == row_id))
+        with session.begin_nested() as tried:
+            _is_held(session, name)
+            locked = select(kind.project).where(kind.id == row_id).with_for_update()
+            if session.scalar(locked) == name:
+                return
+            tried.rollback()  # it is of another project since, to be held before it
+
+
+def listed(session: Session, names: Sequence[str] | None = None) -> list[Project]:
+    """List projects by name. names: these alone."""
+    query = select(Project).order_by(Project.name)
+    return list(session.scalars(query if names is None else query.where(Project.name.in_(names))))
+
+
+def make(session: Session, name: str) -> Project:
+    """Make a project. Raises Invalid if there is one of that name, or it cannot be one."""
+    project = Project(name=_new_name(session, name))
+    session.add(project)
+    session.flush()
+    return project
+
+
+def rename(session: Session, name: str, new_name: str) -> Project:
+    """Call a project otherwise, with all that is of it. Raises Invalid, NotFound."""
+    project = _own(session, name)
+    _keep_others_off(session, name)
+    session.refresh(project)  # whoever held it may have set a limit
+    new_name = _new_name(session, new_name, but=name)
+    columns = inspect(Project).column_attrs.keys()
+    kept = {each: getattr(project, each) for each in columns if each != "name"}
+    renamed = Project(name=new_name, **kept)
+    session.add(renamed)
+    session.flush()  # before what points there
+    for table in (Membership, Sweep, ApiToken, AlertRule, Preset, RetentionRule, Upload):
+        session.execute(update(table).where(table.project == name).values(project=new_name))
+    note = update(Note).where(Note.subject == notes.of_project(name))
+    session.execute(note.values(subject=notes.of_project(new_name)))
+    # By id, as everybody locks runs.
+    its_runs = select(Run.id).where(Run.project == name).order_by(Run.id)
+    its_runs = its_runs.with_for_update(key_share=True)
+    moved = update(Run).where(Run.id.in_(its_runs))
+    session.execute(moved.values(project=new_name, revision=Run.revision + 1))
+    session.execute(delete(Project).where(Project.name == name))
+    return renamed
+
+
+def delete_empty(session: Session, name: str) -> None:
+    """Delete a project of which there is no run, in the bin neither, with its roles, tokens, rules,
+    presets and note, and its sweeps, of which no run is left. Raises Conflict, Invalid, NotFound.
+    """
+    _own(session, name)
+    _keep_others_off(session, name)
+    going_on = (Sweep.status != CANCELLED, Sweep.submitted < Sweep.runs_total)
+    with permissions.unlimited(session):
+        if session.scalar(select(Run.id).where(Run.project == name).limit(1)) is not None:
+            text = "runs, those in the bin included: only an empty one is deleted"
+            raise Conflict(f"The project {name!r} has {text}.")
+        query = select(Sweep.id).where(Sweep.project == name, *going_on).order_by(Sweep.id)
+        if (sweep_id := session.scalar(query.limit(1))) is not None:
+            text = f"The project {name!r} has sweep {sweep_id}, which is to submit more runs"
+            raise Conflict(f"{text}: cancel or move it first.")
+    its_sweeps = select(Sweep.id).where(Sweep.project == name)
+    session.execute(delete(Trial).where(Trial.sweep_id.in_(its_sweeps)))
+    session.execute(delete(Sweep).where(Sweep.project == name))
+    session.execute(update(AlertRule).where(AlertRule.project == name).values(is_on=False))
+    for its in (Membership, ApiToken, Preset, RetentionRule, Upload):
+        session.execute(delete(its).where(its.project == name))
+    session.execute(delete(Note).where(Note.subject == notes.of_project(name)))
+    session.execute(delete(Project).where(Project.name == name))
+
+
+def move(session: Session, run_id: int, user: User, project: str) -> Run:
+    """Let a run belong to another project, whose limits hold for it. Raises Conflict, NotFound,
+    OverQuota.
+    """
+    get(session, project)
+    hold(session, project)
+    run = runs.get(session, run_id, lock=True)
+    if run.project == project:
+        return run
+    if run.status in ACTIVE and run.source != WATCH:
+        raise Conflict(f"Run {run_id} has devices of its project: move it once it has ended.")
+    trial_of = session.scalar(select(Trial.sweep_id).where(Trial.run_id == run_id))
+    if trial_of is not None:
+        text = f"Run {run_id} is a trial of sweep {trial_of}, and stays with the others"
+        raise Conflict(f"{text}: move the sweep.")
+    if run.status == Status.QUEUED:
+        quotas.check_submission(session, session.get_one(User, run.owner_id), project)
+    if run.stored_bytes:
+        quotas.check_storage(session, project, run.stored_bytes)
+    _move(session, run, user, project)
+    return run
+
+
+def move_sweep(session: Session, sweep_id: int, user: User, project: str) -> Sweep:
+    """Let a sweep and all of its runs, those in the bin too, belong to another project, whose
+    limits hold for them. Raises Conflict, NotFound, OverQuota.
+    """
+    get(session, project)
+    hold(session, project)
+    sweep = sweeps.get(session, sweep_id, lock=True)
+    if sweep.project == project:
+        return sweep
+    query = select(Run).join(Trial, Trial.run_id == Run.id).where(Trial.sweep_id == sweep_id)
+    query = query.where(Run.erased_at.is_(None)).order_by(Run.id).with_for_update(of=Run)
+    trials = session.scalars(query.execution_options(populate_existing=True)).all()
+    training = [run.id for run in trials if run.status in ACTIVE]
+    if training:
+        named = f"run {training[0]}" if len(training) == 1 else f"{len(training)} runs"
+        text = f"Sweep {sweep_id} has {named} with devices of its project"
+        raise Conflict(f"{text}: move it once they have ended, or pause them.")
+    if stored_bytes := sum(run.stored_bytes for run in trials):
+        quotas.check_storage(session, project, stored_bytes)
+    for run in trials:
+        if run.status == Status.QUEUED:
+            quotas.check_submission(session, session.get_one(User, run.owner_id), project)
+        _move(session, run, user, project)
+    sweep.project = project
+    sweep.revision += 1
+    session.flush()
+    return sweep
+
+
+def _move(session: Session, run: Run, user: User, project: str) -> None:
+    before, run.project = run.project, project
+    called = f"from {quotas.called(before)} to {quotas.called(project)}"
+    runs.remark(session, run, f"moved by {user.name}, {called}")
+
+
+def _keep_others_off(session: Session, name: str) -> None:
+    """Wait for who holds a project, and let nobody hold it: what is of it by then goes along."""
+    found = select(Project.name).where(Project.name == name).with_for_update()
+    if session.scalar(found) is None:
+        raise NotFound(f"There is no project {name[:100]!r}.")
+
+
+def _own(session: Session, name: str) -> Project:
+    """Return a project that somebody has made. Raises Invalid, NotFound."""
+    if name == DEFAULT:
+        raise Invalid({"name": "'' is the project that there always is; allowed: any other"})
+    return get(session, name)
+
+
+def _new_name(session: Session, name: str, but: str = DEFAULT) -> str:
+    """Return a name that no other project has, nor one that looks so. Raises Invalid."""
+    name = checked_name(name, most=NAME_CHARACTERS)
+    for other in session.scalars(select(Project.name)):
+        is_other = other != but or other == name
+        if is_other and key_of(other) == key_of(name):
+            raise Invalid({"name": f"there is a project {other!r}; allowed: another name"})
+    return name
+
+
+def found_or_made(session: Session, name: str) -> Project:
+    """Return a project, made now if there is none. Raises Invalid."""
+    if (project := session.get(Project, name)) is not None:
+        hold(session, name)
+        return project
+    project = Project(name=checked_name(name, most=NAME_CHARACTERS))
+    try:
+        with session.begin_nested():
+            session.add(project)
+    except IntegrityError:  # somebody else has made it meanwhile
+        return get(session, project.name)
+    return project
+
+
+def members(session: Session, name: str) -> list[tuple[User, str]]:
+    """List who has a role in a project, by name, with the role."""
+    query = select(User, Membership.role).join(Membership, Membership.user_id == User.id)
+    query = query.where(Membership.project == name, User.removed_at.is_(None)).order_by(User.name)
+    return [(user, role) for user, role in session.execute(query)]
+
+
+def memberships(session: Session, user: User) -> dict[str, str]:
+    """Return somebody's role by project, in order of these."""
+    query = select(Membership.project, Membership.role).where(Membership.user_id == user.id)
+    return {row[0]: row[1] for row in session.execute(query.order_by(Membership.project))}
+
+
+def set_role(session: Session, user: User, project: str, role: str) -> None:
+    """Give somebody a role in a project, in place of the one before. Raises Invalid, NotFound."""
+    if role not in ROLES:
+        raise Invalid({"role": f"{role[:100]!r} is not allowed; allowed: {', '.join(ROLES)}"})
+    get(session, project)
+    session.merge(Membership(project=project, user_id=user.id, role=role))
+
+
+def take_role(session: Session, user: User, project: str) -> None:
+    """Let somebody have no role in a project any more."""
+    mine = (Membership.project == project, Membership.user_id == user.id)
+    session.execute(delete(Membership).where(*mine))

@@ -1,0 +1,119 @@
+"""Read-only links: runs, alone or side by side, for whoever has the link, without a sign-in.
+
+A link shows no more than its maker may share at that moment: it ends with their right.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, delete, func, select
+from sqlalchemy.orm import Session
+
+from db.access import permissions
+from db.access.accounts import DAY, IS_ACTIVE, hash_of
+from db.access.permissions import Right, Standing
+from db.database import now
+from db.errors import Invalid, NotFound
+from db.paging import Page, page
+from db.tables import KEPT, Run, SharedLink, SharedRun, User
+
+#: For how many days a link may last.
+DAYS = (1, 7, 30, 90)
+#: Of one user: nobody keeps track of more.
+MOST = 100
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a link shows. runs: in order.  standing: of whoever has it, who sees nothing else."""
+
+    link: SharedLink
+    maker: str
+    runs: list[int]
+    standing: Standing
+
+
+def make(session: Session, user: User, run_ids: Sequence[int], days: int) -> tuple[str, SharedLink]:
+    """Return the secret of a new link, which nobody can read again, and its row.
+
+    run_ids: of runs that the user may share. Raises Invalid.
+    """
+    if days not in DAYS:
+        allowed = ", ".join(map(str, DAYS))
+        raise Invalid({"days": f"{days} is not allowed; allowed: {allowed}"})
+    moment = session.scalars(select(now())).one()
+    _delete(session, SharedLink.user_id == user.id, SharedLink.expires_at < moment)
+    mine = select(func.count()).where(SharedLink.user_id == user.id)
+    if (session.scalar(mine) or 0) >= MOST:
+        raise Invalid({"runs": f"you have {MOST} links; allowed: no more, revoke some"})
+    secret = secrets.token_urlsafe(32)
+    link = SharedLink(token_hash=hash_of(secret), user_id=user.id, expires_at=moment + days * DAY)
+    session.add(link)
+    session.flush()
+    session.add_all(
+        SharedRun(link_id=link.id, run_id=run_id, place=place)
+        for place, run_id in enumerate(run_ids)
+    )
+    session.flush()
+    return secret, link
+
+
+def of_runs(session: Session, run_ids: Sequence[int], *, after: str = "", limit: int) -> Page:
+    """Return a page of the links that show all of these runs, newest first: each with the name of
+    its maker and how many runs it shows.
+    """
+    showing = select(SharedRun.link_id).where(SharedRun.run_id.in_(run_ids))
+    showing = showing.group_by(SharedRun.link_id).having(func.count() == len(run_ids))
+    count = select(func.count()).where(SharedRun.link_id == SharedLink.id).scalar_subquery()
+    query = select(SharedLink, User.name, count).join(User, User.id == SharedLink.user_id)
+    query = query.where(SharedLink.id.in_(showing), SharedLink.expires_at > now())
+    return page(session, query, (SharedLink.id,), after=after, limit=limit, newest_first=True)
+
+
+def revoke(session: Session, link_id: int, standing: Standing) -> None:
+    """End a link: one's own, or one to a run of a project of which one is a maintainer.
+
+    Raises NotFound.
+    """
+    link = session.get(SharedLink, link_id)
+    projects = select(Run.project).join(SharedRun, SharedRun.run_id == Run.id)
+    projects = projects.where(SharedRun.link_id == link_id).distinct()
+    may_revoke = link is not None and (
+        link.user_id == standing.user_id
+        or any(standing.may(Right.MANAGE, project) for project in session.scalars(projects))
+    )
+    if not may_revoke:
+        raise NotFound(f"There is no read-only link {link_id} that you may revoke.")
+    _delete(session, SharedLink.id == link_id)
+
+
+def find(session: Session, secret: str) -> Shown | None:
+    """Return what a link shows now; None: it has ended, or there was none."""
+    query = select(SharedLink, User).join(User, User.id == SharedLink.user_id)
+    query = query.where(SharedLink.token_hash == hash_of(secret), SharedLink.expires_at > now())
+    row = session.execute(query.where(IS_ACTIVE)).one_or_none()
+    if row is None:
+        return None
+    link, maker = row
+    shown = select(Run.id, Run.project).join(SharedRun, SharedRun.run_id == Run.id)
+    shown = shown.where(SharedRun.link_id == link.id, KEPT).order_by(SharedRun.place)
+    projects = {row[0]: row[1] for row in session.execute(shown)}
+    theirs = permissions.standing(session, maker)
+    if not projects or not all(theirs.may(Right.SHARE, each) for each in projects.values()):
+        return None
+    seen = frozenset({Right.SEE})
+    of_link = Standing(
+        maker.id,
+        is_operator=False,
+        rights=dict.fromkeys(projects.values(), seen),
+        most=seen,
+        runs=frozenset(projects),
+    )
+    return Shown(link, maker.name, list(projects), of_link)
+
+
+def _delete(session: Session, *conditions: ColumnElement[bool]) -> None:
+    links = select(SharedLink.id).where(*conditions)
+    session.execute(delete(SharedRun).where(SharedRun.link_id.in_(links)))
+    session.execute(delete(SharedLink).where(*conditions))

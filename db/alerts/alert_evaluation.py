@@ -1,0 +1,248 @@
+"""Look which rules' conditions hold, and write notices: of a rule and a run one, until it was well.
+
+A look reads only runs that changed since the last one of this server, and writes only if something
+came to hold, or holds no longer. What two servers find at once, one of them writes: each look that
+writes raises the turn that it began at, and one that finds it raised drops what it found. Should
+that ever fail, the index of open notices has room for one of a rule and a run.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import CompoundSelect, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from db.access import permissions
+from db.alerts import alert_facts
+from db.alerts.alert_conditions import CONDITIONS, TIMED, says
+from db.alerts.rules import ALL, MINE, RUN
+from db.database import Database, now
+from db.tables import ACTIVE, KEPT, AlertLook, AlertRule, Channel, Delivery, Notice, Run, Status
+from db.telemetry.series import json_number
+
+#: Runs of one look; the others are those of the next, for nothing was noted of them.
+MOST_RUNS = 500
+#: And notices of one: SQLite has one writer, which others must not wait for.
+MOST_NOTICES = 200
+#: What was committed late has an end of before: the next looks go back so far.
+OVERLAP_SECONDS = 60.0
+#: That somebody looked is written down so often: a server that starts goes back to it.
+NOTED_SECONDS = 60.0
+#: Runs that do nothing are looked at so often, if a rule asks whether they do.
+TIMED_SECONDS = 15.0
+TEXT_CHARACTERS = 500
+#: No rule speaks of one that waits.
+LOOKED_AT = (*ACTIVE, Status.PAUSED)
+
+
+@dataclass
+class Seen:
+    """What a server knows of its looks: by run the mark of when it was looked at last."""
+
+    since: float | None = None
+    rules: Any = None
+    marks: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Found:
+    """What a look found: what came to hold, with its words, and the notices that no longer do."""
+
+    turn: int
+    moment: float
+    since: float
+    is_due: bool
+    held: list[tuple[AlertRule, Run, str]] = field(default_factory=list)
+    well: list[int] = field(default_factory=list)
+    marks: dict[int, Any] = field(default_factory=dict)
+
+
+def look(database: Database, seen: Seen, address: str) -> int:
+    """Look once; return how many notices came of it. address: of the server, for links."""
+    with database.reading() as session:
+        found = _find(session, seen)
+    if found is None:
+        return 0
+    noticed = 0
+    if found.held or found.well or found.is_due:
+        with database.writing() as session:
+            if not _take_turn(session, found):
+                return 0  # the next look sees what the other server has written
+            noticed = _write(session, found, address)
+    seen.since = found.since
+    seen.marks = found.marks
+    return noticed
+
+
+def _find(session: Session, seen: Seen) -> _Found | None:
+    rules = list(session.scalars(select(AlertRule).where(AlertRule.is_on).order_by(AlertRule.id)))
+    moment = session.scalars(select(now())).one()
+    if not rules:
+        seen.since, seen.marks = moment, {}
+        return None
+    if (ids := [rule.id for rule in rules]) != seen.rules:
+        seen.rules, seen.marks = ids, {}  # a new rule may hold for runs that do not change
+    last = session.get(AlertLook, 1)
+    if seen.since is None:
+        seen.since = last.looked_at if last else moment
+    found = _Found(last.turn if last else 0, moment, moment, False)
+    matching: dict[int, list[AlertRule]] = {}
+    concerning = _Concerning(rules, permissions.seen_by(session, {rule.user_id for rule in rules}))
+    for row in session.execute(_lately(seen.since - OVERLAP_SECONDS)):
+        mine = concerning(row)
+        is_timed = row.status in ACTIVE and any(rule.condition == TIMED for rule in mine)
+        mark = (row.revision, moment // TIMED_SECONDS if is_timed else 0)
+        if mine and seen.marks.get(row.id) != mark:
+            if len(matching) == MOST_RUNS:
+                found.since = seen.since
+                continue
+            matching[row.id] = mine
+        found.marks[row.id] = mark
+    found.is_due = last is None or found.since - last.looked_at > NOTED_SECONDS
+    if matching:
+        _judge(session, matching, found, seen.since)
+    return found
+
+
+def _lately(since: float) -> CompoundSelect[int, int, int, str, Status]:
+    """Return the query of runs that train, or have ended since: each half has its index."""
+    columns = (Run.id, Run.revision, Run.owner_id, Run.project, Run.status)
+    training = select(*columns).where(Run.status.in_(LOOKED_AT), KEPT)
+    return training.union_all(select(*columns).where(Run.ended_at > since, KEPT))
+
+
+class _Concerning:
+    """Which rules concern a run; found once for all runs of an owner and a project.
+
+    seen: of each person, the projects whose runs they see; None: all.
+    """
+
+    def __init__(self, rules: list[AlertRule], seen: Mapping[int, Collection[str] | None]) -> None:
+        self._seen = seen
+        self._wide = [rule for rule in rules if rule.scope != RUN]
+        self._of_run: dict[int | None, list[AlertRule]] = {}
+        for rule in rules:
+            if rule.scope == RUN:
+                self._of_run.setdefault(rule.run_id, []).append(rule)
+        self._known: dict[tuple[int, str], list[AlertRule]] = {}
+
+    def __call__(self, row: Any) -> list[AlertRule]:
+        key = (row.owner_id, row.project)
+        if key not in self._known:
+            wide = [rule for rule in self._wide if _concerns(rule, *key)]
+            self._known[key] = [rule for rule in wide if self._sees(rule, row.project)]
+        wide, own = self._known[key], self._of_run.get(row.id, ())
+        return [*wide, *(rule for rule in own if self._sees(rule, row.project))] if own else wide
+
+    def _sees(self, rule: AlertRule, project: str) -> bool:
+        projects = self._seen.get(rule.user_id, ())
+        return projects is None or project in projects
+
+
+def _judge(
+    session: Session, matching: dict[int, list[AlertRule]], found: _Found, since: float
+) -> None:
+    some_runs = list(session.scalars(select(Run).where(Run.id.in_(matching))))
+    needs: set[str] = set()
+    for mine in matching.values():
+        needs.update(*(CONDITIONS[rule.condition].needs for rule in mine))
+    columns = (Notice.rule_id, Notice.run_id, Notice.id)
+    opened = select(*columns).where(Notice.run_id.in_(matching), Notice.well_at.is_(None))
+    known = {(rule_id, run_id): key for rule_id, run_id, key in session.execute(opened)}
+    for facts in alert_facts.read(session, some_runs, needs, found.moment):
+        if len(found.held) >= MOST_NOTICES:
+            found.since = since
+            del found.marks[facts.run.id]
+            continue
+        for rule in matching[facts.run.id]:
+            words, key = says(rule, facts), known.get((rule.id, facts.run.id))
+            if words is not None and key is None:
+                found.held.append((rule, facts.run, words))
+            elif words is None and key is not None:
+                found.well.append(key)
+
+
+def _concerns(rule: AlertRule, owner_id: int, project: str) -> bool:
+    if rule.scope == MINE:
+        return owner_id == rule.user_id
+    return rule.scope == ALL or project == rule.project
+
+
+def _take_turn(session: Session, found: _Found) -> bool:
+    first = _insert(session, AlertLook).values(id=1, turn=0, looked_at=found.since)
+    session.execute(first.on_conflict_do_nothing())
+    mine = (AlertLook.id == 1, AlertLook.turn == found.turn)
+    taken = update(AlertLook).where(*mine).values(turn=found.turn + 1, looked_at=found.since)
+    return session.scalar(taken.returning(AlertLook.id)) is not None
+
+
+def _write(session: Session, found: _Found, address: str) -> int:
+    if found.well:
+        ill = update(Notice).where(Notice.id.in_(found.well))
+        session.execute(ill.values(well_at=found.moment))
+    wanted = {rule.id for rule, _run, _words in found.held}
+    # One that was deleted or switched off meanwhile is no more heard.
+    kept = select(AlertRule.id).where(AlertRule.id.in_(wanted), AlertRule.is_on)
+    rule_ids = set(session.scalars(kept.with_for_update(read=True)))
+    ways = (
+        select(Channel)
+        .where(
+            Channel.is_on, Channel.user_id.in_({rule.user_id for rule, _run, _words in found.held})
+        )
+        .with_for_update(read=True)
+    )
+    channels = {channel.id: channel for channel in session.scalars(ways)} if wanted else {}
+    rows, bodies = [], {}
+    for rule, run, words in found.held:
+        if rule.id in rule_ids:
+            text = f"Run {run.id}, {run.name}, {words}."[:TEXT_CHARACTERS]
+            said = _content(rule, run, text, found.moment, address)
+            row = {"user_id": rule.user_id, "rule_id": rule.id, "run_id": run.id, "text": text}
+            row |= {"condition": rule.condition, "content": said, "created_at": found.moment}
+            rows.append(row)
+            bodies[rule.id, run.id] = (rule, json.dumps(said))
+    if not rows:
+        return 0
+    new = _insert(session, Notice).values(rows).on_conflict_do_nothing()
+    new = new.returning(Notice.id, Notice.rule_id, Notice.run_id)
+    made = session.execute(new).all()
+    for notice_id, rule_id, run_id in made:
+        rule, body = bodies[rule_id, run_id]
+        for channel_id in rule.channel_ids:
+            channel = channels.get(channel_id)
+            if channel is not None and channel.user_id == rule.user_id:
+                of = {"user_id": rule.user_id, "notice_id": notice_id, "run_id": run_id}
+                session.add(Delivery(channel_id=channel_id, body=body, **of))
+    session.flush()
+    return len(made)
+
+
+def _content(rule: AlertRule, run: Run, text: str, moment: float, address: str) -> dict[str, Any]:
+    """Return what channels are told; docs/alerts.md describes it."""
+    return {
+        "event": "alert",
+        "condition": rule.condition,
+        "text": text,
+        "value": rule.value,
+        "metric": rule.metric or None,
+        "rule_id": rule.id,
+        "time": moment,
+        "run": {
+            "id": run.id,
+            "name": run.name,
+            "project": run.project,
+            "status": run.status,
+            "step": run.step,
+            "loss": json_number(run.loss),
+            "scale": json_number(run.scale),
+            "url": f"{address}/runs/{run.id}",
+        },
+    }
+
+
+def _insert(session: Session, table: Any) -> Any:
+    dialect: Any = sqlite if session.connection().dialect.name == "sqlite" else postgresql
+    return dialect.insert(table)

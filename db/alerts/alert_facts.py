@@ -1,0 +1,120 @@
+"""Read what conditions go by: a fixed number of queries for many runs, and only what is asked."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.alerts.alert_conditions import RECENT_STEPS, Facts
+from db.health import input_bound, verdict
+from db.runs import runs
+from db.tables import FLAGGED, AlertRule, Diagnosis, Run, RunStatus, Status, Step
+from db.telemetry import latest_metrics
+from db.telemetry.telemetry import SPIKE
+
+
+def read(session: Session, some_runs: Sequence[Run], needs: set[str], moment: float) -> list[Facts]:
+    """Read the facts of runs. needs: names of fields of Facts, those to be read."""
+    found = {
+        name: read_one(session, some_runs)
+        for name, read_one in _READERS.items()
+        if name in needs and some_runs
+    }
+    verdicts = found.get("verdict", {})
+    for run in some_runs if "skips_in_a_row" in found else ():
+        judged = verdicts.get(run.id)
+        if judged is not None and judged.word != "calibrating":
+            streaks = found["skips_in_a_row"]
+            streaks[run.id] = max(streaks.get(run.id, 0), judged.figures.streak)
+    return [
+        Facts(
+            run,
+            moment,
+            **{name: each[run.id] for name, each in found.items() if run.id in each},
+        )
+        for run in some_runs
+    ]
+
+
+def _ids(some_runs: Iterable[Run]) -> list[int]:
+    return [run.id for run in some_runs]
+
+
+def _applied(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+    finished = [run for run in some_runs if run.status == Status.FINISHED]
+    return dict(runs.applied_of(session, finished))
+
+
+def _streaks(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+    """Return the most skips in a row of the latest steps, those of the first search left out."""
+    query = select(Step.run_id, Step.step).join(Run, Run.id == Step.run_id)
+    query = query.with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
+    searched = func.coalesce(Run.parent_step, 0) + verdict.CALIBRATING_FOR
+    recent = (Step.step > Run.step - RECENT_STEPS, Step.step > searched, FLAGGED["skipped"])
+    mine = Run.id.in_(_ids(run for run in some_runs if run.skipped))
+    longest: dict[int, int] = {}
+    before, streak = (0, 0), 0
+    for run_id, step in session.execute(query.where(mine, *recent).order_by(Run.id, Step.step)):
+        streak = streak + 1 if (run_id, step - 1) == before else 1
+        before = (run_id, step)
+        longest[run_id] = max(longest.get(run_id, 0), streak)
+    return longest
+
+
+def _nonfinite(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+    query = select(Step.run_id, func.max(Step.step)).join(Run, Run.id == Step.run_id)
+    query = query.with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
+    recent = (Step.step > Run.step - RECENT_STEPS, FLAGGED["nonfinite"])
+    return _pairs(session, query.where(Run.id.in_(_ids(some_runs)), *recent).group_by(Step.run_id))
+
+
+def _spikes(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+    query = select(Diagnosis.run_id, func.max(Diagnosis.step))
+    query = query.join(Run, Run.id == Diagnosis.run_id).where(Run.id.in_(_ids(some_runs)))
+    recent = (Diagnosis.kind == SPIKE, Diagnosis.step > Run.step - RECENT_STEPS)
+    return _pairs(session, query.where(*recent).group_by(Diagnosis.run_id))
+
+
+def _progress(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+    """Return when each made its last step, or changed its status, whichever was later."""
+    last = select(Step.elapsed_ms).where(Step.run_id == Run.id)
+    last = last.order_by(Step.step.desc()).limit(1).correlate(Run)
+    changed = select(RunStatus.time).where(RunStatus.run_id == Run.id)
+    changed = changed.order_by(RunStatus.id.desc()).limit(1).correlate(Run)
+    columns = (Run.id, Run.started_at, last.scalar_subquery(), changed.scalar_subquery())
+    rows = session.execute(select(*columns).where(Run.id.in_(_ids(some_runs))))
+    return {
+        run_id: max((started_at or 0.0) + (elapsed_ms or 0) / 1000, changed_at or 0.0)
+        for run_id, started_at, elapsed_ms, changed_at in rows
+    }
+
+
+def _metrics(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+    """Return the latest value of each metric that a rule names."""
+    named = select(AlertRule.metric).where(AlertRule.is_on, AlertRule.metric != "")
+    latest = latest_metrics.points(session, _ids(some_runs), named)
+    return {
+        run_id: {name: point.value for name, point in of_run.items()}
+        for run_id, of_run in latest.items()
+    }
+
+
+def _starvations(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+    return input_bound.starvations(session, _ids(some_runs))
+
+
+def _pairs(session: Session, query: Any) -> dict[int, Any]:
+    return {row[0]: row[1] for row in session.execute(query)}
+
+
+_READERS = {
+    "applied": _applied,
+    "verdict": verdict.verdicts,
+    "skips_in_a_row": _streaks,
+    "nonfinite_step": _nonfinite,
+    "spike_step": _spikes,
+    "progress_at": _progress,
+    "starvation": _starvations,
+    "metrics": _metrics,
+}

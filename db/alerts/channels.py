@@ -1,0 +1,143 @@
+"""Channels: how somebody is told. What it takes to reach one is kept encrypted, as secrets are:
+the URL of a webhook lets whoever knows it write there.
+"""
+
+import json
+import re
+import secrets as tokens
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sqlalchemy import delete as delete_from
+from sqlalchemy import exists, func, select
+from sqlalchemy.orm import Session
+
+from db.access import secrets
+from db.errors import Invalid, NotFound
+from db.names import first_invisible
+from db.tables import Channel, Delivery, User
+
+WEBHOOK, SLACK, EMAIL = KINDS = ("webhook", "slack", "email")
+#: Of one user.
+MOST = 20
+NAME_CHARACTERS = 100
+ADDRESS_CHARACTERS = 2000
+#: One plain address; a display name, a list or a line break would be another header, and a domain
+#: that ends in a number is an IPv4 address.
+EMAIL_ADDRESS = re.compile(
+    r"[^\s@<>,;:\"()\[\]\\]{1,64}@[A-Za-z0-9.-]{1,250}\.(?!\d+\Z)[A-Za-z0-9-]{2,}"
+)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What it takes: an address, that is a URL or of e-mail; of a webhook what it is signed by."""
+
+    kind: str
+    address: str
+    secret: str = ""
+
+
+def listed(session: Session, user: User) -> list[Channel]:
+    """List somebody's channels by name."""
+    query = select(Channel).where(Channel.user_id == user.id)
+    return list(session.scalars(query.order_by(Channel.name, Channel.id).limit(MOST)))
+
+
+def make(
+    session: Session,
+    key_file: Path,
+    user: User,
+    *,
+    kind: str,
+    name: str,
+    address: str,
+    forbidden: str = "",
+) -> tuple[Channel, str]:
+    """Make a channel; return it, and of a webhook the secret, which is not told again.
+
+    forbidden: why alerts may not go to the address. Raises Invalid.
+    """
+    name, address = name.strip(), address.strip()
+    wrong = _mistakes(kind, name, address)
+    if forbidden and kind != EMAIL:
+        wrong.setdefault("address", forbidden)
+    if wrong:
+        raise Invalid(wrong)
+    session.execute(select(User.id).where(User.id == user.id).with_for_update(key_share=True))
+    count = select(func.count(Channel.id)).where(Channel.user_id == user.id)
+    if (session.scalar(count) or 0) >= MOST:
+        raise Invalid({"name": f"you have {MOST} channels; allowed: no more. Delete some first"})
+    target = address if kind == EMAIL else urlsplit(address).netloc
+    name = name or target
+    mine_so_called = (Channel.user_id == user.id, Channel.name == name)
+    if session.scalar(select(exists().where(*mine_so_called))):
+        raise Invalid({"name": f"{name!r} is a channel of yours already; allowed: another name"})
+    secret = f"hs_{tokens.token_urlsafe(32)}" if kind == WEBHOOK else ""
+    said = json.dumps({"address": address, "secret": secret})
+    row = Channel(user_id=user.id, kind=kind, name=name, target=target)
+    row.ciphertext = secrets.encrypt(key_file, said)
+    session.add(row)
+    session.flush()
+    return row, secret
+
+
+def reach(key_file: Path, channel: Channel) -> Reach:
+    """Return what it takes to reach a channel. Raises secrets.Unreadable."""
+    return Reach(channel.kind, **json.loads(secrets.decrypt(key_file, channel.ciphertext)))
+
+
+def switch(session: Session, user: User, channel_id: int, *, is_on: bool) -> Channel:
+    """Switch a channel on or off: what is to go through one that is off goes nowhere."""
+    row = mine(session, user, channel_id)
+    row.is_on = is_on
+    return row
+
+
+def delete(session: Session, user: User, channel_id: int) -> None:
+    """Delete a channel with its deliveries. Raises NotFound."""
+    row = mine(session, user, channel_id)
+    session.execute(delete_from(Delivery).where(Delivery.channel_id == channel_id))
+    session.delete(row)
+    session.flush()
+
+
+def mine(session: Session, user: User, channel_id: int) -> Channel:
+    """Return a channel of somebody's. Raises NotFound."""
+    row = session.get(Channel, channel_id, with_for_update=True)
+    if row is None or row.user_id != user.id:
+        raise NotFound(f"You have no channel {channel_id}.")
+    return row
+
+
+def _mistakes(kind: str, name: str, address: str) -> dict[str, str]:
+    wrong = {}
+    if kind not in KINDS:
+        wrong["kind"] = f"{kind[:100]!r} is not allowed; allowed: {', '.join(KINDS)}"
+    if len(name) > NAME_CHARACTERS or first_invisible(name) is not None:
+        allowed = f"at most {NAME_CHARACTERS} characters, all visible"
+        wrong["name"] = f"it has {len(name):,} characters; allowed: {allowed}"
+    if kind == EMAIL and not EMAIL_ADDRESS.fullmatch(address):
+        wrong["address"] = f"{address[:100]!r} is not allowed; allowed: one address, me@example.com"
+    elif kind != EMAIL and (mistake := _url_mistake(address)):
+        wrong["address"] = f"{mistake}; allowed: https:// or http://, a host, no user"
+    return wrong
+
+
+def _url_mistake(address: str) -> str:
+    """Say what is wrong with a URL, without repeating it: it may be a secret."""
+    if len(address) > ADDRESS_CHARACTERS:
+        return f"it has {len(address):,} characters of at most {ADDRESS_CHARACTERS:,}"
+    if not address.isascii() or not address.isprintable() or " " in address:
+        return "it has characters that a URL has not"
+    try:
+        parts = urlsplit(address)
+        _ = parts.port  # raises, if it is none
+    except ValueError:
+        return "it is not a URL"
+    if parts.scheme not in ("http", "https"):
+        return f"its scheme is {parts.scheme[:20]!r}"
+    if not parts.hostname:
+        return "it names no host"
+    return "it names a user" if "@" in parts.netloc else ""

@@ -1,0 +1,122 @@
+"""Deliveries: notices on their way through channels, tried again with growing pauses.
+
+A server that takes one puts off when it is due, in the statement by which it takes it: so no other
+takes it too, and if the server ends before it has an answer, it is tried again. A receiver may
+therefore hear of one twice, by the same number.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import Select, select, update
+from sqlalchemy import delete as delete_from
+from sqlalchemy.orm import Session
+
+from db.access import permissions
+from db.alerts import channels
+from db.database import now
+from db.errors import Conflict
+from db.paging import Page, page
+from db.tables import Channel, Delivery, Run, User
+
+#: Before the second attempt, the third, …; after the last of them it is given up.
+PAUSES = (10.0, 60.0, 300.0, 1800.0, 7200.0)
+#: An attempt takes less; a server that took one and has not answered by then has ended.
+TAKEN_SECONDS = 120.0
+TAKEN_AT_ONCE = 8
+ANSWER_CHARACTERS = 500
+KEPT_SECONDS = 30 * 86_400.0
+#: Tests under way, of one user: each is a message to somebody.
+MOST_TESTS = 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an attempt. is_final: no other attempt will do better."""
+
+    is_delivered: bool
+    answer: str
+    is_final: bool = False
+
+
+def listed(session: Session, user: User, *, after: str = "", limit: int) -> Page:
+    """Return a page of somebody's deliveries with their channels, newest first."""
+    query = select(Delivery, Channel).join(Channel, Channel.id == Delivery.channel_id)
+    query = query.where(Delivery.user_id == user.id)
+    return page(session, query, (Delivery.id,), after=after, limit=limit, newest_first=True)
+
+
+def test(session: Session, user: User, channel_id: int, address: str) -> Delivery:
+    """Send a test through a channel of somebody's. Raises NotFound, Conflict."""
+    channel = channels.mine(session, user, channel_id)
+    waiting = select(Delivery.id).where(
+        Delivery.user_id == user.id, Delivery.notice_id.is_(None), Delivery.ended_at.is_(None)
+    )
+    if len(session.scalars(waiting.limit(MOST_TESTS)).all()) == MOST_TESTS:
+        raise Conflict(f"{MOST_TESTS} tests are under way already: wait for their answers.")
+    text = f"This is a test of the channel {channel.name}, asked for by {user.name}."
+    body = {"event": "test", "text": text, "url": f"{address}/alerts"}
+    row = Delivery(user_id=user.id, channel_id=channel.id, body=json.dumps(body))
+    session.add(row)
+    session.flush()
+    return row
+
+
+def is_any_due(session: Session) -> bool:
+    """Tell whether there is something to take; to ask costs nobody a lock."""
+    return session.scalar(_due().limit(1)) is not None
+
+
+class Taken(NamedTuple):
+    """A delivery to be tried. is_visible: whether its user sees its run, if it has one."""
+
+    delivery: Delivery
+    channel: Channel
+    is_visible: bool
+
+
+def take(session: Session) -> list[Taken]:
+    """Take the deliveries that are due, a few of them."""
+    some = _due().order_by(Delivery.due_at).limit(TAKEN_AT_ONCE).with_for_update(skip_locked=True)
+    taken = (
+        update(Delivery)
+        .where(Delivery.id.in_(session.scalars(some).all()))
+        .values(due_at=now() + TAKEN_SECONDS, attempts=Delivery.attempts + 1, tried_at=now())
+        .returning(Delivery.id)
+    )
+    ids = session.scalars(taken).all()
+    query = select(Delivery, Channel, Run.project)
+    query = query.join(Channel, Channel.id == Delivery.channel_id)
+    query = query.outerjoin(Run, Run.id == Delivery.run_id)
+    rows = session.execute(query.where(Delivery.id.in_(ids)).order_by(Delivery.id)).all()
+    seen = permissions.seen_by(session, {delivery.user_id for delivery, _channel, _project in rows})
+    return [
+        Taken(delivery, channel, _sees(seen.get(delivery.user_id, set()), project))
+        for delivery, channel, project in rows
+    ]
+
+
+def _sees(projects: set[str] | None, project: str | None) -> bool:
+    return projects is None or project is None or project in projects
+
+
+def note(session: Session, delivery_id: int, attempt: int, outcome: Outcome) -> None:
+    """Write down what came of an attempt, unless a later one was begun meanwhile."""
+    row = session.get(Delivery, delivery_id, with_for_update=True)
+    if row is None or row.attempts != attempt or row.ended_at is not None:
+        return
+    row.answer, row.is_delivered = outcome.answer[:ANSWER_CHARACTERS], outcome.is_delivered
+    if outcome.is_delivered or outcome.is_final or attempt > len(PAUSES):
+        row.ended_at = now()
+    else:
+        row.due_at = now() + PAUSES[attempt - 1]
+
+
+def prune(session: Session) -> None:
+    """Forget deliveries that ended long ago."""
+    session.execute(delete_from(Delivery).where(Delivery.ended_at < now() - KEPT_SECONDS))
+
+
+def _due() -> Select[int]:
+    return select(Delivery.id).where(Delivery.ended_at.is_(None), Delivery.due_at <= now())

@@ -1,0 +1,149 @@
+"""Alert rules; `db.alerts.alert_evaluation` evaluates them."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from db.access import permissions
+from db.access.permissions import Right
+from db.alerts import channels
+from db.alerts.alert_conditions import CONDITIONS
+from db.errors import Invalid, NotFound
+from db.tables import AlertRule, Notice, Run, User
+
+RUN, PROJECT, MINE, ALL = SCOPES = ("run", "project", "mine", "all")
+#: Of one user.
+MOST = 100
+NAME_CHARACTERS = 200
+LARGEST_VALUE = 1e300
+
+
+def rules(session: Session, user: User) -> list[AlertRule]:
+    """List somebody's rules, newest first."""
+    query = select(AlertRule).where(AlertRule.user_id == user.id)
+    return list(session.scalars(query.order_by(AlertRule.id.desc()).limit(MOST)))
+
+
+def make(
+    session: Session,
+    user: User,
+    *,
+    condition: str,
+    scope: str,
+    value: float | None = None,
+    metric: str = "",
+    run_id: int | None = None,
+    project: str = "",
+    channel_ids: Collection[int] | None = None,
+) -> AlertRule:
+    """Make a rule, or return the one that says the same already, switched on.
+
+    channel_ids: all of the user's that are on, if not told. Raises Invalid.
+    """
+    mine = [channel.id for channel in channels.listed(session, user) if channel.is_on]
+    if channel_ids is not None:
+        mine = _checked(session, user, channel_ids)
+    metric, project = metric.strip(), project.strip()
+    wrong = _mistakes(condition, scope, value, metric, project)
+    run = session.get(Run, run_id) if scope == RUN and run_id is not None else None
+    if scope == RUN and (run is None or run.deleted_at is not None):
+        wrong["run_id"] = f"there is no run {run_id}; allowed: the number of a run"
+    standing = permissions.limits(session)
+    if scope == PROJECT and standing is not None and not standing.may(Right.SEE, project):
+        text = f"there is no project {project[:100]!r}; allowed: one that you see"
+        wrong.setdefault("project", text)
+    if wrong:
+        raise Invalid(wrong)
+    said: dict[str, Any] = {
+        "condition": condition,
+        "value": value if CONDITIONS[condition].value else None,
+        "metric": metric if CONDITIONS[condition].has_metric else "",
+        "scope": scope,
+        "run_id": run.id if run else None,
+        "project": project if scope == PROJECT else "",
+    }
+    # Whoever makes two at once is counted, and told of the first, one after the other.
+    session.execute(select(User.id).where(User.id == user.id).with_for_update(key_share=True))
+    same = select(AlertRule).filter_by(user_id=user.id, **said).with_for_update()
+    if (known := session.scalars(same).first()) is not None:
+        known.channel_ids, known.is_on = mine, True
+        return known
+    count = select(func.count(AlertRule.id)).where(AlertRule.user_id == user.id)
+    if (session.scalar(count) or 0) >= MOST:
+        raise Invalid({"condition": f"you have {MOST} rules; allowed: no more. Delete some first"})
+    rule = AlertRule(user_id=user.id, channel_ids=mine, **said)
+    session.add(rule)
+    session.flush()
+    return rule
+
+
+def switch(session: Session, user: User, rule_id: int, *, is_on: bool) -> AlertRule:
+    """Switch a rule on or off. One that is switched on looks at what is so from then on."""
+    rule = _mine(session, user, rule_id)
+    rule.is_on = is_on
+    return rule
+
+
+def delete(session: Session, user: User, rule_id: int) -> None:
+    """Delete a rule; its notices stay. Raises NotFound."""
+    rule = _mine(session, user, rule_id)
+    session.execute(update(Notice).where(Notice.rule_id == rule_id).values(rule_id=None))
+    session.delete(rule)
+    session.flush()
+
+
+def describe(rule: AlertRule) -> str:
+    """Say a rule in words, after "Tell me when"."""
+    condition = CONDITIONS[rule.condition]
+    of = {
+        RUN: f"run {rule.run_id}",
+        PROJECT: f"a run of {rule.project}",
+        MINE: "a run of mine",
+        ALL: "any run",
+    }[rule.scope]
+    words = condition.label.replace("a metric", rule.metric) if rule.metric else condition.label
+    number = "" if rule.value is None else f"{rule.value:g}"
+    if "so many" in words:
+        return f"{of} {words.replace('so many', number)}"
+    return f"{of} {words} {number}".rstrip()
+
+
+def _mine(session: Session, user: User, rule_id: int) -> AlertRule:
+    rule = session.get(AlertRule, rule_id, with_for_update=True)
+    if rule is None or rule.user_id != user.id:
+        raise NotFound(f"You have no rule {rule_id}.")
+    return rule
+
+
+def _checked(session: Session, user: User, channel_ids: Collection[int]) -> list[int]:
+    known = {channel.id for channel in channels.listed(session, user)}
+    if unknown := sorted(set(channel_ids) - known):
+        raise Invalid({"channel_ids": f"you have no channel {unknown[0]}; allowed: your own"})
+    return sorted(set(channel_ids))
+
+
+def _mistakes(
+    condition: str, scope: str, value: float | None, metric: str, project: str
+) -> dict[str, str]:
+    wrong = {}
+    if scope not in SCOPES:
+        wrong["scope"] = f"{scope[:100]!r} is not allowed; allowed: {', '.join(SCOPES)}"
+    if condition not in CONDITIONS:
+        allowed = ", ".join(CONDITIONS)
+        return wrong | {"condition": f"{condition[:100]!r} is not allowed; allowed: {allowed}"}
+    found = CONDITIONS[condition]
+    if found.value:
+        least = 1.0 if found.value in ("steps", "minutes") else -LARGEST_VALUE
+        is_known = value is not None and math.isfinite(value)
+        if not is_known or not least <= (value or 0.0) <= LARGEST_VALUE:
+            of = "a number" if least < 0 else "a number from 1 on"
+            given = "there is none" if value is None else f"it is {value}"
+            wrong["value"] = f"{given}; allowed: {of}, the {found.value} of this condition"
+    if found.has_metric and not 1 <= len(metric) <= NAME_CHARACTERS:
+        wrong["metric"] = f"it has {len(metric)} characters; allowed: the name of a metric"
+    if scope == PROJECT and not 1 <= len(project) <= NAME_CHARACTERS:
+        wrong["project"] = f"it has {len(project)} characters; allowed: the name of a project"
+    return wrong

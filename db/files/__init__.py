@@ -1,0 +1,1 @@
+"""Stored files: checkpoints, artifacts, uploads, retention and backup."""

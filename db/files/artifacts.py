@@ -1,0 +1,103 @@
+"""Files that recipes leave after an evaluation, files of the log, and what was found out about
+runs and steps.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.errors import NotFound
+from db.paging import Page, page
+from db.queue.queue import held
+from db.tables import Artifact, Diagnosis
+
+#: Names of the files that hold what a run has printed begin so, and no artifact's of a recipe.
+LOG = "log/"
+IS_LOG = Artifact.name.startswith(LOG)
+
+
+def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], key: str) -> None:
+    """Record an artifact, which lies in the store under key by now. Raises Fenced.
+
+    The key is empty while the file is on the training machine alone.
+    """
+    run = held(session, run_id, attempt)
+    place = {"run_id": run_id, "step": event["step"], "name": event["name"]}
+    row = session.scalar(select(Artifact).filter_by(**place))
+    if row is None:
+        row = Artifact(**place)
+        session.add(row)
+    is_same, before = row.sha256 == event["sha256"], row.stored_bytes
+    row.key, row.path = key or (row.key if is_same else ""), event.get("path")
+    row.size_bytes, row.sha256 = event["size_bytes"], event["sha256"]
+    run.stored_bytes += row.stored_bytes - before
+    run.revision += 1
+    run.files_revision = row.revision = run.revision
+
+
+def newest(session: Session, run_id: int, *, most: int) -> list[Artifact]:
+    """List a run's last artifacts, newest step first."""
+    query = select(Artifact).where(Artifact.run_id == run_id, ~IS_LOG)
+    query = query.order_by(Artifact.step.desc(), Artifact.name).limit(most)
+    return list(session.scalars(query))
+
+
+def log_files(session: Session, run_id: int) -> list[Artifact]:
+    """List the files of a run's log, in the order in which they were printed."""
+    query = select(Artifact).where(Artifact.run_id == run_id, IS_LOG)
+    return list(session.scalars(query.order_by(Artifact.name)))
+
+
+def log_bytes(session: Session, run_id: int) -> int:
+    """Return what the files of a run's log take."""
+    query = select(func.sum(Artifact.size_bytes)).where(Artifact.run_id == run_id, IS_LOG)
+    return int(session.scalar(query) or 0)
+
+
+def count(session: Session, run_id: int) -> int:
+    """Return how many artifacts a run has."""
+    query = select(func.count()).select_from(Artifact).where(Artifact.run_id == run_id, ~IS_LOG)
+    return session.scalars(query).one()
+
+
+def page_of_run(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
+    """Return a page of a run's artifacts, newest step first."""
+    query = select(Artifact).where(Artifact.run_id == run_id, ~IS_LOG)
+    key = (Artifact.step, Artifact.id)
+    return page(session, query, key, after=after, limit=limit, newest_first=True)
+
+
+def get(session: Session, run_id: int, artifact_id: int) -> Artifact:
+    """Return one artifact of a run. Raises NotFound."""
+    row = session.get(Artifact, artifact_id)
+    if row is None or row.run_id != run_id:
+        raise NotFound(f"Run {run_id} has no artifact {artifact_id}.")
+    return row
+
+
+def diagnoses(
+    session: Session, run_id: int, kind: str, *, steps: Collection[int] | None = None
+) -> list[Diagnosis]:
+    """List what was found out, in order of step: all, or that of some steps.
+
+    kind: histogram, replay, retry, shapes, schedule, spike or failed_diagnosis.
+    """
+    query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
+    if steps is not None:
+        query = query.where(Diagnosis.step.in_(steps))
+    return list(session.scalars(query.order_by(Diagnosis.step)))
+
+
+def first_replays(session: Session, run_id: int, *, most: int) -> list[dict[str, Any]]:
+    """Return what replays of the first skips found, as their events have it."""
+    query = select(Diagnosis.content)
+    query = query.where(Diagnosis.run_id == run_id, Diagnosis.kind == "replay")
+    return list(session.scalars(query.order_by(Diagnosis.step).limit(most)))
+
+
+def replays(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
+    """Return a page of what replays of skipped steps found, in order of step."""
+    query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == "replay")
+    return page(session, query, (Diagnosis.step, Diagnosis.id), after=after, limit=limit)

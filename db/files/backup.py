@@ -1,0 +1,260 @@
+"""Back up database and checkpoints while everything runs, and restore them, into either database.
+
+<folder>/tables/<table>.jsonl.gz    one row a line, all tables as they were at one moment
+<folder>/files/<key>                the store's files: checkpoints, artifacts and uploaded weights
+                                    that runs start from
+<folder>/backup.json                rows, files and format
+
+The folder appears under its name once it is complete; a backup that fails leaves nothing.
+"""
+
+import base64
+import errno
+import gzip
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from obstore.store import ObjectStore
+from sqlalchemy import Integer, Table, delete, func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from db.database import Database, now
+from db.errors import Conflict, Invalid
+from db.files import uploads
+from db.files.storage import get_file, is_plain, put_file
+from db.tables import (
+    ApiToken,
+    Artifact,
+    Checkpoint,
+    Deed,
+    Delivery,
+    MetricBucket,
+    Run,
+    SharedLink,
+    SharedRun,
+    SignInLink,
+    SignInSession,
+    StepBucket,
+    User,
+)
+from db.tables import Table as Base
+from db.telemetry import metric_pyramids, pyramid
+
+FORMAT = 1
+ROWS = 1000
+WITH_FILES = (Checkpoint.__table__, Artifact.__table__)
+#: Derived from the steps; `restore` computes them.
+DERIVED = (StepBucket.__table__, MetricBucket.__table__)
+#: Sign-ins end with a restore: some may have been ended since the backup was made.
+SIGN_INS = (SignInSession.__table__, SignInLink.__table__)
+NOT_SENT = "not sent: restored from a backup, after which it may have been sent already"
+TABLES = [table for table in Base.metadata.sorted_tables if table not in (*DERIVED, *SIGN_INS)]
+#: How a column's values are written to JSON and read back, by their Python type.
+CODECS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    bytes: (lambda value: base64.b64encode(value).decode(), base64.b64decode),
+    **dict.fromkeys((bool, int, float, str, object), (lambda value: value, lambda value: value)),
+}
+
+
+def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, Any]:
+    """Write a backup into a new folder and return what it contains.
+
+    Returns {format, rows, files, left_out}. left_out lists the keys of files that are missing or
+    damaged, or that lead out of the folder; `restore` leaves out their rows.
+
+    Raises Conflict if the folder exists, Invalid if it cannot be written or the disk is too small.
+    """
+    if folder.exists():
+        raise Conflict(f"{folder} exists already: name a folder that does not.")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        message = f"{folder} cannot be written: {error.strerror}; choose another folder"
+        raise Invalid({"folder": message}) from error
+    try:
+        with _disk_space_named(folder):
+            content = _write(database, store, partial)
+            partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+    return content
+
+
+def _write(database: Database, store: ObjectStore, folder: Path) -> dict[str, Any]:
+    (folder / "tables").mkdir()
+    with database.reading() as session:
+        rows = sum(_write_table(session, table, folder) for table in TABLES)
+        sha256_of, needed_bytes = _stored_files(session)
+    if needed_bytes > (free := shutil.disk_usage(folder).free):
+        raise OSError(errno.ENOSPC, f"files of {needed_bytes:,} bytes, {free:,} bytes are free")
+    left_out = [key for key in sha256_of if not _copy_file(store, key, folder, sha256_of[key])]
+    content = {"format": FORMAT, "rows": rows, "files": len(sha256_of) - len(left_out)}
+    (folder / "backup.json").write_text(json.dumps(content))
+    return {**content, "left_out": left_out}
+
+
+def _stored_files(session: Session) -> tuple[dict[str, str], int]:
+    """Return the SHA-256 of each file that rows name, by its key, and their size in bytes.
+
+    The sizes of uploads are not recorded, so they are not included.
+    """
+    rows: list[Checkpoint | Artifact] = [
+        *session.scalars(select(Checkpoint)),
+        *session.scalars(select(Artifact)),
+    ]
+    sha256_of = {row.key: row.sha256 for row in rows if row.is_stored}
+    for upload in uploads.named(session):
+        sha256_of[uploads.key(upload)] = upload.partition("/")[0]
+    return sha256_of, sum(row.stored_bytes for row in rows)
+
+
+def _copy_file(store: ObjectStore, key: str, folder: Path, sha256: str) -> bool:
+    """Copy one of the store's files into the backup; return False if it is not sound."""
+    path = folder / "files" / key
+    if not is_plain(folder / "files", key):
+        return False
+    try:
+        get_file(store, key, path, sha256=sha256)
+    except (FileNotFoundError, ValueError):  # deleted since the rows were read, or damaged
+        path.unlink(missing_ok=True)
+        return False
+    return True
+
+
+@contextmanager
+def _disk_space_named(folder: Path) -> Iterator[None]:
+    """Turn a full disk into an error that names the folder. Raises Invalid."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(folder.parent).free
+        space = error.strerror if "free" in str(error.strerror) else f"{free:,} bytes are free"
+        message = f"the disk of {folder} has too little space ({space})"
+        raise Invalid({"folder": f"{message}; choose a folder on a larger disk"}) from error
+
+
+def restore(
+    database: Database, store: ObjectStore, folder: Path, *, revoke: bool = False
+) -> dict[str, Any]:
+    """Fill an empty, migrated database and the store from a backup.
+
+    All sessions and sign-in links end, and deliveries that were due are not sent. API tokens and
+    shared links of the backup are valid again, also those that were revoked since; `revoke`
+    deletes them.
+
+    Returns {rows, files, unsent, tokens, shared_links}; unsent: how many deliveries were due. See
+    valid_tokens and valid_links.
+
+    Raises Invalid if the folder is not a backup, Conflict if the database has runs.
+    """
+    try:
+        content = json.loads((folder / "backup.json").read_text())
+    except FileNotFoundError as error:
+        raise Invalid({"folder": f"{folder} has no backup.json: it is not a backup"}) from error
+    if content["format"] != FORMAT:
+        raise Invalid({"folder": f"{folder} has format {content['format']}; known is {FORMAT}"})
+    files = [path for path in (folder / "files").rglob("*") if path.is_file()]
+    keys = {path.relative_to(folder / "files").as_posix(): path for path in files}
+    rows, there = 0, {*keys, ""}  # without a key: a file that never was here
+    with database.reading() as session:
+        _check_empty(session, database)
+    for key, path in keys.items():  # before the rows that name them, and with nothing held
+        put_file(store, key, path)
+    with database.writing() as session:
+        _check_empty(session, database)
+        for table in (*DERIVED, *SIGN_INS, *reversed(TABLES)):
+            session.execute(table.delete())
+        for table in TABLES:
+            stored = _read_table(table, folder)
+            while batch := list(islice(stored, ROWS)):
+                kept = [row for row in batch if table not in WITH_FILES or row["key"] in there]
+                if kept:
+                    session.execute(insert(table), kept)
+                rows += len(kept)
+            _reset_sequence(session, table)
+        for run_id in session.scalars(select(Run.id)).all():
+            pyramid.rebuild(session, run_id)
+            metric_pyramids.rebuild(session, run_id)
+        if revoke:
+            for secret in (SharedRun, SharedLink, ApiToken):
+                session.execute(delete(secret))
+        unsent = _end_deliveries(session)
+        valid = {"tokens": valid_tokens(session), "shared_links": valid_links(session)}
+    return {"rows": rows, "files": len(keys), "unsent": unsent, **valid}
+
+
+def _end_deliveries(session: Session) -> int:
+    """End the deliveries that were due: they may have been sent since the backup."""
+    ended = update(Delivery).where(Delivery.ended_at.is_(None))
+    ended = ended.values(ended_at=now(), answer=NOT_SENT).returning(Delivery.id)
+    return len(session.scalars(ended).all())
+
+
+def valid_tokens(session: Session) -> list[dict[str, Any]]:
+    """Return {user, name, kind, project, expires_at} of each API token that still works."""
+    columns = (ApiToken.name, ApiToken.kind, ApiToken.project, ApiToken.expires_at)
+    query = select(User.name.label("user"), *columns).join(User, User.id == ApiToken.user_id)
+    query = query.where(or_(ApiToken.expires_at.is_(None), ApiToken.expires_at > now()))
+    return [dict(row) for row in session.execute(query.order_by(ApiToken.id)).mappings()]
+
+
+def valid_links(session: Session) -> list[dict[str, Any]]:
+    """Return {user, id, expires_at} of each shared link that still works."""
+    columns = (User.name.label("user"), SharedLink.id, SharedLink.expires_at)
+    query = select(*columns).join(User, User.id == SharedLink.user_id)
+    query = query.where(SharedLink.expires_at > now()).order_by(SharedLink.id)
+    return [dict(row) for row in session.execute(query).mappings()]
+
+
+def _check_empty(session: Session, database: Database) -> None:
+    """Check that a restore would delete neither runs nor an audit log. Raises Conflict."""
+    for table, content in ((Run, "runs"), (Deed, "an audit log")):
+        if session.scalar(select(table.id).limit(1)) is not None:
+            raise Conflict(
+                f"{database.name} has {content} already: restore into a new database "
+                "(another HALFSTEP_DATA or HALFSTEP_DATABASE_URL)."
+            )
+
+
+def _write_table(session: Session, table: Table, folder: Path) -> int:
+    count = 0
+    encode = {column.name: CODECS[column.type.python_type][0] for column in table.columns}
+    with gzip.open(folder / "tables" / f"{table.name}.jsonl.gz", "wt") as file:
+        query = select(table).order_by(*table.primary_key)
+        with session.execute(query.execution_options(yield_per=ROWS)) as result:
+            for row in result.mappings():
+                file.write(json.dumps(_converted(dict(row), encode)) + "\n")
+                count += 1
+    return count
+
+
+def _read_table(table: Table, folder: Path) -> Iterator[dict[str, Any]]:
+    path = folder / "tables" / f"{table.name}.jsonl.gz"
+    decode = {column.name: CODECS[column.type.python_type][1] for column in table.columns}
+    if path.exists():
+        with gzip.open(path, "rt") as file:
+            yield from (_converted(json.loads(line), decode) for line in file)
+
+
+def _converted(row: Mapping[str, Any], codec: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    return {name: None if value is None else codec[name](value) for name, value in row.items()}
+
+
+def _reset_sequence(session: Session, table: Table) -> None:
+    """Let PostgreSQL number new rows on from the restored ones."""
+    key = table.primary_key.columns.values()
+    numbered = len(key) == 1 and isinstance(key[0].type, Integer)
+    if numbered and session.connection().dialect.name == "postgresql":
+        sequence = func.pg_get_serial_sequence(table.name, key[0].name)
+        highest = select(func.max(key[0])).scalar_subquery()
+        session.execute(select(func.setval(sequence, func.coalesce(highest, 1))))

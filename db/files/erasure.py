@@ -1,0 +1,113 @@
+"""Erase runs of the bin for good: their files first, then their rows, a batch a transaction.
+
+Each step may be done again, and nothing is written down but that a run is being erased: whatever
+stopped in the middle, the next look goes on. The run's own row stays, emptied: its number is never
+given again, what points to it still does, and every machine learns from it whose folder may go.
+"""
+
+import shutil
+import time
+from collections.abc import Collection
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import obstore
+from obstore.store import ObjectStore
+from sqlalchemy import Table, delete, or_, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from db.database import Database, now
+from db.files.storage import PAGE_FILES, delete_files
+from db.runs.trash import DAY_SECONDS
+from db.settings import Settings
+from db.tables import IN_BIN, Deed, Run, Trial
+from db.tables import Table as Base
+
+#: Rows of a transaction: SQLite has one writer, which others must not wait for.
+BATCH_ROWS = 20_000
+#: What of its row says anything of a run; its owner, number and times stay.
+EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("name", "note", "tags", "project"), ""),
+    **dict.fromkeys(("command", "script_config", "error", "stop_reason", "workload")),
+    **dict.fromkeys(("idempotency_key", "request_hash", "watch_id")),
+    **dict.fromkeys(("parent_id", "parent_step", "group_id", "after_id", "worker_id")),
+    **{"config": {}, "loss": None, "scale": None, "stored_bytes": 0},
+}
+
+
+class Stopped(Exception):
+    """It was asked to stop in the middle."""
+
+
+def due(session: Session, days: float) -> list[int]:
+    """Return the runs of the bin that are to be erased: asked for, or there for so many days."""
+    is_over = or_(Run.erasing, Run.deleted_at <= now() - days * DAY_SECONDS)
+    return list(session.scalars(select(Run.id).where(IN_BIN, is_over).order_by(Run.id)))
+
+
+def erase(
+    database: Database, settings: Settings, store: ObjectStore, run_id: int, stopping: Event
+) -> None:
+    """Erase a run that is due. Raises Stopped, or what keeps its files from being deleted."""
+    with database.writing() as session:
+        mine = (Run.id == run_id, IN_BIN)
+        # Unless somebody restored it since it was found to be due.
+        begun = update(Run).where(*mine).values(erasing=True).returning(Run.id)
+        if session.scalar(begun) is None:
+            return
+    _delete_files(settings, store, run_id)
+    for table in tables():
+        _delete_rows(database, table, run_id, stopping)
+    with database.writing() as session:
+        session.execute(update(Run).where(*mine).values(EMPTY | {"erased_at": now()}))
+
+
+def tables() -> list[Table]:
+    """List the tables whose rows are a run's own, those that others point to last.
+
+    What a sweep has tried is the sweep's: it would try that point again. Who did what stays told.
+    """
+    others = {Trial.__tablename__, Deed.__tablename__}
+    tables = reversed(Base.metadata.sorted_tables)
+    return [table for table in tables if "run_id" in table.columns and table.name not in others]
+
+
+def erased_of(session: Session, run_ids: Collection[int]) -> list[int]:
+    """Return those that nothing brings back."""
+    return list(session.scalars(select(Run.id).where(Run.id.in_(run_ids), Run.erasing)))
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete what a run has left on this machine; without it, that is done already."""
+    if folder.is_symlink():  # a recipe's doing: where it leads may be anything
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def _delete_files(settings: Settings, store: ObjectStore, run_id: int) -> None:
+    if settings.storage_url:
+        prefix = f"runs/{run_id}/"
+        for page in obstore.list(store, prefix=prefix, chunk_size=PAGE_FILES):
+            keys = [meta["path"] for meta in page if meta["path"].startswith(prefix)]
+            delete_files(store, keys)
+    delete_folder(settings.run_folder(run_id))
+
+
+def _delete_rows(database: Database, table: Table, run_id: int, stopping: Event) -> None:
+    """Delete a run's rows of a table, and let others write as long as each batch took."""
+    key = [column for column in table.primary_key if column.name != "run_id"]
+    mine = [table.c.run_id == run_id]
+    last: Any = ()
+    while last is not None:
+        if last:  # PostgreSQL would look at all that is gone, before it finds what is not
+            mine[1:] = [tuple_(*key) >= tuple_(*last)]
+        begun = time.monotonic()
+        with database.writing() as session:
+            further = select(*key).where(*mine).order_by(*key).offset(BATCH_ROWS).limit(1)
+            last = session.execute(further).one_or_none()
+            batch = [*mine, tuple_(*key) < tuple_(*last)] if last else mine
+            session.execute(delete(table).where(*batch))
+        if last is not None and stopping.wait(time.monotonic() - begun):
+            raise Stopped

@@ -1,0 +1,164 @@
+"""Free the disk by rules: what they would delete, run by run, and that it is deleted.
+
+Only of runs that have ended, and neither of those that another started from nor of those that
+people have tagged `pinned`. The rows go first: what is stopped before the files are gone leaves
+files that no row names, which `halfstep storage check --mend` deletes.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from obstore.store import ObjectStore
+from sqlalchemy import ColumnElement, and_, delete, exists, false, func, not_, or_, select
+from sqlalchemy.orm import Session, aliased
+
+from db.database import Database, now
+from db.files import artifacts, checkpoints
+from db.files.storage import delete_files
+from db.runs import run_metadata, runs
+from db.runs.trash import DAY_SECONDS
+from db.tables import ENDED, KEPT, Artifact, Checkpoint, LogLine, Run, SystemSample
+
+#: A run with this tag keeps all that it has.
+PINNED = "pinned"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """After how many days what goes; None: never."""
+
+    checkpoint_days: float | None = None
+    log_days: float | None = None
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What goes of one run. steps: those whose checkpoints do, all files of each."""
+
+    run_id: int
+    name: str
+    steps: list[int]
+    stored_bytes: int
+    log_lines: int
+    samples: int
+
+    def __bool__(self) -> bool:
+        return bool(self.steps or self.log_lines or self.samples)
+
+    @property
+    def in_words(self) -> str:
+        """Say it as the run's history does."""
+        kinds = (
+            (len(self.steps), "step's checkpoints", "steps' checkpoints"),
+            (self.log_lines, "log line", "log lines"),
+            (self.samples, "sample of the machine", "samples of the machine"),
+        )
+        return ", ".join(f"{n:,} {one if n == 1 else many}" for n, one, many in kinds if n)
+
+
+def plan(session: Session, rules: Rules) -> Iterator[Pruning]:
+    """Yield what the rules would delete, by run."""
+    for run_id in candidates(session, rules):
+        if found := of_run(session, runs.get(session, run_id), rules):
+            yield found
+
+
+def candidates(
+    session: Session, rules: Rules, projects: Collection[str] | None = None
+) -> list[int]:
+    """List the runs that have something old, the largest first. projects: of these alone."""
+    fork = aliased(Run)
+    query = select(Run.id).where(Run.status.in_(ENDED), KEPT, or_(false(), *_has_old(rules)))
+    query = query.where(not_(exists().where(fork.parent_id == Run.id)))
+    if projects is not None:
+        query = query.where(Run.project.in_(projects))
+    return list(session.scalars(query.order_by(Run.stored_bytes.desc(), Run.id)))
+
+
+def of_run(session: Session, run: Run, rules: Rules) -> Pruning:
+    """Return what the rules would delete of an ended run."""
+    if PINNED in run_metadata.tags_of(run) or checkpoints.started_from(session, run.id):
+        return Pruning(run.id, run.name, [], 0, 0, 0)
+    rows = _old_checkpoints(session, run, rules)
+    has_old_log = _has_old_log(session, run, rules)
+    log_files = artifacts.log_files(session, run.id) if has_old_log else []
+    lines, samples = (
+        (session.scalar(select(func.count()).where(table.run_id == run.id)) or 0)
+        if has_old_log
+        else 0
+        for table in (LogLine, SystemSample)
+    )
+    return Pruning(
+        run_id=run.id,
+        name=run.name,
+        steps=sorted({row.step for row in rows}),
+        stored_bytes=sum(row.stored_bytes for row in [*rows, *log_files]),
+        log_lines=lines,
+        samples=samples,
+    )
+
+
+def prune(database: Database, store: ObjectStore, run_id: int, rules: Rules) -> Pruning:
+    """Delete it, and write it into the run's history; return what was found to go by now."""
+    with database.writing() as session:
+        run = runs.get(session, run_id, lock=True)
+        found = of_run(session, run, rules)
+        if not found:
+            return found
+        rows: list[Checkpoint | Artifact] = [*_old_checkpoints(session, run, rules)]
+        if _has_old_log(session, run, rules):
+            rows += artifacts.log_files(session, run_id)
+        keys = {row.key for row in rows if row.is_stored}
+        for row in rows:
+            session.delete(row)
+        for table in (LogLine, SystemSample) if found.log_lines or found.samples else ():
+            session.execute(delete(table).where(table.run_id == run_id))
+        run.stored_bytes -= found.stored_bytes
+        runs.remark(session, run, f"pruned, for their age: {found.in_words}")
+        run.files_revision = run.revision
+        keys -= _named(session, run_id)
+    delete_files(store, sorted(keys))
+    return found
+
+
+def _has_old(rules: Rules) -> Iterator[ColumnElement[bool]]:
+    """Yield a condition on ended runs for each rule: that there is something for it."""
+    if rules.checkpoint_days is not None:
+        later = aliased(Checkpoint)
+        is_old = Checkpoint.created_at < now() - rules.checkpoint_days * DAY_SECONDS
+        is_last = ~exists().where(later.run_id == Run.id, later.step > Checkpoint.step)
+        yield exists().where(Checkpoint.run_id == Run.id, is_old, ~is_last)
+    if rules.log_days is not None:
+        is_old = Run.ended_at < now() - rules.log_days * DAY_SECONDS
+        of_run = (exists().where(table.run_id == Run.id) for table in (LogLine, SystemSample))
+        yield and_(is_old, or_(*of_run))
+
+
+def _has_old_log(session: Session, run: Run, rules: Rules) -> bool:
+    return rules.log_days is not None and _is_older(session, run.ended_at, rules.log_days)
+
+
+def _is_older(session: Session, moment: float | None, days: float) -> bool:
+    return moment is not None and moment < session.scalars(select(now())).one() - days * DAY_SECONDS
+
+
+def _old_checkpoints(session: Session, run: Run, rules: Rules) -> list[Checkpoint]:
+    """List the files that go: not of the last step, nor of the best."""
+    if rules.checkpoint_days is None:
+        return []
+    rows = checkpoints.of_run(session, run.id)
+    steps = sorted({row.step for row in rows})
+    policy = run.settings.get("checkpoints") or {}
+    kept = {*steps[-1:], *checkpoints.best(session, run.id, steps, policy)}
+    latest = session.scalars(select(now())).one() - rules.checkpoint_days * DAY_SECONDS
+    return [row for row in rows if row.step not in kept and row.created_at < latest]
+
+
+def _named(session: Session, run_id: int) -> set[str]:
+    """Return the keys that rows still name: two files of the same content share one."""
+    session.flush()
+    return {
+        key
+        for table in (Checkpoint, Artifact)
+        for key in session.scalars(select(table.key).where(table.run_id == run_id))
+    }

@@ -1,0 +1,1 @@
+"""Diagnosis: findings, causes, the verdict on loss scaling, monitoring metrics."""

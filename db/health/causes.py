@@ -1,0 +1,653 @@
+"""The cause of what a run shows, by evidence for and against each one.
+
+The events of halfstep.evidence and the run's skips are weighed together: a cause is named when its
+evidence is in, and one that explains the others excludes them. The order of `named` is the order in
+which causes exclude: mistakes in the calls of a loop come first, since every later symptom may
+follow from them; then numbers that are not finite, by where they first arose; then the rest.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.health import fixes, precision_findings
+from db.health.advice_words import AdviceWords
+from db.health.finding import Finding
+from db.health.verdict import ZERO_STEPS, Figures, Verdict, has_scaler
+from db.tables import FLAGGED, Diagnosis, Run, RunNode, ScalerEvent, Step
+from db.telemetry.scales import in_words
+
+#: Events whose newest counts, and those whose first one does.
+NEWEST = (
+    "direct_step",
+    "not_stepped",
+    "scaled_clip",
+    "bounded_norms",
+    "uncleared",
+    "scaler_replaced",
+    "no_step",
+    "no_inf_checks",
+    "fp16_gradients",
+    "adam_eps",
+    "schedule",
+)
+EARLIEST = ("bad_inputs", "first_nonfinite", "poison")
+SEVERAL = ("origin", "no_gradient", "precision")
+MOST_EVENTS = 50  # of a kind that has several
+UNCLEARED, REPLACED, LEFT_OUT = 2, 3, 2
+#: Skips that lead from a scale of 2^40 to 1, and of the last 100 steps more than a search's.
+LONGEST_SEARCH, COSTLY = 40, 25
+COSTLY_SETTLED = 5  # per cent of the steps since the search: a saw-tooth at the limit skips fewer
+NAMES_SHOWN = 6
+OUTSIDE = "training_step"  # what a replay calls the place outside of all modules
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What causes are named by."""
+
+    events: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    several: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=dict)
+    skips: Sequence[ScalerEvent] = ()
+    steps: int = 0  # attempted
+    skipped: int = 0
+    zero_steps: int = 0  # the last ones, all of whose gradients were 0
+    verdict: str | None = None
+    scale: float | None = None
+    is_costly: bool = False  # more steps are skipped than a search for a scale takes
+    fell_at: int | None = None  # the step from which on the scale was below 1
+    has_scaler: bool = False
+    may_replay: bool = False
+    precision: str = ""
+    #: The first step of a run without a scaler with a number that is not finite; was its loss?
+    first_lost: tuple[int, bool] | None = None
+    resumed: tuple[int, float, float] | None = None  # step, scale before it and after
+
+
+def read(
+    session: Session,
+    run: Run,
+    skips: Sequence[ScalerEvent],
+    replays: Sequence[dict[str, Any]],
+    judged: Verdict | None,
+    *,
+    may_replay: bool,
+) -> Signs:
+    """Read the signs of a run. skips: the latest.  replays: of its first skips.
+
+    may_replay: its page offers to replay a skipped step.
+    """
+    figures = judged.figures if judged else None
+    events: dict[str, dict[str, Any]] = {}
+    several: dict[str, list[dict[str, Any]]] = {}
+    for kind in NEWEST + EARLIEST:
+        order = Diagnosis.step if kind in EARLIEST else Diagnosis.step.desc()
+        if content := session.scalar(_contents(run, kind).order_by(order).limit(1)):
+            events[kind] = content
+    for kind in SEVERAL:
+        newest = _contents(run, kind).order_by(Diagnosis.step.desc()).limit(MOST_EVENTS)
+        several[kind] = list(session.scalars(newest))
+    several["origin"] += [
+        _origin(each)
+        for each in replays
+        if each["exact"] and (each["found"] or each["loss_nonfinite"])
+    ]
+    return Signs(
+        events=events,
+        several=several,
+        skips=skips,
+        steps=run.own_steps,
+        skipped=run.skipped,
+        zero_steps=run.zero_steps,
+        verdict=judged.word if judged else None,
+        scale=run.scale,
+        is_costly=_is_costly(figures),
+        fell_at=_fell_at(session, run),
+        has_scaler=has_scaler(run),
+        precision=run.precision,
+        may_replay=may_replay,
+        first_lost=None if has_scaler(run) else _lost_at(session, run),
+        resumed=_resumed(session, run),
+    )
+
+
+def _lost_at(session: Session, run: Run) -> tuple[int, bool] | None:
+    first = (
+        select(func.min(Step.step))
+        .with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
+        .where(Step.run_id == run.id, FLAGGED["nonfinite"])
+    )
+    step = session.scalar(first)
+    if step is None:
+        return None
+    before = select(Step.grad_norm).where(Step.run_id == run.id, Step.step == step - 1)
+    found = session.execute(before).first()
+    # A NaN is stored as NULL: the gradients of the step before were lost, with a finite loss.
+    return (step - 1, True) if found is not None and found[0] is None else (step, False)
+
+
+def _is_costly(figures: Figures | None) -> bool:
+    if figures is None:
+        return False
+    is_search = figures.skips_1000 < LONGEST_SEARCH or figures.skips_100 < COSTLY
+    is_saw = 100 * figures.settled_skips <= COSTLY_SETTLED * figures.settled
+    return not is_search or not is_saw
+
+
+def _fell_at(session: Session, run: Run) -> int | None:
+    if not run.skipped or run.scale is None or run.scale >= 1:
+        return None
+    query = select(func.min(ScalerEvent.step)).where(ScalerEvent.run_id == run.id)
+    return session.scalar(query.where(ScalerEvent.scale_after < 1))
+
+
+def _origin(replay: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a replay found in the form of an armed step's event."""
+    is_outside = replay["module"] in (None, "", OUTSIDE)
+    kind: str = "outside" if is_outside else "inside"
+    if replay["loss_nonfinite"] and replay["direction"] != "forward":
+        kind = "inputs"  # no operation of the forward pass made it of finite numbers
+    elif replay["direction"] == "backward":  # earlier versions did not classify the operation
+        is_half = str(replay["dtype"]).endswith("float16")
+        kind = replay.get("kind") or ("overflow" if is_half else "hidden")
+    return {
+        "step": replay["step"],
+        "scale": float(replay["scale"]),
+        "direction": "forward" if kind == "inputs" else replay["direction"],
+        "kind": kind,
+        "operation": replay["operation"],
+        "dtype": replay["dtype"],
+        "module": None if is_outside else replay["module"],
+        "source": None,
+    }
+
+
+def _contents(run: Run, kind: str) -> Any:
+    mine = (Diagnosis.run_id == run.id, Diagnosis.kind == kind)
+    return select(Diagnosis.content).where(*mine)
+
+
+def _resumed(session: Session, run: Run) -> tuple[int, float, float] | None:
+    """Return the latest resume after which the scale was higher than one growth explains."""
+    query = select(RunNode.resumed_step).where(
+        RunNode.run_id == run.id, RunNode.attempt > 1, RunNode.resumed_step > 0
+    )
+    for step in session.scalars(query.order_by(RunNode.attempt.desc()).limit(5)):
+        if step is None:
+            continue
+        scales = select(Step.scale).where(Step.run_id == run.id, Step.step.in_((step, step + 1)))
+        found = session.scalars(scales.order_by(Step.step)).all()
+        if len(found) == 2 and found[0] and found[1] and found[1] > 2 * found[0]:
+            return step, found[0], found[1]
+    return None
+
+
+def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
+    """Yield the causes that the signs prove, the first one being what explains the others."""
+    has_zeros = signs.zero_steps >= ZERO_STEPS
+    calls = [
+        *_refused(signs),
+        *_direct_steps(signs),
+        *_uncleared(signs),
+        *_clipped(signs),
+        *_scaler_lost(signs),
+    ]
+    yield from calls
+    if not calls:
+        numbers = list(_numbers(signs, words))
+        yield from numbers
+        if not numbers and not has_zeros:
+            yield from _skips(signs, words)
+        if not signs.has_scaler and not numbers:
+            yield from _first_lost(signs)
+    yield from _gradients(signs)
+    yield from _left_out(signs)
+    yield from _schedule(signs)
+    yield from _pointless_scaler(signs)
+
+
+# ---- Calls of the loop ------------------------------------------------------------------------
+
+
+def _refused(signs: Signs) -> Iterator[Finding]:
+    if found := signs.events.get("no_step"):
+        yield Finding(
+            "No optimizer steps",
+            f"{found['passes']:,} backward passes were made and no optimizer of torch.optim "
+            "stepped. A loop that changes its weights by hand makes no steps that can be "
+            "recorded; log its loss by watch.log.",
+            cause="no_optimizer_step",
+            fix=fixes.NO_OPTIMIZER,
+        )
+    if found := signs.events.get("fp16_gradients"):
+        yield Finding(
+            "The scaler refuses gradients of type float16",
+            f"{found['count']:,} parameters are float16 ({_names(found['parameters'])}), so their "
+            f'gradients are too, and GradScaler raised "{found["error"]}". Keep the weights in '
+            "float32: autocast computes in float16 all the same.",
+            cause="fp16_gradients",
+            fix=fixes.FP16_GRADIENTS,
+        )
+    if found := signs.events.get("no_inf_checks"):
+        which = _names(found["optimizers"]) or "an optimizer"
+        yield Finding(
+            "A scaler has no gradients to check",
+            f'At step {found["step"]:,} GradScaler.{found["method"]} raised "{found["error"]}": '
+            f"no parameter of {which} had a gradient. Either its loss does not reach its "
+            "parameters (detach, no_grad, frozen), or backward was not called before the step.",
+            cause="no_inf_checks",
+            fix=fixes.NO_GRADIENT,
+        )
+
+
+def _direct_steps(signs: Signs) -> Iterator[Finding]:
+    if not (found := signs.events.get("direct_step")):
+        return
+    how = (
+        "its gradients were still multiplied by the loss scale"
+        if found["is_scaled"]
+        else "scaler.step had stepped it already, or was meant to"
+    )
+    yield Finding(
+        f"{found['optimizer']} is stepped outside of the scaler",
+        f"optimizer.step() was called {found['count']:,} times outside of scaler.step(), the last "
+        f"time at step {found['step']:,}: {how}. Such a step applies an inf or NaN as it is, which "
+        "leaves the weights NaN for good.",
+        cause="step_outside_scaler",
+        fix=fixes.DIRECT_STEP,
+        part="skipped",
+    )
+
+
+def _uncleared(signs: Signs) -> Iterator[Finding]:
+    found = signs.events.get("uncleared")
+    if found and found["count"] >= UNCLEARED:
+        yield Finding(
+            "Gradients are never cleared",
+            f"After a skip, {found['count']:,} backward passes added to gradients of "
+            f"{found['optimizer']} that were not finite already, the last one at step "
+            f"{found['step']:,}. An inf stays in .grad until zero_grad() is called, so every later "
+            "step is skipped, whatever the scale.",
+            cause="gradients_not_cleared",
+            fix=fixes.ZERO_GRAD,
+            part="skipped",
+        )
+
+
+def _clipped(signs: Signs) -> Iterator[Finding]:
+    if found := signs.events.get("scaled_clip"):
+        yield Finding(
+            "Gradients are clipped before unscale_",
+            f"clip_grad_norm_ was called {found['count']:,} times while the gradients of "
+            f"{found['optimizer']} were multiplied by the loss scale, the last time at step "
+            f"{found['step']:,}. The clip then bounds gradient × scale: the update shrinks as the "
+            "scale grows.",
+            cause="scaled_gradients_clipped",
+            fix=fixes.CLIP,
+        )
+    elif found := signs.events.get("bounded_norms"):
+        yield Finding(
+            "Gradients are bounded while they are scaled",
+            f"The gradient norm times the loss scale was {found['norm']:.5g} in {found['steps']:,} "
+            f"applied steps of different scales, up to step {found['step']:,}. Something bounds "
+            "the gradients before they are unscaled, so the update depends on the scale.",
+            cause="scaled_gradients_clipped",
+            fix=fixes.CLIP,
+        )
+
+
+def _scaler_lost(signs: Signs) -> Iterator[Finding]:
+    found = signs.events.get("scaler_replaced")
+    if found and (found["scale_after"] > found["scale_before"] or found["count"] >= REPLACED):
+        yield Finding(
+            "A new scaler replaces the old one",
+            f"{found['count']:,} times another GradScaler stepped the same optimizer, the last "
+            f"time at step {found['step']:,}, with a scale of {in_words(found['scale_after'])} "
+            f"after {in_words(found['scale_before'])}; its state was not loaded. Each one searches "
+            "for its scale again, and skips steps on the way.",
+            cause="scaler_not_restored",
+            fix=fixes.SCALER_STATE,
+            part="skipped",
+        )
+    elif signs.resumed:
+        step, before, after = signs.resumed
+        yield Finding(
+            "The scaler was not restored",
+            f"The run was resumed after step {step:,}, and the scale went from {in_words(before)} "
+            f"to {in_words(after)} without a growth. Save the scaler's state with the checkpoint, "
+            "and load it.",
+            cause="scaler_not_restored",
+            fix=fixes.SCALER_STATE,
+            part="skipped",
+        )
+
+
+# ---- Numbers that are not finite --------------------------------------------------------------
+
+
+def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
+    """Yield where a number first was not finite, in the order in which one explains the next."""
+    origins = signs.several.get("origin", ())
+    kinds = [each["kind"] for each in origins]
+    if found := signs.events.get("bad_inputs"):
+        first = found["inputs"][0]
+        names = ", ".join(
+            f"{each['name']} ({each['nan']:,} NaN, {each['inf']:,} inf)"
+            for each in found["inputs"][:NAMES_SHOWN]
+        )
+        yield Finding(
+            f"The batch is not finite: {first['name']}",
+            f"At step {found['step']:,} the loss was not finite, and neither was {names} of the "
+            "training loop. No precision and no loss scale changes that: find the samples, and "
+            "clean or drop them.",
+            cause="nonfinite_inputs",
+            fix=fixes.INPUTS,
+        )
+    elif "inputs" in kinds:
+        found = origins[kinds.index("inputs")]
+        yield Finding(
+            "The batch is not finite",
+            f"At step {found['step']:,} the loss was not finite, and "
+            + (
+                f"neither was the input of {found['module']}. "
+                if found["module"]
+                else "no operation made an inf or NaN of finite numbers: the batch held it. "
+            )
+            + "No precision and no loss scale changes that: find the samples, and clean or drop "
+            "them.",
+            cause="nonfinite_inputs",
+            fix=fixes.INPUTS,
+        )
+    elif undefined := [each for each in origins if _is_undefined(each)]:
+        yield _singular(undefined[0], len(undefined))
+    elif adam := signs.events.get("adam_eps"):
+        yield _adam_eps(adam)
+    elif found := signs.events.get("first_nonfinite"):
+        yield _first_nonfinite(signs, found)
+    elif "elsewhere" in kinds and len(set(kinds)) == 1:
+        found = origins[0]
+        yield Finding(
+            "The gradient became NaN outside of this process's graph",
+            f"At step {found['step']:,} no operation of the backward pass produced an inf or NaN, "
+            "and the gradients held one: it came from another rank, or a gradient hook made it. "
+            "Watch the loop on every rank to see which.",
+            is_certain=False,
+            part="skipped",
+        )
+
+
+def _first_lost(signs: Signs) -> Iterator[Finding]:
+    """Yield the first step of a run without a scaler that was not finite, by its recorded steps."""
+    if signs.first_lost is not None:
+        step, loss_is_finite = signs.first_lost
+        event = {"step": step, "loss_nonfinite": not loss_is_finite, "culprits": []}
+        yield _first_nonfinite(signs, event | {"finite": step - 1})
+
+
+def _is_undefined(origin: Mapping[str, Any]) -> bool:
+    """Return whether a gradient was not finite for another reason than the range of its type."""
+    kind: str = origin["kind"]
+    return kind == "singular" or (kind == "hidden" and origin["direction"] == "backward")
+
+
+def _singular(found: Mapping[str, Any], count: int) -> Finding:
+    where = " of ".join(filter(None, (found["operation"], found["module"])))
+    source = f", at {found['source']}" if found["source"] else ""
+    return Finding(
+        f"The gradient of {where} is not defined",
+        f"At step {found['step']:,}, with a finite loss and a scale of {in_words(found['scale'])}, "
+        f"{found['operation']}{source} was the first operation of the backward pass whose gradient "
+        f"was not finite ({_times(count)} observed). "
+        + (
+            "The derivative of a root, logarithm or division is infinite at 0, in every precision "
+            "and at every loss scale."
+            if found["kind"] == "singular"
+            else "Its type holds far larger numbers, so this is no overflow: a factor that the "
+            "forward pass left infinite, such as the logarithm of 0 behind a mask, times 0 is NaN."
+        ),
+        before=found["step"],
+        cause="singular_gradient",
+        fix=fixes.SINGULAR,
+        part="skipped",
+    )
+
+
+def _adam_eps(found: Mapping[str, Any]) -> Finding:
+    return Finding(
+        f"eps of {found['optimizer']} is 0 in float16",
+        f"{found['count']:,} parameters are float16, whose smallest number is 6e-8, and eps is "
+        f"{found['eps']:g}: it rounds to 0, and where a gradient was 0 the update is 0/0. Keep the "
+        "weights in float32 under autocast, or raise eps to 1e-4 or so.",
+        cause="adam_eps_underflow",
+        fix=fixes.ADAM_EPS,
+    )
+
+
+def _first_nonfinite(signs: Signs, found: Mapping[str, Any]) -> Finding:
+    precision = signs.precision or "this precision"
+    names = _names([each["name"] for each in found["culprits"]])
+    if found["loss_nonfinite"]:
+        what = f"The loss is not finite from step {found['step']:,} on"
+        text = (
+            f"{found['finite']:,} steps before it were finite. In that step's forward pass a "
+            f"number went beyond what {precision} holds, or an operation was not defined: a "
+            "logarithm of 0, a division by 0, weights that grew too large."
+        )
+    else:
+        what = f"Gradients are not finite from step {found['step']:,} on"
+        text = (
+            f"{found['finite']:,} steps before it were finite, and so was this step's loss: an "
+            "operation's gradient was not defined or too large in the backward pass"
+            f"{f' ({names})' if names else ''}."
+        )
+    return Finding(
+        what,
+        f"{text} No scaler keeps such a step from the weights, so what follows is only its "
+        "consequence. Start again from before this step.",
+        before=found["step"],
+        cause="nonfinite_without_scaler",
+        fix=fixes.FIRST_NONFINITE,
+    )
+
+
+def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
+    """Yield overflows: of the forward pass at once, of the backward pass where it costs steps."""
+    forward = [skip for skip in signs.skips if skip.loss_nonfinite]
+    origins = [o for o in signs.several.get("origin", ()) if o["direction"] == "forward"]
+    is_unwell = signs.verdict in ("collapsing", "dead") or signs.is_costly
+    poison = list(precision_findings.poisoned(signs.events.get("poison"), words))
+    yield from poison if not is_unwell else ()
+    if forward:
+        yield _forward(signs, len(forward), origins, words, is_lasting=is_unwell)
+    elif signs.skips and is_unwell:
+        yield _backward(signs, words)
+    yield from poison if is_unwell else ()
+
+
+def _forward(
+    signs: Signs,
+    count: int,
+    origins: Sequence[Mapping[str, Any]],
+    words: AdviceWords,
+    *,
+    is_lasting: bool,
+) -> Finding:
+    total, last = len(signs.skips), max(s.step for s in signs.skips if s.loss_nonfinite)
+    text = (
+        f"At {count:,} of the last {total:,} skips the loss itself was not finite, the last time "
+        f"at step {last:,}; the loss scale has no part in it, and a smaller one does not help. "
+    )
+    module: str | None = None
+    remedies: tuple[str, ...] = ("lower_rate", "bf16") if is_lasting else ("bf16",)
+    before = min(skip.step for skip in signs.skips if skip.loss_nonfinite)
+    inside = [each for each in origins if each["kind"] == "inside"]
+    if inside:
+        found = inside[0]
+        module, before = found["module"], min(before, *(each["step"] for each in inside))
+        text += (
+            f"At step {found['step']:,} the output of {module}, in {found['dtype']}, was the first "
+            "that was not finite, with finite inputs and weights. "
+        )
+        if found["dtype"] == "float16":
+            text += f"Run it in fp32, {words.in_fp32}, or use bf16."
+        else:
+            text += "It is not an overflow of fp16: look for a division or logarithm of 0 in it."
+            remedies = ()
+    elif any(each["kind"] == "weights" for each in origins):
+        text += "Its weights were not finite before it: an earlier step was applied with an inf."
+        remedies = ()
+    elif any(each["kind"] == "outside" for each in origins):
+        text += (
+            "All modules' outputs were finite: it arose outside of them, in the loss function. "
+            "Compute the loss in fp32, and look for logarithms and divisions of 0."
+        )
+    else:
+        text += (
+            "Later steps were finite, so it was that step's batch: look at it, and for activations "
+            f"near 65,504; if it comes again, run the module in fp32, {words.in_fp32}, or use bf16."
+        )
+    return Finding(
+        f"The forward pass {'overflows' if is_lasting else 'overflowed'}",
+        text,
+        module=module,
+        before=before,
+        remedies=remedies,
+        part="skipped",
+        cause="forward_overflow",
+        fix=fixes.FORWARD,
+        is_certain=bool(inside),
+    )
+
+
+def _backward(signs: Signs, words: AdviceWords) -> Finding:
+    total = len(signs.skips)
+    text = (
+        f"At all of the last {total:,} skips the loss was finite and gradients were not: at this "
+        "scale they are too large for fp16. "
+    )
+    overflow = [o for o in signs.several.get("origin", ()) if o["kind"] == "overflow"]
+    if overflow:
+        found = overflow[0]
+        where = " of ".join(filter(None, (found["operation"], found["module"])))
+        text += f"At step {found['step']:,} {where} overflowed first, in {found['dtype']}. "
+    if signs.scale is not None and signs.scale < 1:
+        text += (
+            f"The scale is {in_words(signs.scale)}, below 1: gradients overflow even so, and a "
+            "smaller scale only makes others underflow. Clip the gradients, go back to before the "
+            f"scale fell with a smaller learning rate, {words.stop_falling}, or use bf16."
+        )
+        if signs.may_replay:
+            text += " Replay a skipped step to see which module it is in."
+    else:
+        text += (
+            f"A larger {words.scaler('growth_interval')} tries the limit less often"
+            f"{words.hold_down}."
+        )
+    is_below = signs.scale is not None and signs.scale < 1
+    return Finding(
+        "The loss scale is below 1" if is_below else "Only the backward pass overflows",
+        text,
+        before=signs.fell_at if is_below else None,
+        remedies=("floor", "lower_rate", "bf16") if is_below else (),
+        part="skipped",
+        cause="backward_overflow",
+        fix=fixes.BACKWARD,
+        is_certain=bool(overflow),
+    )
+
+
+# ---- The rest ---------------------------------------------------------------------------------
+
+
+def _gradients(signs: Signs) -> Iterator[Finding]:
+    for found in signs.several.get("no_gradient", ()):
+        is_all = found["count"] == found["of"]
+        names = "" if is_all else f" so far: {_names(found['parameters'])}"
+        yield Finding(
+            f"No parameter of {found['optimizer']} received a gradient"
+            if is_all
+            else f"{found['count']:,} parameters of {found['optimizer']} receive no gradient",
+            f"In {found['steps']:,} steps up to step {found['step']:,} "
+            f"{'none of its' if is_all else 'these'} parameters had one"
+            f"{names}. "
+            "The graph does not reach them: detach, no_grad, .item() or a module that is not "
+            "called; rarely used experts may follow later.",
+            cause="no_gradient",
+            fix=fixes.NO_GRADIENT,
+            is_certain=is_all,
+        )
+    has_none = any(each["count"] == each["of"] for each in signs.several.get("no_gradient", ()))
+    if signs.zero_steps >= ZERO_STEPS and not has_none:
+        yield Finding(
+            "All gradients are 0",
+            f"In the last {signs.zero_steps:,} steps every gradient was exactly 0, so nothing is "
+            "learned. The loss does not depend on the weights (a factor of 0, a clamp, dead units)"
+            + (
+                f", or all gradients underflow at a scale of {in_words(signs.scale)}."
+                if signs.has_scaler and signs.scale is not None and signs.scale < 2**40
+                else ": at this scale it is no underflow."
+                if signs.has_scaler
+                else "."
+            ),
+            cause="zero_gradients",
+            fix=fixes.ZERO_GRADIENTS,
+        )
+
+
+def _left_out(signs: Signs) -> Iterator[Finding]:
+    found = signs.events.get("not_stepped")
+    if found and found["count"] >= LEFT_OUT:
+        yield Finding(
+            "The loop leaves steps out",
+            f"scaler.update() was called {found['count']:,} times without scaler.step() for any "
+            f"optimizer, the last time at step {found['step']:,}. Those steps are neither applied "
+            "nor skipped: the loop decided so, not the scaler.",
+            cause="step_left_out",
+            fix=fixes.STEP_LEFT_OUT,
+        )
+
+
+def _schedule(signs: Signs) -> Iterator[Finding]:
+    if found := signs.events.get("schedule"):
+        scheduler = found.get("scheduler")
+        seen = f"{scheduler}.step() was called" if scheduler else "The learning rate changed"
+        yield Finding(
+            "The learning-rate schedule advances in skipped steps",
+            f"{seen} after {found['advanced']:,} of {found['skipped']:,} skips, up to step "
+            f"{found['step']:,}: the schedule runs ahead of the weights, through its warm-up above "
+            "all. Step it only if the scaler did not skip.",
+            cause="schedule_in_skipped_steps",
+            fix=fixes.SCHEDULE,
+            is_certain=scheduler is not None,
+        )
+
+
+def _pointless_scaler(signs: Signs) -> Iterator[Finding]:
+    types = {each["dtype"] for each in signs.several.get("precision", ())}
+    if signs.has_scaler and types and types <= {"bfloat16", "float32"}:
+        half = "bfloat16" in types
+        yield Finding(
+            f"The scaler does nothing for {'bf16' if half else 'fp32'}",
+            "Matrix products are computed in "
+            + ("bfloat16, which has the range of float32" if half else "float32")
+            + ": gradients neither underflow nor need a scale. "
+            + (
+                "GradScaler can be left out."
+                if half
+                else "Use autocast with float16, or leave GradScaler out."
+            ),
+            cause="scaler_without_fp16",
+            fix=fixes.SCALER_WITHOUT_FP16,
+        )
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"

@@ -1,0 +1,108 @@
+"""What an operator's monitoring is told of the service: six queries, however much there is."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import case, func, select
+from sqlalchemy.orm import Session, aliased
+
+from db.queue import workers
+from db.queue.quotas import Usage
+from db.tables import ACTIVE, ENDED, KEPT, Run, RunNode, Status, Worker
+
+#: Why queued runs wait, the hardest obstacle first. not_offered: no worker that is up has the
+#: recipe, the precision or so many devices, or none takes commands.  quota: of devices, of its
+#: project or its owner.
+REASONS = (NO_WORKER, NOT_OFFERED, AFTER, LIMIT, QUOTA, DEVICE) = (
+    "no_worker",
+    "not_offered",
+    "after_another",
+    "owners_limit",
+    "quota",
+    "device",
+)
+
+
+@dataclass(frozen=True)
+class Readings:
+    """runs: by status, without those in the bin.  queued: by reason.  devices, busy: by kind, of
+    workers that are up.  steps, skips: recorded since the beginning, of erased runs too.
+    """
+
+    runs: Counter[Status]
+    queued: Counter[str]
+    workers: int
+    devices: Counter[str]
+    busy: Counter[str]
+    steps: int
+    skips: int
+
+
+def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0) -> Readings:
+    """Read it."""
+    up = workers.alive(session)
+    kept = func.sum(case((KEPT, 1), else_=0))
+    recorded = (func.sum(Run.recorded_steps), func.sum(Run.recorded_skips))
+    counts = select(Run.status, Run.owner_id, kept, *recorded).group_by(Run.status, Run.owner_id)
+    runs: Counter[Status] = Counter()
+    training: Counter[int] = Counter()
+    steps = skips = 0
+    for status, owner_id, count, some_steps, some_skips in session.execute(counts):
+        runs[status] += int(count)
+        training[owner_id] += int(count) if status in ACTIVE else 0
+        steps, skips = steps + int(some_steps), skips + int(some_skips)
+    full = {owner for owner, count in training.items() if runs_per_user and count >= runs_per_user}
+    nodes = select(RunNode.worker_id, RunNode.devices).where(RunNode.ended_at.is_(None))
+    kinds = {worker.id: [device["kind"] for device in worker.devices] for worker in up}
+    return Readings(
+        runs=runs,
+        queued=_queued(session, up, full, devices_per_user),
+        workers=len(up),
+        devices=Counter(kind for some in kinds.values() for kind in some),
+        busy=_busy(session.execute(nodes), kinds),
+        steps=steps,
+        skips=skips,
+    )
+
+
+def _busy(nodes: Iterable[Any], kinds: dict[int, list[str]]) -> Counter[str]:
+    busy: Counter[str] = Counter()
+    for worker_id, devices in nodes:
+        known = kinds.get(worker_id, [])
+        busy.update(known[place] for place in devices if place < len(known))
+    return busy
+
+
+def _queued(
+    session: Session, up: list[Worker], full: set[int], devices_per_user: int
+) -> Counter[str]:
+    """Count queued runs by why they wait: alike ones are one row."""
+    earlier = aliased(Run)
+    alike = (
+        *(Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node),
+        *(Run.owner_id, Run.project),
+    )
+    usage = Usage.read(session)
+    awaits = case((earlier.id.is_not(None), 1), else_=0)
+    query = select(*alike, awaits, func.count()).where(Run.status == Status.QUEUED)
+    query = query.outerjoin(earlier, (earlier.id == Run.after_id) & earlier.status.not_in(ENDED))
+    queued: Counter[str] = Counter()
+    for row in session.execute(query.group_by(*alike, awaits)):
+        source, recipe, precision, nodes, devices, owner_id, _project, waits, count = row
+        able = [
+            worker
+            for worker in up
+            if len(worker.devices) >= devices and workers.takes(worker, source, recipe, precision)
+        ]
+        obstacles = {
+            NO_WORKER: not up,
+            NOT_OFFERED: workers.most_together(able) < nodes,
+            AFTER: bool(waits),
+            LIMIT: owner_id in full,
+            QUOTA: bool(usage.obstacle(row, devices_per_user)),
+            DEVICE: True,
+        }
+        queued[next(reason for reason in REASONS if obstacles[reason])] += count
+    return queued

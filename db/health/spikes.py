@@ -1,0 +1,27 @@
+"""Sudden rises of a run's loss, as its training told them."""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Select, bindparam, select
+from sqlalchemy.orm import Session
+
+from db.tables import Diagnosis
+from db.telemetry.telemetry import SPIKE
+
+#: A page's table and its chart have the latest; the table `diagnoses` has all.
+MOST = 200
+
+
+def spikes(session: Session, run_id: int, *, most: int = MOST) -> list[dict[str, Any]]:
+    """Return the latest spikes, in order of step: step, loss, z; rewound_to, where it went back."""
+    given = {"run_id": run_id, "most": most}
+    rows = session.connection().execute(_latest_query(), given).all()
+    return [{"rewound_to": None, **content, "step": step} for step, content in reversed(rows)]
+
+
+@cache
+def _latest_query() -> Select[Any]:
+    query = select(Diagnosis.step, Diagnosis.content)
+    query = query.where(Diagnosis.run_id == bindparam("run_id"), Diagnosis.kind == SPIKE)
+    return query.order_by(Diagnosis.step.desc()).limit(bindparam("most"))

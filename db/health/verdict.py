@@ -1,0 +1,316 @@
+"""Whether the loss scaling of a run is well: one word, and the figures that led to it."""
+
+from collections.abc import Collection, Iterable
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from sqlalchemy import and_, bindparam, null, select, union_all
+from sqlalchemy.orm import Session
+
+from db.tables import FLAGGED, NONFINITE_LOSS, RECIPE, SKIPPED, Run, ScalerEvent, Step
+from db.telemetry.scales import in_words
+
+WINDOW = 1000
+#: Applied steps in a row after which the first search for a scale is over, as the trainer has it.
+CALIBRATED_AFTER = 25
+#: Steps that the search may take: from the largest scale, 2^127, 127 skips lead down to 1.
+CALIBRATING_FOR = 200
+#: A growth is undone by one skip, so ten in a row, a thousandth of the scale, are no search.
+COLLAPSE_STREAK = 10
+#: Per cent of the last 100 steps; at the default growth interval, 2000, it is 0.05.
+COLLAPSE_RATE, OSCILLATION_RATE = 50, 2
+#: A scale at its limit is tried once a growth interval, and skips then: half more than that is no
+#: oscillation, as far as it costs little.
+EXPECTED, BEARABLE_RATE = 1.5, 5
+ZERO_STEPS = 50  # in a row, all of whose gradients are 0: nothing is learned
+
+
+class Figures(NamedTuple):
+    """What a verdict goes by.
+
+    attempts: all own steps of the run.  settled: steps among the last 100 since the search for the
+    first scale ended; settled_skips: the skips among these; settled_streaks: how often one or more
+    came in a row.  streak: skips up to the last step; longest_streak: within the last 1000.
+    steps_since_set: since the scale was set by hand, within the last 1000.
+    """
+
+    attempts: int
+    scale: float | None
+    skips_100: int
+    skips_1000: int
+    settled: int
+    settled_skips: int
+    settled_streaks: int
+    streak: int
+    longest_streak: int
+    applied_500: int
+    steps_since_skip: int | None
+    steps_since_set: int | None
+    seconds_since_skip: float | None
+
+
+class Verdict(NamedTuple):
+    """word: calibrating, healthy, oscillating, collapsing or dead; reason: why, in a sentence."""
+
+    word: str
+    reason: str
+    figures: Figures
+
+
+def verdict(session: Session, run: Run) -> Verdict | None:
+    """Judge a run; None where nothing is scaled, or nothing was attempted yet."""
+    return verdicts(session, [run]).get(run.id)
+
+
+def verdicts(session: Session, some_runs: Collection[Run]) -> dict[int, Verdict]:
+    """Judge runs; those are left out where nothing is scaled, or nothing was attempted yet."""
+    judged = [run for run in some_runs if run.own_steps and has_scaler(run)]
+    found = figures_of(session, judged) if judged else {}
+    intervals = {run.id: run.settings.get("scaler", {}).get("growth_interval") for run in judged}
+    runs = {run.id: run for run in judged}
+    return {
+        run_id: _unlearning(runs[run_id], each) or judge(each, growth_interval=intervals[run_id])
+        for run_id, each in found.items()
+    }
+
+
+def _unlearning(run: Run, figures: Figures) -> Verdict | None:
+    """Return the verdict on a run whose gradients are all 0, or whose weights are lost."""
+    if run.zero_steps >= ZERO_STEPS:
+        reason = f"All gradients were 0 in the last {run.zero_steps:,} steps."
+    elif run.not_stepped and run.not_stepped + run.skipped >= run.own_steps:
+        left_out = f"{run.not_stepped:,} of {run.own_steps:,} steps"
+        reason = f"The loop left out {left_out}, and none was applied."
+    elif run.last_flags & NONFINITE_LOSS and not run.last_flags & SKIPPED:
+        reason = "The last step was applied with a loss that is not finite."
+    else:
+        return None
+    return Verdict("dead", reason, figures)
+
+
+def has_scaler(run: Run) -> bool:
+    """Return whether a run scales its loss: a script's precision does not say so."""
+    return (
+        is_scaled(run.settings)
+        if run.source == RECIPE
+        else (run.scale not in (None, 1.0) or run.skipped > 0)
+    )
+
+
+def is_scaled(config: dict[str, Any]) -> bool:
+    """Return whether a configuration has a loss scale."""
+    return config["precision"] == "fp16" and bool(config.get("scaler", {}).get("enabled", True))
+
+
+def judge(figures: Figures, *, growth_interval: int | None = None) -> Verdict:
+    """Return the verdict that the figures lead to. growth_interval: None where it is not known."""
+    allowed: float = OSCILLATION_RATE
+    if growth_interval:
+        allowed = max(allowed, min(EXPECTED * 100 / (growth_interval + 1), BEARABLE_RATE))
+    found, window = figures, min(figures.attempts, 500)
+    scale = "" if found.scale is None else in_words(found.scale)
+    if found.scale == 0 or (found.applied_500 == 0 and found.attempts >= CALIBRATING_FOR):
+        word = "dead"
+        reason = f"{found.applied_500} of the last {window} steps changed the weights"
+        reason += f"; the scale is {scale}" if scale else ""
+    elif found.scale is not None and found.scale < 1:
+        word = "collapsing"
+        reason = f"the scale is {scale}, below 1, where it shrinks gradients; "
+        reason += _skipped(found)
+    elif not found.settled and found.attempts <= CALIBRATING_FOR:
+        word = "calibrating"
+        reason = f"{_of(found.skips_1000, found.attempts)} skipped while the scale is searched "
+        reason += f"for: it is found after {CALIBRATED_AFTER} steps in a row without a skip"
+    elif found.streak >= COLLAPSE_STREAK:
+        word = "collapsing"
+        reason = f"the last {found.streak} steps were all skipped, each with a smaller scale"
+    elif 100 * found.settled_skips > COLLAPSE_RATE * found.settled:
+        word = "collapsing"
+        reason = f"{_skipped(found)}, and more than half of the last 100"
+    elif found.settled_skips > 1 and 100 * found.settled_skips > allowed * found.settled:
+        word = "oscillating"
+        reason = f"{_of(found.settled_skips, found.settled)} skipped: {_cause(found)}; "
+        reason += _skipped(found)
+    else:
+        word, reason = "healthy", _skipped(found)
+    return Verdict(word, f"{reason[0].upper()}{reason[1:]}.", found)
+
+
+def _cause(found: Figures) -> str:
+    if found.steps_since_set is not None and found.steps_since_set < found.settled:
+        return f"the scale was set by hand {_steps(found.steps_since_set)} ago"
+    if found.settled_streaks == 1:
+        return "one after another, and none since" if not found.streak else "one after another"
+    return "the scale grows into its limit and falls back, again and again"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
+
+
+def _skipped(found: Figures) -> str:
+    if found.steps_since_skip is None:
+        return "no step was skipped"
+    if not found.skips_1000:
+        return f"no skip for {_steps(found.steps_since_skip)}{_seconds(found)}"
+    ago = f"{_steps(found.steps_since_skip)}{_seconds(found)} ago"
+    if found.steps_since_skip == 0:
+        ago = "just now"
+    longest = found.longest_streak
+    in_a_row = f", at most {longest} in a row" if longest > 1 else ""
+    return f"{_of(found.skips_1000, min(found.attempts, WINDOW))} skipped{in_a_row}, the last {ago}"
+
+
+def _of(skips: int, steps: int) -> str:
+    return f"{skips:,} of the last {steps:,} steps ({_per_cent(skips, steps)} %)"
+
+
+def _per_cent(skips: int, steps: int) -> str:
+    share = 100 * skips / max(steps, 1)
+    return f"{share:.0f}" if share >= 10 else f"{share:.2g}"
+
+
+def _seconds(found: Figures) -> str:
+    seconds = found.seconds_since_skip
+    return "" if seconds is None else f" ({seconds:.3g} s)"
+
+
+def figures(session: Session, run: Run) -> Figures:
+    """Read the figures of one run."""
+    return figures_of(session, [run])[run.id]
+
+
+def figures_of(session: Session, some_runs: Collection[Run]) -> dict[int, Figures]:
+    """Read the figures of runs: one query of a few rows each of the index that holds skips alone,
+    however many and long the runs.
+    """
+    latest, found = _latest_skips(session, some_runs), {}
+    for run in some_runs:
+        first = run.parent_step or 0  # a fork is judged by the steps that it made
+        last, last_ms, end_ms, set_at = latest.ends[run.id]
+        found[run.id] = count(
+            run.own_steps,
+            [step - first for step in latest.steps.get(run.id, ())],
+            run.scale,
+            last=None if last is None else last - first,
+            set_at=None if set_at is None else set_at - first,
+            seconds_since_skip=_seconds_between(last_ms, end_ms) if last != run.step else None,
+        )
+    return found
+
+
+def _seconds_between(start_ms: int | None, end_ms: int | None) -> float | None:
+    return None if start_ms is None or end_ms is None else (end_ms - start_ms) / 1000
+
+
+class _Latest(NamedTuple):
+    """steps: the skips of the last 1000 steps.  ends: of each run, the latest skip of all, and when
+    it and the run's last step were, and the step at which the scale was last set by hand.
+    """
+
+    steps: dict[int, list[int]]
+    ends: dict[int, Any]
+
+
+def _latest_skips(session: Session, some_runs: Collection[Run]) -> _Latest:
+    latest = _Latest({}, {})
+    ids = {"run_ids": [run.id for run in some_runs]}
+    rows: Iterable[Any] = session.execute(_latest_skips_query(), ids)
+    for run_id, step, *end in rows:
+        if step is None:
+            latest.ends[run_id] = end
+        else:
+            latest.steps.setdefault(run_id, []).append(step)
+    for steps in latest.steps.values():
+        steps.sort()
+    return latest
+
+
+@cache  # it is made of many parts, and every list asks
+def _latest_skips_query() -> Any:
+    mine = Run.id.in_(bindparam("run_ids", expanding=True))
+    skipped = and_(Step.run_id == Run.id, FLAGGED["skipped"])
+    # Left alone, SQLite would read all steps rather than the index that holds just these.
+    recent = (
+        select(Run.id, Step.step, *[null()] * 4)
+        .join(Step, skipped & (Step.step > Run.step - WINDOW))
+        .with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
+        .where(mine)
+    )
+
+    def newest(column: Any) -> Any:
+        skips = select(column).with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
+        skips = skips.where(skipped).order_by(Step.step.desc()).limit(1)
+        return skips.correlate(Run).scalar_subquery()
+
+    at_end = select(Step.elapsed_ms).where(Step.run_id == Run.id, Step.step == Run.step)
+    end = at_end.correlate(Run).scalar_subquery()
+    by_hand = (
+        select(ScalerEvent.step)
+        .where(ScalerEvent.run_id == Run.id, ScalerEvent.kind == "set")
+        .where(ScalerEvent.step > Run.step - WINDOW)
+        .order_by(ScalerEvent.step.desc())
+        .limit(1)
+        .correlate(Run)
+        .scalar_subquery()
+    )
+    columns = (newest(Step.step), newest(Step.elapsed_ms), end, by_hand)
+    return union_all(recent, select(Run.id, null(), *columns).where(mine))
+
+
+def count(
+    attempts: int,
+    skips: list[int],
+    scale: float | None,
+    *,
+    last: int | None = None,
+    set_at: int | None = None,
+    seconds_since_skip: float | None = None,
+) -> Figures:
+    """Count. skips: those of the last 1000 steps, in order; last: the latest of all.
+
+    Both are counted as attempts are.
+    """
+    last = skips[-1] if skips else last
+    streaks = _streaks(skips)
+    settled_from = _settled_from(attempts, skips)
+    first = max(attempts - 99, settled_from or attempts + 1, 1)
+    return Figures(
+        attempts=attempts,
+        scale=scale,
+        skips_100=sum(step > attempts - 100 for step in skips),
+        skips_1000=len(skips),
+        settled=attempts - first + 1,
+        settled_skips=sum(step >= first for step in skips),
+        settled_streaks=len(_streaks([step for step in skips if step >= first])),
+        streak=streaks[-1] if skips and skips[-1] == attempts else 0,
+        longest_streak=max(streaks, default=0),
+        applied_500=min(attempts, 500) - sum(step > attempts - 500 for step in skips),
+        steps_since_skip=None if last is None else attempts - last,
+        steps_since_set=None if set_at is None else attempts - set_at,
+        seconds_since_skip=seconds_since_skip,
+    )
+
+
+def _streaks(skips: list[int]) -> list[int]:
+    lengths: list[int] = []
+    for index, step in enumerate(skips):
+        if index and skips[index - 1] == step - 1:
+            lengths[-1] += 1
+        else:
+            lengths.append(1)
+    return lengths
+
+
+def _settled_from(attempts: int, skips: list[int]) -> int | None:
+    """Return the first step after the search for a scale; None while it goes on.
+
+    Of a run longer than the window the search is over, whether it found anything or not.
+    """
+    if attempts > WINDOW:
+        return 1
+    for before, after in pairwise([0, *skips, attempts + 1]):
+        if after - before > CALIBRATED_AFTER:
+            return before + CALIBRATED_AFTER + 1
+    return None if attempts <= CALIBRATING_FOR else 1

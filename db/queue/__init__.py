@@ -1,0 +1,1 @@
+"""The queue: claims, reservations, quotas, workers and their nodes."""

@@ -1,0 +1,315 @@
+"""A worker's claim of the next run: all of its nodes or none, the other workers' with its own.
+
+Why it is one transaction, and in which order it locks: decision 17.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Float,
+    Integer,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    null,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.orm import Session, aliased
+
+from db.alerts import notifications
+from db.database import now
+from db.queue import quotas
+from db.queue.quotas import GIB, Usage
+from db.queue.reservations import (
+    IN_USE,
+    MEMORY_GIB,
+    SEVERAL,
+    Offer,
+    Place,
+    Plan,
+    Reservation,
+    planned,
+    write_down,
+)
+from db.queue.workers import TAKING
+from db.tables import (
+    ACTIVE,
+    COMMAND,
+    ENDED,
+    RECIPE,
+    Run,
+    RunNode,
+    RunStatus,
+    Status,
+    Worker,
+)
+
+#: Parts of a claim's statements, and what they are told: no name of it is a column's, or an UPDATE
+#: would set that. To make a statement costs as much as to execute it: what is the same in every
+#: claim is made once, and what limits and loads make different is not there twice.
+Conditions: TypeAlias = tuple[ColumnElement[bool], ...]
+Told: TypeAlias = dict[str, Any]
+MOST_KEPT = 16  # statements
+
+_EARLIER, _OTHER = aliased(Run), aliased(Run)
+_IS_UNHELD = ~exists().where(_EARLIER.id == Run.after_id, _EARLIER.status.not_in(ENDED))
+#: Asked in the statement that takes a run too, once the worker is locked: whoever drains it either
+#: waits for that, or is seen by it.
+_IS_DRAINED = exists().where(
+    Worker.id == bindparam("claim_asking", type_=Integer), Worker.drained_at.is_not(None)
+)
+_WAITS: Conditions = (Run.status == Status.QUEUED, ~_IS_DRAINED)
+_IS_THAT_ONE = Run.id == bindparam("claim_only", type_=Integer)
+#: Of a run of one node: the worker that asks can train it now.
+_FITS = and_(
+    Run.nodes == 1,
+    Run.devices_per_node <= bindparam("claim_free", type_=Integer),
+    or_(
+        and_(
+            Run.source == RECIPE,
+            Run.recipe.in_(bindparam("claim_recipes", expanding=True)),
+            Run.precision.in_(bindparam("claim_precisions", expanding=True)),
+        ),
+        and_(Run.source == COMMAND, bindparam("claim_takes_commands", type_=Boolean)),
+    ),
+    bindparam("claim_memory_gib", type_=Float) >= MEMORY_GIB,
+)
+
+
+def _passes(*before: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Say of a run of one node that a reservation on the worker that asks is not in its way."""
+    return or_(
+        Run.priority > bindparam("kept_priority", type_=Integer),
+        and_(Run.priority == bindparam("kept_priority", type_=Integer), *before),
+        Run.devices_per_node <= bindparam("kept_left_over", type_=Integer),
+        Run.expected_seconds <= bindparam("kept_seconds", type_=Float),  # null: nobody knows
+    )
+
+
+_KEPT_PLACE = (bindparam("kept_position", type_=Float), bindparam("kept_id", type_=Integer))
+_FITS_BESIDE = _FITS & _passes(tuple_(Run.position, Run.id) <= tuple_(*_KEPT_PLACE))
+_NODES = select(RunNode.worker_id, RunNode.devices).where(
+    RunNode.worker_id.in_(bindparam("worker_ids", expanding=True)), IN_USE
+)
+_LOCKED = (
+    select(Worker.id, Worker.devices, TAKING)
+    .where(Worker.id.in_(bindparam("worker_ids", expanding=True)))
+    .order_by(Worker.id)
+    .with_for_update(key_share=True)
+)
+_TAKE_PART, _NOTE = insert(RunNode), insert(RunStatus).inline()
+
+
+def claim(
+    session: Session,
+    worker_id: int,
+    *,
+    recipes: Collection[str],
+    precisions: Collection[str],
+    free_devices: Collection[int],
+    lease_seconds: float,
+    device_memory_bytes: float = 0.0,
+    runs_per_user: int = 0,
+    devices_per_user: int = 0,
+    gang_patience: float = 300.0,
+    commands: bool = False,
+    only: int | None = None,
+) -> Run | None:
+    """Take the next queued run that fits, or None; of several nodes, the others' workers with it.
+
+    Raising `attempt` shuts out every earlier attempt. Two claims never share a device: each locks
+    the workers that it takes devices of, in the order of their ids, and looks at what is free then.
+    free_devices: those that the worker knows nothing on.
+    device_memory_bytes: what every device has.
+    runs_per_user, devices_per_user: for one owner at once; 0 means any number.
+    gang_patience: seconds after which devices are kept for the first that waits for several.
+    commands: whether the worker takes them too.
+    only: a run beside which none is looked at.
+    """
+    session.flush()  # a connection, over which all but the run is read and written, does not
+    free = len(set(free_devices) - in_use(session, [worker_id])[worker_id])
+    if not free:
+        return None
+    here = Place(worker_id, free)
+    offer = Offer(
+        recipes=frozenset(recipes),
+        precisions=frozenset(precisions),
+        device_memory_bytes=device_memory_bytes,
+        commands=commands,
+        torch=None,
+        devices=len(free_devices),
+    )
+    told = _told(here, offer) | {"claim_only": only}
+    waits = (*_WAITS, *unheld(runs_per_user), *([] if only is None else [_IS_THAT_ONE]))
+    usage = Usage.read(session, in_any_case=devices_per_user > 0)
+    waiting = (*waits, *usage.allows(devices_per_user))
+    is_one, are_several = _are_there(session, told, waiting, _FITS, SEVERAL)
+    plan = Plan()
+    if are_several:
+        plan = planned(session, waiting, told, here, offer, gang_patience, usage)
+    told |= _told(here, offer, plan.kept)
+    fits = _fits(here, plan.kept, usage)
+    if is_one and fits is not _FITS:
+        [is_one] = _are_there(session, told, waiting, fits)
+    if not is_one and plan.gang is None:
+        write_down(session, plan)
+        return None  # as is usual, and nothing is locked for it
+    per_user = bool(runs_per_user or devices_per_user)
+    if per_user or usage.limits:
+        quotas.take_turns(session, per_user=per_user)
+        usage = Usage.read(session, in_any_case=devices_per_user > 0)
+        waiting = (*waits, *usage.allows(devices_per_user))
+    worker_ids = (worker_id, *plan.partners)
+    taken = _lock(session, worker_ids, free_devices)
+    write_down(session, plan)
+    told |= _told(Place(worker_id, len(taken[worker_id])), offer, plan.kept)
+    fits = _fits(here, plan.kept, usage)
+    if plan.gang is not None and all(
+        len(devices) >= plan.gang.devices_per_node for devices in taken.values()
+    ):
+        told["claim_gang"] = plan.gang.id
+        fits = _or_gang(fits)
+    found = session.execute(_taking_query((*waiting, fits), usage.order), told).one_or_none()
+    if found is None:
+        return None
+    run: Run = found[0]
+    moment: float = found[1]
+    its = {"run_id": run.id, "attempt": run.attempt}
+    nodes = [
+        {
+            **its,
+            "node": number,
+            "worker_id": each,
+            "devices": taken[each][: run.devices_per_node],
+            "step_before": run.step,
+            "lease_expires_at": moment + lease_seconds,
+        }
+        for number, each in enumerate(worker_ids[: run.nodes])
+    ]
+    connection = session.connection()
+    connection.execute(_TAKE_PART, nodes)
+    by = "a worker" if run.nodes == 1 else f"{run.nodes} workers"
+    connection.execute(_NOTE, {**its, "status": run.status, "reason": f"claimed by {by}"})
+    notifications.tell(session, *worker_ids[1 : run.nodes])
+    return run
+
+
+def _are_there(
+    session: Session, told: Told, waiting: Conditions, *kinds: ColumnElement[bool]
+) -> Sequence[bool]:
+    """Tell of each of these kinds whether a run of it waits, in one statement."""
+    return session.connection().execute(_are_there_query(waiting, kinds), told).one()
+
+
+@lru_cache(MOST_KEPT)
+def _are_there_query(waiting: Conditions, kinds: Conditions) -> Select[*tuple[bool, ...]]:
+    return select(*(exists().where(*waiting, kind) for kind in kinds))
+
+
+def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]:
+    """Return which devices of each of these workers have a node that has not ended."""
+    used: dict[int, set[int]] = {worker_id: set() for worker_id in worker_ids}
+    nodes = session.connection().execute(_NODES, {"worker_ids": list(worker_ids)})
+    for worker_id, devices in nodes.all():
+        used[worker_id or 0].update(devices)
+    return used
+
+
+@lru_cache(MOST_KEPT)  # of a setting
+def unheld(runs_per_user: int) -> Conditions:
+    """Say of a queued run that neither another's end nor its owner's limit is in its way."""
+    conditions: list[ColumnElement[bool]] = [_IS_UNHELD]
+    if runs_per_user:
+        active = select(func.count()).where(_OTHER.status.in_(ACTIVE))
+        of_owner = active.where(_OTHER.owner_id == Run.owner_id).scalar_subquery()
+        conditions.append(of_owner < runs_per_user)
+    return tuple(conditions)
+
+
+def _lock(
+    session: Session, worker_ids: Sequence[int], free_devices: Collection[int]
+) -> dict[int, list[int]]:
+    """Keep these workers to this claim; return the free devices of each that is up.
+
+    free_devices: those that the first of them, which asks, knows nothing on.
+    """
+    indexes: dict[int, set[int]] = {each: set() for each in worker_ids}
+    rows = session.connection().execute(_LOCKED, {"worker_ids": list(worker_ids)})
+    for worker_id, devices, is_taking in rows.all():
+        if is_taking:
+            indexes[worker_id] = {int(device["index"]) for device in devices}
+    indexes[worker_ids[0]] = set(free_devices)
+    used = in_use(session, worker_ids)
+    return {each: sorted(indexes[each] - used[each]) for each in worker_ids}
+
+
+def _told(here: Place, offer: Offer, kept: Reservation | None = None) -> Told:
+    """Return what the parts of a claim's statements are told of who asks, and of what is kept."""
+    told = {
+        "claim_asking": here.worker_id,
+        "claim_free": here.free,
+        "claim_recipes": list(offer.recipes),
+        "claim_precisions": list(offer.precisions),
+        "claim_takes_commands": offer.commands,
+        "claim_memory_gib": offer.device_memory_bytes / GIB,
+    }
+    if kept is not None:
+        first = kept.run
+        told |= {
+            "kept_priority": first.priority,
+            "kept_position": first.position,
+            "kept_id": first.id,
+            "kept_left_over": kept.left_over(here),
+            "kept_seconds": None if kept.until is None else kept.until - first.moment,
+        }
+    return told
+
+
+def _fits(here: Place, kept: Reservation | None, usage: Usage) -> ColumnElement[bool]:
+    """Say of a run of one node that this worker can train it now, and may."""
+    if kept is None or here.worker_id not in kept.worker_ids:
+        return _FITS
+    if usage.loads is None:
+        return _FITS_BESIDE
+    place = tuple_(usage.loads, Run.position, Run.id)
+    return _FITS & _passes(place <= tuple_(usage.load(kept.run.project), *_KEPT_PLACE))
+
+
+@lru_cache(MOST_KEPT)
+def _or_gang(fits: ColumnElement[bool]) -> ColumnElement[bool]:
+    return fits | (Run.id == bindparam("claim_gang", type_=Integer))
+
+
+@lru_cache(MOST_KEPT)
+def _taking_query(conditions: Conditions, order: Conditions) -> Update:
+    """Make what starts an attempt of the first of these runs, and returns it and the moment: one
+    statement, the same on both databases.
+
+    SKIP LOCKED lets claims pass each other by; SQLite has no such clause and needs none, since it
+    has one writer.
+    """
+    first = select(Run.id).where(*conditions).order_by(*order).limit(1)
+    first = first.with_for_update(skip_locked=True, of=Run)
+    taken = update(Run).where(Run.id == first.scalar_subquery())
+    taken = taken.values(
+        attempt=Run.attempt + 1,
+        status=Status.STARTING,
+        revision=Run.revision + 1,
+        worker_id=bindparam("claim_asking", type_=Integer),
+        **dict.fromkeys(("error", "fault", "first_since", "resumed_step"), None),
+        reservation=null(),
+    )
+    # As it is then, also if the session knew it before.
+    taken = taken.execution_options(synchronize_session=False, populate_existing=True)
+    return taken.returning(Run, now())

@@ -1,0 +1,108 @@
+"""Several nodes of one attempt: where their ranks meet, whether all are there, how each ended.
+
+Each node has a lease of its own. Node 0 alone closes the attempt, once every other one has ended or
+its lease has run out: until then one of them might still train. Every write is fenced.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy.orm import Session
+
+from db.database import now
+from db.queue.queue import held, node
+from db.tables import RunNode, Worker
+
+#: A node whose lease has not been renewed for this share of it is lost to the others.
+LOST_SHARE = 0.6
+#: What a rank blames that found another one gone.
+RANK = "rank"
+
+
+@dataclass(frozen=True)
+class NodeEnding:
+    """How a node's part in an attempt ended. fault: None if it ended as it should."""
+
+    reason: str | None = None
+    error: str | None = None
+    fault: str | None = None
+
+
+def meet(session: Session, run_id: int, attempt: int, host: str, port: int) -> None:
+    """Say where the ranks meet. Raises Fenced."""
+    held(session, run_id, attempt)
+    first = node(session, run_id, attempt)
+    first.host, first.port = host, port
+
+
+def meeting(session: Session, run_id: int, attempt: int) -> tuple[str, int] | None:
+    """Return host and port of where the ranks meet, if that is known by now."""
+    first = node(session, run_id, attempt)
+    return (first.host, first.port) if first.host and first.port else None
+
+
+def trouble(
+    session: Session, run_id: int, attempt: int, number: int, lease_seconds: float
+) -> str | None:
+    """Say why this node cannot go on, if another one is lost, or has ended as it should not.
+
+    lease_seconds: infinite if nobody is to be called lost.
+    """
+    left = RunNode.lease_expires_at - now()
+    for other, worker, seconds_left in session.execute(_others(run_id, attempt, number, left)):
+        who = f"node {other.node} ({worker})"
+        if other.ending is not None and other.ending["fault"]:
+            return f"{who}: {other.ending['reason']}"
+        silent = lease_seconds - seconds_left
+        if other.ended_at is None and LOST_SHARE * lease_seconds < silent < math.inf:
+            return f"{who} has not been heard of for {silent:.0f} s"
+    return None
+
+
+def tell_ending(
+    session: Session, run_id: int, attempt: int, number: int, ending: NodeEnding
+) -> None:
+    """Say how a node ended, so that the others end too. Raises Fenced."""
+    held(session, run_id, attempt)
+    row = node(session, run_id, attempt, number)
+    if row.ending is None:  # the first thing told is the cause
+        row.ending = {"reason": ending.reason, "error": ending.error, "fault": ending.fault}
+    if number:
+        row.ended_at = row.ended_at or now()
+
+
+def are_over(session: Session, run_id: int, attempt: int) -> bool:
+    """Tell whether no node but the first may still train: all have ended, or run out."""
+    alive = (RunNode.node > 0) & RunNode.ended_at.is_(None) & (RunNode.lease_expires_at >= now())
+    query = select(RunNode.node).where(_of(run_id, attempt), alive).limit(1)
+    return session.scalar(query) is None
+
+
+def blamed(session: Session, run_id: int, attempt: int) -> NodeEnding | None:
+    """Return the ending of another node that is to blame for the first one's, if any is.
+
+    One that failed by itself is, before one that was killed or lost, and that before one that was
+    stopped; one that only found another's ranks gone is not.
+    """
+    found = []
+    left = RunNode.lease_expires_at - now()
+    for other, worker, _left in session.execute(_others(run_id, attempt, 0, left)):
+        who = f"node {other.node} ({worker})"
+        if other.ending is None and other.ended_at is None:
+            found.append(NodeEnding(f"{who} was lost", None, "infrastructure"))
+        elif other.ending and other.ending["reason"] and other.ending["fault"] != RANK:
+            reason = f"{who}: {other.ending['reason']}"
+            found.append(NodeEnding(reason, other.ending["error"], other.ending["fault"]))
+    hardest = {"infrastructure": 1, None: 2}
+    return min(found, key=lambda each: hardest.get(each.fault, 0), default=None)
+
+
+def _others(run_id: int, attempt: int, number: int, left: ColumnElement[Any]) -> Select[Any]:
+    query = select(RunNode, Worker.name, left).join(Worker, Worker.id == RunNode.worker_id)
+    return query.where(_of(run_id, attempt), RunNode.node != number).order_by(RunNode.node)
+
+
+def _of(run_id: int, attempt: int) -> ColumnElement[bool]:
+    return (RunNode.run_id == run_id) & (RunNode.attempt == attempt)

@@ -1,0 +1,323 @@
+"""What projects and people may use at once, what they do use, and whose turn it is by that.
+
+A project's limits and share stand in its row, a person's in the settings; docs/teams.md is for who
+sets them. A claim looks at devices in use alone, which are few, however many runs there are.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from heapq import heapify, heappop, heapreplace
+from itertools import groupby
+from types import EllipsisType
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    ColumnElement,
+    Select,
+    bindparam,
+    case,
+    exists,
+    func,
+    null,
+    or_,
+    select,
+)
+from sqlalchemy.orm import Session
+
+from db.access import permissions
+from db.errors import Invalid, OverQuota
+from db.tables import LARGEST_ID, Project, Run, RunNode, Status, User
+
+GIB = 2.0**30  # bytes
+#: What each may be set to.
+BOUNDS = {
+    "devices": (0, 1_000_000),
+    "queued": (0, 1_000_000),
+    "stored_gib": (0.0, 2.0**30),
+    "share": (0.001, 1000.0),
+}
+WHOLE = ("devices", "queued")
+WANTED = Run.nodes * Run.devices_per_node
+
+#: Made once, so that a statement in this order is too.
+_URGENT_FIRST, _IN_POSITION = Run.priority.desc(), (Run.position.asc(), Run.id.asc())
+_QUEUED_PER_USER = "queued_per_user"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Devices of workers in use, by project, owner and worker, and what projects may use.
+
+    by_worker: if it was asked for.  What a claim reads is nothing where no limit or share asks.
+    limits: of the projects that have one.  shares: of every one.
+    """
+
+    by_project: Counter[str]
+    by_owner: Counter[int]
+    by_worker: Counter[int]
+    limits: dict[str, int]
+    shares: dict[str, float]
+
+    @classmethod
+    def read(
+        cls, session: Session, *, of_workers: bool = False, in_any_case: bool = True
+    ) -> "Usage":
+        """Read it: one query, of the projects with their nodes in training.
+
+        in_any_case: False leaves out what is in use where no project's limit or share asks.
+        """
+        # A connection hides nothing from a visitor, of whom nothing but numbers is told.
+        told = {"usage_in_any_case": in_any_case}
+        rows = session.connection().execute(_usage(of_workers), told).all()
+        usage = cls(Counter(), Counter(), Counter(), {}, {row.name: row.share for row in rows})
+        for row in rows:
+            if row.devices is not None:
+                usage.limits[row.name] = row.devices
+            if row.used is not None:
+                usage.by_project[row.name] += int(row.used)
+                usage.by_owner[row.owner_id] += int(row.used)
+                if of_workers:
+                    usage.by_worker[row.worker_id] += int(row.used)
+        return usage
+
+    def load(self, project: str) -> float:
+        """Return a project's devices in use, for each part of its share."""
+        return self.by_project[project] / self.shares.get(project, 1.0)
+
+    @property
+    def loads(self) -> ColumnElement[float] | None:
+        """The load of a run's project, in SQL; None where it makes no difference."""
+        if len(self.shares) < 2 or not self.by_project:
+            return None
+        loads = {project: self.load(project) for project in self.by_project}
+        return case(loads, value=Run.project, else_=0.0)
+
+    @property
+    def order(self) -> tuple[ColumnElement[Any], ...]:
+        """What the queue goes by: priority, then the project with the least, then position."""
+        fair = () if self.loads is None else (self.loads,)
+        return (_URGENT_FIRST, *fair, *_IN_POSITION)
+
+    def allows(self, devices_per_user: int) -> list[ColumnElement[bool]]:
+        """Say of a queued run that its project and its owner may use the devices that it wants."""
+        conditions = []
+        if self.limits:
+            left = {name: most - self.by_project[name] for name, most in self.limits.items()}
+            conditions.append(case(left, value=Run.project, else_=LARGEST_ID) >= WANTED)
+        if devices_per_user:
+            conditions.append(devices_per_user >= WANTED)
+            left_of = {owner: devices_per_user - used for owner, used in self.by_owner.items()}
+            if left_of:
+                conditions.append(
+                    case(left_of, value=Run.owner_id, else_=devices_per_user) >= WANTED
+                )
+        return conditions
+
+    def obstacle(self, run: Any, devices_per_user: int) -> str:
+        """Say which limit of devices is in a queued run's way, if one is."""
+        wanted = run.nodes * run.devices_per_node
+        used, most = self.by_project[run.project], self.limits.get(run.project)
+        if most is not None and used + wanted > most:
+            return _too_many(called(run.project), used, most, wanted)
+        used = self.by_owner[run.owner_id]
+        if devices_per_user and used + wanted > devices_per_user:
+            return _too_many("its owner", used, devices_per_user, wanted)
+        return ""
+
+    def in_turn(self, rows: Iterable[Any]) -> list[Any]:
+        """Order queued runs, given by priority and position, as they start if they all fit."""
+        used, ordered = Counter(self.by_project), []
+        for _priority, alike in groupby(rows, key=lambda row: row.priority):
+            lines: dict[str, deque[Any]] = defaultdict(deque)
+            for place, row in enumerate(alike):
+                lines[row.project].append((place, row))
+
+            def turn(project: str, line: deque[Any]) -> tuple[float, int, str]:
+                return used[project] / self.shares.get(project, 1.0), line[0][0], project
+
+            turns = [turn(*each) for each in lines.items()]
+            heapify(turns)
+            while turns:
+                project = turns[0][2]
+                _place, row = lines[project].popleft()
+                ordered.append(row)
+                used[project] += row.nodes * row.devices_per_node
+                if lines[project]:
+                    heapreplace(turns, turn(project, lines[project]))
+                else:
+                    heappop(turns)
+        return ordered
+
+
+@cache  # it is made of many parts, and every claim asks
+def _usage(of_workers: bool) -> Select[Any]:
+    worker_id = RunNode.worker_id if of_workers else null()
+    kind = (Run.project, Run.owner_id, worker_id.label("worker_id"))
+    devices = func.sum(func.json_array_length(RunNode.devices)).label("used")
+    nodes = select(*kind, devices).join(Run, Run.id == RunNode.run_id)
+    nodes = nodes.where(RunNode.ended_at.is_(None), RunNode.worker_id.is_not(None))
+    nodes = nodes.where(
+        or_(
+            bindparam("usage_in_any_case", type_=Boolean),
+            select(func.count() > 1).select_from(Project).scalar_subquery(),
+            exists().where(Project.devices.is_not(None)),
+        )
+    )
+    each = nodes.group_by(*(kind if of_workers else kind[:2])).subquery()
+    columns = (Project.name, Project.devices, Project.share)
+    known = select(*columns, each.c.owner_id, each.c.worker_id, each.c.used)
+    return known.outerjoin(each, each.c.project == Project.name)
+
+
+def _too_many(whose: str, used: int, most: int, wanted: int) -> str:
+    if used >= most:
+        return f"{whose} trains on {_count(used, 'device')}, as many as may be"
+    return f"{whose} trains on {used} of {_count(most, 'device')} at most, and it needs {wanted}"
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number} {of}" if number == 1 else f"{number} {of}s"
+
+
+def called(project: str) -> str:
+    """Name a project in a sentence."""
+    return f"project {project}" if project else "the first project"
+
+
+def take_turns(session: Session, *, per_user: bool) -> None:
+    """Let one claim at a time decide on what is limited: two would both find the last left."""
+    queued = Run.status == Status.QUEUED
+    if per_user:
+        owners = select(User.id).where(User.id.in_(select(Run.owner_id).where(queued)))
+        session.execute(owners.order_by(User.id).with_for_update(key_share=True))
+    limited = select(Project.name).where(Project.devices.is_not(None)).order_by(Project.name)
+    session.execute(limited.with_for_update(key_share=True))
+
+
+def allow(session: Session, *, queued_per_user: int) -> None:
+    """Tell a session how many queued runs a user may have; 0 means any number."""
+    session.info[_QUEUED_PER_USER] = queued_per_user
+
+
+def check_submission(session: Session, owner: User, project: str) -> None:
+    """See that one more run may be queued, and keep it so until the commit. Raises OverQuota."""
+    _take_turn(session, owner, project)
+    if wrong := submission_obstacle(session, owner, project):
+        raise OverQuota(wrong)
+
+
+def has_room(session: Session, owner: User, project: str) -> bool:
+    """Tell whether one more run may be queued, and keep it so until the commit."""
+    _take_turn(session, owner, project)
+    return not submission_obstacle(session, owner, project)
+
+
+def _take_turn(session: Session, owner: User, project: str) -> None:
+    """Let one submission at a time decide, by the locks that claims take, in their order."""
+    if session.info.get(_QUEUED_PER_USER, 0):
+        mine = select(User.id).where(User.id == owner.id)
+        session.execute(mine.with_for_update(key_share=True))
+    is_limited = or_(Project.queued.is_not(None), Project.stored_gib.is_not(None))
+    limited = select(Project.name).where(Project.name == project, is_limited)
+    session.execute(limited.with_for_update(key_share=True))
+
+
+def submission_obstacle(session: Session, owner: User, project: str) -> dict[str, str]:
+    """Say, by field, why no further run may be queued, if none may."""
+    most = session.info.get(_QUEUED_PER_USER, 0)
+    if most and _queued(session, most, Run.owner_id == owner.id) >= most:
+        text = f"{owner.name} has {_count(most, 'run')} in the queue, as many as one may"
+        return {"owner": f"{text}; allowed: once one of them has started"}
+    limits = session.get(Project, project)
+    most = limits.queued if limits is not None else None
+    if most is not None and _queued(session, most, Run.project == project) >= most:
+        text = f"{called(project)} has {_count(most, 'run')} in the queue, as many as it may"
+        return {"project": f"{text}; allowed: once one of them has started, or another project"}
+    if text := over_storage(session, project):
+        return {"project": f"{text}; allowed: once files are deleted, or another project"}
+    return {}
+
+
+def _queued(session: Session, most: int, of: ColumnElement[bool]) -> int:
+    """Count queued runs, no further than to a limit."""
+    some = select(Run.id).where(Run.status == Status.QUEUED, of).limit(most).subquery()
+    with permissions.unlimited(session):
+        return int(session.scalar(select(func.count()).select_from(some)) or 0)
+
+
+def check_storage(session: Session, project: str, more_bytes: int) -> None:
+    """See that so many bytes more may be a project's. Raises OverQuota."""
+    if text := over_storage(session, project, more_bytes):
+        raise OverQuota({"project": f"with it {text}; allowed: once files are deleted"})
+
+
+def over_storage(session: Session, name: str, more_bytes: int = 0) -> str:
+    """Say that the files of a project's runs take more than they may, if it is so.
+
+    more_bytes: of files that are to come.
+    """
+    project = session.get(Project, name)
+    if project is None or project.stored_gib is None:
+        return ""
+    stored = func.sum(Run.stored_bytes)
+    with permissions.unlimited(session):
+        found = int(session.scalar(select(stored).where(Run.project == name)) or 0) + more_bytes
+    if found <= project.stored_gib * GIB:
+        return ""
+    what = f"{called(name)} stores {found / GIB:.2f} GiB"
+    return f"{what}, more than the {project.stored_gib:g} GiB that it may"
+
+
+def used(session: Session, names: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return what each of these projects uses: devices, queued runs and stored bytes."""
+    devices = Usage.read(session).by_project
+    queued = select(Run.project, func.count()).where(Run.status == Status.QUEUED)
+    stored = select(Run.project, func.sum(Run.stored_bytes))
+    of = Run.project.in_(names)
+    with permissions.unlimited(session):
+        waiting, bytes_of = (
+            {row[0]: int(row[1]) for row in session.execute(each.where(of).group_by(Run.project))}
+            for each in (queued, stored)
+        )
+    return {
+        name: {
+            "devices_used": devices[name],
+            "queued_used": waiting.get(name, 0),
+            "stored_bytes": bytes_of.get(name, 0),
+        }
+        for name in names
+    }
+
+
+def set_limits(project: Project, given: Mapping[str, float | str | None]) -> None:
+    """Set what a project may use, and its share, by name. None, "": no limit. Raises Invalid."""
+    read = {name: _number(name, value) for name, value in given.items()}
+    errors = {name: _allowed(name, given[name]) for name, value in read.items() if value is ...}
+    if errors:
+        raise Invalid(errors)
+    for name, value in read.items():
+        setattr(project, name, value)
+
+
+def _number(name: str, value: float | str | None) -> float | EllipsisType | None:
+    """Return what a limit is set to; an ellipsis for what is not allowed."""
+    if value is None or value == "":
+        return None if name != "share" else ...
+    try:
+        number = float(value)
+    except ValueError:
+        return ...
+    low, high = BOUNDS[name]
+    if not low <= number <= high or (name in WHOLE and number != int(number)):
+        return ...
+    return int(number) if name in WHOLE else number
+
+
+def _allowed(name: str, value: float | str | None) -> str:
+    low, high = BOUNDS[name]
+    kind = "a whole number" if name in WHOLE else "a number"
+    none = "" if name == "share" else ", or nothing for no limit"
+    return f"{str(value)[:50]!r} is not allowed; allowed: {kind} from {low:g} to {high:,g}{none}"

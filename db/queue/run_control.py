@@ -1,0 +1,210 @@
+"""What people ask of runs: an end, a pause, another place in the queue, a checkpoint, a scale."""
+
+from sqlalchemy import func, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from db.access import permissions
+from db.database import now
+from db.errors import Conflict, Invalid
+from db.runs import runs
+from db.runs.outcomes import SWEEP
+from db.tables import ACTIVE, ENDED, WATCH, Request, Run, RunNode, Status, User
+from db.telemetry.scales import in_words
+
+#: The powers of two that fp32, the scale's own type, holds in full; so it does their reciprocals.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
+#: A training exists that can obey a request at its next step boundary.
+OBEYING = (Status.STARTING, Status.RUNNING)
+
+
+def cancel(session: Session, run_id: int, user: User) -> Run:
+    """End a run: at once if it waits, with a last checkpoint if it trains.
+
+    A watched run takes nothing more from its uploader; its process goes on all the same. Asked
+    again, as by who had no answer in time, it changes nothing. Raises Conflict if it has ended.
+    """
+    run = runs.get(session, run_id, lock=True)
+    if run.status in ENDED:
+        raise Conflict(f"Run {run_id} is {run.status} already, so it cannot be cancelled.")
+    if run.wanted in ("cancel", "kill"):
+        return run
+    run.wanted = "cancel"
+    run.stop_reason = f"cancelled by {user.name}"
+    if run.source == WATCH:
+        node = (RunNode.run_id == run_id, RunNode.attempt == run.attempt)
+        session.execute(update(RunNode).where(*node).values(ended_at=now()))
+        runs.set_status(session, run, Status.CANCELLED, reason=run.stop_reason)
+    elif run.status in ACTIVE:
+        runs.set_status(session, run, Status.STOPPING, reason=run.stop_reason)
+    else:
+        runs.set_status(session, run, Status.CANCELLED, reason=run.stop_reason)
+    return run
+
+
+def give_up(session: Session, run_id: int, reason: str) -> bool:
+    """End a training run of a sweep, with a last checkpoint; tell whether there was one to end."""
+    run = runs.get(session, run_id, lock=True)
+    if run.status not in OBEYING or run.wanted != "run":
+        return False
+    run.wanted, run.stop_reason = "cancel", reason
+    runs.set_status(session, run, Status.STOPPING, reason=reason, fault=SWEEP)
+    return True
+
+
+def kill(session: Session, run_id: int, user: User) -> Run:
+    """End a training run at once: what it did since its last checkpoint is lost.
+
+    Raises Conflict if it does not train.
+    """
+    run = runs.get(session, run_id, lock=True)
+    runs.check_is_ours(run, "be killed; it can be cancelled")
+    if run.status not in ACTIVE:
+        raise Conflict(f"Run {run_id} is {run.status}: only one that trains can be killed.")
+    if run.wanted != "kill":
+        run.wanted, run.stop_reason = "kill", f"killed by {user.name}"
+        runs.set_status(session, run, Status.STOPPING, reason=run.stop_reason)
+    return run
+
+
+def pause(session: Session, run_id: int, user: User) -> Run:
+    """Hold a run: a waiting one keeps out of the queue, a training one leaves a checkpoint first.
+
+    Raises Conflict if it is neither.
+    """
+    run = runs.get(session, run_id, lock=True)
+    if run.status == Status.QUEUED:
+        runs.check_is_ours(run, "be paused")
+    else:
+        runs.check_has_recipe(run, "be paused: it would begin anew; it can be cancelled")
+    if run.status not in (Status.QUEUED, *OBEYING):
+        raise Conflict(f"Run {run_id} is {run.status}: only a queued or running one can be paused.")
+    run.wanted = "pause"
+    run.stop_reason = f"paused by {user.name}"
+    waiting = run.status == Status.QUEUED
+    runs.set_status(
+        session, run, Status.PAUSED if waiting else Status.PAUSING, reason=run.stop_reason
+    )
+    return run
+
+
+def resume(session: Session, run_id: int, user: User) -> Run:
+    """Queue a paused run again, at its old place. Raises Conflict if it is not paused."""
+    run = runs.get(session, run_id, lock=True)
+    if run.status != Status.PAUSED:
+        raise Conflict(f"Run {run_id} is {run.status}: only a paused one can be resumed.")
+    run.wanted = "run"
+    run.stop_reason = None
+    runs.set_status(session, run, Status.QUEUED, reason=f"resumed by {user.name}")
+    return run
+
+
+def set_priority(session: Session, run_id: int, priority: int, user: User) -> Run:
+    """Change a queued run's priority; higher starts sooner. Raises Conflict if it has started."""
+    run = runs.get(session, run_id, lock=True)
+    if run.status not in (Status.QUEUED, Status.PAUSED):
+        raise Conflict(f"Run {run_id} is {run.status}: its priority no longer matters.")
+    run.priority = priority
+    runs.remark(session, run, f"priority {priority}, by {user.name}")
+    return run
+
+
+def move(session: Session, run_id: int, before_id: int, user: User) -> Run:
+    """Put a waiting run before another one in the queue, at that one's priority.
+
+    Raises Conflict if one of them does not wait.
+    """
+    _make_room(session, before_id)
+    locked = {each: runs.get(session, each, lock=True) for each in sorted({run_id, before_id})}
+    run, other = locked[run_id], locked[before_id]
+    for each in (run, other):
+        if each.status != Status.QUEUED:
+            raise Conflict(f"Run {each.id} is {each.status}: only queued ones have a place.")
+    run.priority, run.position = other.priority, _position_before(session, other, run_id)
+    runs.remark(session, run, f"moved before run {before_id}, by {user.name}")
+    return run
+
+
+def _make_room(session: Session, before_id: int) -> None:
+    """Number the waiting runs anew if the numbers between two of them have run out.
+
+    A position is halfway between two others, and there are 52 halves in a double.
+    """
+    other = runs.get(session, before_id)
+    if _position_before(session, other) < other.position:
+        return
+    unended = select(Run).where(Run.status.not_in(ENDED))
+    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    rows = session.scalars(unended.order_by(Run.id).with_for_update()).all()
+    for place, row in enumerate(sorted(rows, key=lambda row: (row.position, row.id))):
+        row.position = float(place)
+    session.flush()
+
+
+def _position_before(session: Session, other: Run, moved_id: int | None = None) -> float:
+    """Return a position before a run and behind the one ahead of it, or its own if there is none.
+
+    moved_id: a run that leaves its place.
+    """
+    same = (Run.priority == other.priority, Run.status.not_in(ENDED))
+    others = Run.id.not_in([other.id, moved_id or 0])
+    ahead = tuple_(Run.position, Run.id) < tuple_(other.position, other.id)
+    previous = session.scalar(select(func.max(Run.position)).where(*same, others, ahead))
+    if previous is None:
+        return other.position - 1.0
+    halfway = (previous + other.position) / 2
+    return halfway if previous < halfway < other.position else other.position
+
+
+def move_to_front(session: Session, run_id: int, user: User) -> Run:
+    """Put a waiting run before all others. Raises Conflict if it does not wait."""
+    waiting = select(Run.id).where(Run.status == Status.QUEUED)
+    waiting = waiting.order_by(Run.priority.desc(), Run.position, Run.id).limit(1)
+    with permissions.unlimited(session):  # the first may be of a project that the user does not see
+        first = session.scalar(waiting) or run_id
+        return runs.get(session, run_id) if first == run_id else move(session, run_id, first, user)
+
+
+def request_checkpoint(session: Session, run_id: int, user: User) -> Request:
+    """Ask for a checkpoint at the next step. Raises Conflict if the run does not train."""
+    _obeying(session, run_id, "save a checkpoint")
+    return _request(session, run_id, user, "checkpoint")
+
+
+def request_scale(session: Session, run_id: int, user: User, scale: float) -> Request:
+    """Ask to go on with another loss scale. Raises Conflict, or Invalid if it makes no sense."""
+    if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+        raise Invalid({"scale": f"{scale:g}; allowed: 2^-126 to 2^127"})
+    run = _obeying(session, run_id, "change its scale")
+    if run.precision != "fp16":
+        raise Conflict(f"Run {run_id} trains in {run.precision}, which has no loss scale.")
+    if not run.config.get("scaler", {}).get("enabled", True):
+        raise Conflict(f"Run {run_id} trains with scaler.enabled false: it has no loss scale.")
+    text = f"{user.name} asked for a loss scale of {in_words(scale)} from the next step on"
+    runs.set_status(session, run, run.status, reason=text)
+    return _request(session, run_id, user, "scale", scale)
+
+
+def request_replay(session: Session, run_id: int, user: User, step: int) -> Request:
+    """Ask to replay the batch of a step. Raises Conflict, or Invalid if there is no such step."""
+    run = _obeying(session, run_id, "replay a step")
+    first = (run.parent_step or 0) + 1  # a fork may see other batches than its parent saw
+    if not first <= step <= run.steps_total:
+        raise Invalid({"step": f"{step}; allowed: {first} to {run.steps_total}"})
+    return _request(session, run_id, user, "replay", step)
+
+
+def _obeying(session: Session, run_id: int, what: str) -> Run:
+    run = runs.get(session, run_id, lock=True)
+    runs.check_has_recipe(run, what)
+    if run.status not in OBEYING:
+        raise Conflict(f"Run {run_id} is {run.status}: only a running one can {what}.")
+    return run
+
+
+def _request(
+    session: Session, run_id: int, user: User, kind: str, value: float | None = None
+) -> Request:
+    request = Request(run_id=run_id, user_id=user.id, kind=kind, value=value)
+    session.add(request)
+    session.flush()
+    return request

@@ -1,0 +1,313 @@
+"""What workers say of themselves, and what they offer together."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, exists, func, select, update
+from sqlalchemy.orm import Session, defer
+
+from db.access import audit
+from db.alerts import notifications
+from db.database import now
+from db.errors import Conflict, NotFound
+from db.paging import Page, page
+from db.tables import COMMAND, Run, RunNode, Status, Worker
+
+#: A worker that has not been seen for so long is shown as gone.
+SILENCE_SECONDS = 15.0
+ALIVE = Worker.stopped_at.is_(None) & (Worker.seen_at > now() - SILENCE_SECONDS)
+#: It may be given a run.
+TAKING = ALIVE & Worker.drained_at.is_(None)
+#: What a list of workers has: there is one for every attempt that a cluster ran.
+LASTING = Worker.only_run_id.is_(None) | ALIVE
+
+
+def register(
+    session: Session,
+    *,
+    name: str,
+    host: str,
+    pid: int,
+    devices: list[dict[str, Any]],
+    recipes: list[dict[str, Any]],
+    versions: dict[str, Any],
+    offers_commands: bool = False,
+    walls_stand: bool = False,
+    walls: dict[str, str] | None = None,
+    only_run_id: int | None = None,
+    placement: str | None = None,
+) -> Worker:
+    """Write down who a worker is; a name that was here before is the same worker, back again.
+
+    Raises Conflict if it is alive on another host: two would take each other's runs for lost.
+    """
+    worker = session.scalar(select(Worker).where(Worker.name == name))
+    if worker is not None and worker.host != host and _is_alive(session, worker):
+        raise Conflict(
+            f"HALFSTEP_WORKER_NAME: a worker named {name!r} is up on {worker.host}; "
+            "choose another name"
+        )
+    if worker is None:
+        worker = Worker(name=name, recipes=[])
+        session.add(worker)
+    if only_run_id is None:  # a cluster's are made by the run, and offer what the others do
+        audit.note_recipes(session, name, _files_of(worker.recipes), _files_of(recipes))
+    worker.host, worker.pid = host, pid
+    worker.devices, worker.versions = devices, versions
+    worker.precisions = precisions(devices)
+    worker.device_memory_bytes = device_memory_bytes(devices)
+    worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
+    worker.offers_commands, worker.walls_stand = offers_commands, walls_stand
+    worker.walls = walls or {}
+    worker.only_run_id, worker.placement = only_run_id, placement
+    worker.started_at = worker.seen_at = now()
+    worker.stopped_at = None
+    session.flush()
+    return worker
+
+
+def offer(session: Session, worker_id: int, recipes: list[dict[str, Any]]) -> None:
+    """Write down what a worker offers now, whose recipes have changed."""
+    worker = session.get_one(Worker, worker_id, with_for_update=True)
+    audit.note_recipes(session, worker.name, _files_of(worker.recipes), _files_of(recipes))
+    worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
+
+
+def _files_of(recipes: list[dict[str, Any]]) -> set[str]:
+    """Return the references of recipes that somebody has added, one that is broken just now too."""
+    references = (each.get("reference", each["name"]) for each in recipes)
+    return {reference for reference in references if reference.startswith("/")}
+
+
+def recipe_names(recipes: list[dict[str, Any]]) -> list[str]:
+    """List the names by which runs can ask for these recipes.
+
+    A file is asked for by the name that it declares; runs of an earlier version have its path.
+    """
+    able = [recipe for recipe in recipes if "schema" in recipe]
+    names = [recipe["name"] for recipe in able]
+    return list(dict.fromkeys([*names, *(each.get("reference", each["name"]) for each in able)]))
+
+
+def reference(worker: Worker, name: str) -> str:
+    """Return what a worker loads as this recipe: of a file, its path there."""
+    for recipe in worker.recipes:
+        if recipe["name"] == name:
+            return str(recipe.get("reference", name))
+    return name
+
+
+def _is_alive(session: Session, worker: Worker) -> bool:
+    return session.scalar(select(Worker.id).where(Worker.id == worker.id, ALIVE)) is not None
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What there is for a worker to do, in one look.
+
+    is_stopped: it is to go on with nothing.  nodes: how many of its nodes have not ended.
+    is_queued, is_lost: there are runs in the queue, and leases that have run out.
+    """
+
+    is_stopped: bool
+    nodes: int
+    is_queued: bool
+    is_lost: bool
+
+
+def beat(session: Session, worker_id: int) -> Pulse:
+    """Say that a worker is alive, and look what there is to do, in one statement."""
+    alive = update(Worker).where(Worker.id == worker_id).values(seen_at=now())
+    alive = alive.execution_options(synchronize_session=False)
+    return Pulse(*session.execute(alive.returning(*_pulse(worker_id))).one())
+
+
+def pulse(session: Session, worker_id: int) -> Pulse:
+    """Look what there is for a worker to do."""
+    query = select(*_pulse(worker_id)).where(Worker.id == worker_id)
+    return Pulse(*session.execute(query).one())
+
+
+def _pulse(worker_id: int) -> tuple[ColumnElement[Any], ...]:
+    mine = select(func.count()).where(RunNode.worker_id == worker_id, RunNode.ended_at.is_(None))
+    return (
+        Worker.drained_at.is_not(None) & Worker.drain_stops,
+        mine.scalar_subquery(),
+        exists().where(Run.status == Status.QUEUED),
+        exists().where(RunNode.ended_at.is_(None), RunNode.lease_expires_at < now()),
+    )
+
+
+def drain(session: Session, worker_id: int, *, stop: bool = False) -> Worker:
+    """Have a worker take nothing more. stop: nor go on with what it has. Raises NotFound."""
+    worker = _locked(session, worker_id)
+    worker.drained_at, worker.drain_stops = worker.drained_at or now(), stop
+    notifications.tell(session, worker_id)
+    session.flush()
+    return worker
+
+
+def undrain(session: Session, worker_id: int) -> Worker:
+    """Let a worker take runs again. Raises NotFound."""
+    worker = _locked(session, worker_id)
+    worker.drained_at, worker.drain_stops = None, False
+    notifications.tell(session, worker_id)
+    session.flush()
+    return worker
+
+
+def _locked(session: Session, worker_id: int) -> Worker:
+    worker = session.get(Worker, worker_id, with_for_update=True)
+    if worker is None:
+        raise NotFound(f"There is no worker {worker_id}.")
+    return worker
+
+
+def stop(session: Session, worker_id: int) -> None:
+    """Say that a worker ended on purpose."""
+    session.execute(update(Worker).where(Worker.id == worker_id).values(stopped_at=now()))
+
+
+def get(session: Session, worker_id: int | None) -> Worker:
+    """Return a worker that there must be."""
+    return session.get_one(Worker, worker_id)
+
+
+def of_nodes(session: Session, run: Run) -> list[str]:
+    """Name the worker of each node of a run's latest attempt, none while it waits for another."""
+    if run.status == Status.QUEUED:
+        return []
+    of_attempt = (RunNode.run_id == run.id) & (RunNode.attempt == run.attempt)
+    query = select(Worker.name).join(RunNode, RunNode.worker_id == Worker.id).where(of_attempt)
+    return list(session.scalars(query.order_by(RunNode.node)))
+
+
+def found(session: Session, worker_id: int) -> tuple[Worker, bool]:
+    """Return a worker, and whether it is up. Raises NotFound."""
+    row = session.execute(select(Worker, ALIVE).where(Worker.id == worker_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no worker {worker_id}.")
+    return row[0], bool(row[1])
+
+
+def everyone(session: Session) -> list[tuple[Worker, bool]]:
+    """List workers, each with whether it is alive now; of those for one run the latter alone."""
+    rows = session.execute(select(Worker, ALIVE).where(LASTING).order_by(Worker.name))
+    return [(worker, bool(is_alive)) for worker, is_alive in rows]
+
+
+def page_of_everyone(session: Session, *, after: str = "", limit: int) -> Page:
+    """Return a page of the workers in the order in which they came, each with whether it is up."""
+    query = select(Worker, ALIVE).where(LASTING)
+    return page(session, query, (Worker.id,), after=after, limit=limit)
+
+
+def recipe_file(worker: Worker, name: str) -> Path | None:
+    """Return where the source of a recipe lies on its machine, if that is known."""
+    file = (named(worker.recipes, name) or {}).get("source")
+    return Path(file) if file else None
+
+
+def alive(session: Session) -> list[Worker]:
+    """List the workers that are alive now, without the long schemas of their recipes."""
+    query = select(Worker).options(defer(Worker.recipes, raiseload=True)).where(ALIVE)
+    return list(session.scalars(query.order_by(Worker.name)))
+
+
+def precisions(devices: list[dict[str, Any]]) -> list[str]:
+    """List the precisions that all of a worker's devices can train in."""
+    names = ("fp16", "bf16", "fp8")  # an earlier version's worker tells nothing of the last
+    return ["fp32", *(n for n in names if all(each.get(n, False) for each in devices))]
+
+
+def device_memory_bytes(devices: list[dict[str, Any]]) -> float:
+    """Return the memory that every one of a worker's devices has."""
+    return min((float(each["memory_bytes"]) for each in devices), default=0.0)
+
+
+def recipes(session: Session) -> list[dict[str, Any]]:
+    """List the recipes that can be submitted, each once; living workers' word counts first."""
+    offers = sorted(everyone(session), key=lambda row: (not row[1], -row[0].seen_at))
+    by_name: dict[str, dict[str, Any]] = {}
+    for worker, _alive in offers:
+        for recipe in worker.recipes:
+            if "schema" in recipe:
+                by_name.setdefault(recipe["name"], recipe)
+    return sorted(by_name.values(), key=lambda recipe: str(recipe["name"]))
+
+
+def recipe(session: Session, name: str) -> dict[str, Any]:
+    """Return a recipe by name, or by its file's path. Raises NotFound, naming those there are."""
+    if found := find_recipe(session, name):
+        return found
+    known = ", ".join(str(each["name"]) for each in recipes(session)) or "none: no worker is up"
+    raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.")
+
+
+def find_recipe(session: Session, name: str) -> dict[str, Any] | None:
+    """Return it, or None."""
+    # The schemas are long, and of one worker's alone they are read: news of a run ask for one.
+    for worker_id, names in session.execute(_holders_query()).all():
+        if name in names:
+            offered = session.scalars(select(Worker.recipes).where(Worker.id == worker_id)).one()
+            if found := named([each for each in offered if "schema" in each], name):
+                return found
+    return None
+
+
+@cache
+def _holders_query() -> Any:
+    newest = (ALIVE.desc(), Worker.seen_at.desc())
+    return select(Worker.id, Worker.recipe_names).order_by(*newest)
+
+
+def named(offered: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    """Return the one of this name; else of this path, by which runs of an earlier version ask."""
+    found = [each for each in offered if each["name"] == name]
+    found += [each for each in offered if each.get("reference") == name]
+    return found[0] if found else None
+
+
+def precisions_for(session: Session, recipe: str) -> set[str]:
+    """Return the precisions that the living workers which offer a recipe can train it in."""
+    return {
+        precision
+        for worker in alive(session)
+        if offers(worker, recipe)
+        for precision in precisions(worker.devices)
+    }
+
+
+def has_tf32(session: Session, recipe: str) -> bool:
+    """Tell whether the devices have TF32, whichever living worker comes to train a recipe."""
+    able = [worker for worker in alive(session) if offers(worker, recipe)]
+    return bool(able) and all(
+        device.get("tf32", False) for worker in able for device in worker.devices
+    )
+
+
+def offers(worker: Worker, recipe: str) -> bool:
+    """Tell whether a worker can run a recipe."""
+    return recipe in worker.recipe_names
+
+
+def takes(worker: Worker, source: str, recipe: str, precision: str) -> bool:
+    """Tell whether a worker can run this, as far as its kind goes."""
+    if source == COMMAND:
+        return worker.offers_commands
+    return offers(worker, recipe) and precision in precisions(worker.devices)
+
+
+def most_together(some: Iterable[Worker]) -> int:
+    """Return how many of these workers could train one run: those of one version of torch."""
+    return max(Counter(worker.versions.get("torch") for worker in some).values(), default=0)
+
+
+def offer_commands(session: Session) -> bool:
+    """Tell whether a living worker takes commands."""
+    query = select(Worker.id).where(ALIVE, Worker.offers_commands).limit(1)
+    return session.scalar(query) is not None

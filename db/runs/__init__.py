@@ -1,0 +1,1 @@
+"""Runs: submission, lists, filters, groups, metadata and the trash."""

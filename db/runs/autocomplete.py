@@ -1,0 +1,74 @@
+"""The words that a filter of runs can be completed with: what there is, a bounded part of it."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.runs.run_filters import named_at_all, qualified
+from db.tables import KEPT, LatestMetric, Run, RunSetting, User
+
+MOST_NAMES, MOST_VALUES, NEWEST_RUNS = 500, 200, 2000
+#: Names of settings and metrics are those of so many of these runs, found in so many rows.
+NAMED_RUNS, MOST_ROWS = 500, 20_000
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Names and values, in order. settings: by the last parts of their paths; where several have
+    the same, by the first and the last path too.
+    """
+
+    tags: list[str]
+    recipes: list[str]
+    owners: list[str]
+    projects: list[str]
+    settings: list[str]
+    metrics: list[str]
+
+
+def vocabulary(session: Session) -> Vocabulary:
+    """Return the words of the newest runs that the session's user sees."""
+    newest = select(Run.id, Run.tags, Run.recipe, Run.project, User.name.label("owner")).where(KEPT)
+    newest = newest.join(User, User.id == Run.owner_id)
+    rows = session.execute(newest.order_by(Run.id.desc()).limit(NEWEST_RUNS)).all()
+    run_ids = [row.id for row in rows[:NAMED_RUNS]]
+    tags = {tag.strip() for row in rows for tag in row.tags.split(",")}
+    return Vocabulary(
+        tags=_some(tags),
+        recipes=_some({row.recipe for row in rows}),
+        owners=_some({row.owner for row in rows}),
+        projects=_some({row.project for row in rows}),
+        settings=list(_settings(session, run_ids)),
+        metrics=list(_metrics(session, run_ids)),
+    )
+
+
+def unknown(session: Session, names: Collection[str]) -> list[str]:
+    """Return those names that no setting and no metric of any run has."""
+    return [name for name in dict.fromkeys(names) if not session.scalar(named_at_all(name))]
+
+
+def _some(values: Collection[str]) -> list[str]:
+    return sorted(filter(None, values))[:MOST_VALUES]
+
+
+def _settings(session: Session, run_ids: Collection[int]) -> Iterator[str]:
+    """Yield each setting by its name, and where several have it by their paths too."""
+    newest = select(RunSetting.name, RunSetting.path).where(RunSetting.run_id.in_(run_ids))
+    rows = newest.order_by(RunSetting.run_id.desc()).limit(MOST_ROWS).subquery()
+    paths = (func.min(rows.c.path), func.max(rows.c.path))
+    query = select(rows.c.name, *paths).group_by(rows.c.name).order_by(rows.c.name)
+    for name, first, last in session.execute(query.limit(MOST_NAMES)):
+        yield name
+        if first != last:
+            yield from (first, last)
+
+
+def _metrics(session: Session, run_ids: Collection[int]) -> Sequence[str]:
+    """Return each metric as a filter and an order call it."""
+    newest = select(LatestMetric.name).where(LatestMetric.run_id.in_(run_ids))
+    rows = newest.order_by(LatestMetric.run_id.desc()).limit(MOST_ROWS).subquery()
+    query = select(rows.c.name).distinct().order_by(rows.c.name).limit(MOST_NAMES)
+    return [qualified(name) for name in session.scalars(query)]

@@ -1,0 +1,145 @@
+"""Any runs side by side: what is to be known of many at once, in a few queries for all of them."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Select, bindparam, func, or_, select
+from sqlalchemy.orm import Session, load_only
+
+from db.tables import KEPT, LatestMetric, Run, StepBucket
+from db.telemetry.pyramid import SIZES, STEP_SERIES
+from db.telemetry.windows import extremes
+
+#: Forks of forks, back to where the examples of the first are counted from.
+GENERATIONS = 20
+
+
+@dataclass(frozen=True)
+class Examples:
+    """How many examples a run has gone through: before its own steps, and in each of these."""
+
+    before: int
+    each: int
+
+
+@dataclass(frozen=True)
+class Likely:
+    """A run that is probably to be compared, and why."""
+
+    id: int
+    name: str
+    why: str
+
+
+def metric_names(session: Session, run_ids: Collection[int], *, most: int) -> list[str]:
+    """Name the metrics of some runs, in order: of very many those that most of the runs have."""
+    table = LatestMetric
+    shared = func.count()
+    query = select(table.name).where(table.run_id.in_(run_ids))
+    query = query.group_by(table.name).order_by(shared.desc(), table.name).limit(most)
+    return sorted(session.scalars(query))
+
+
+def drawn(session: Session, run_ids: Collection[int]) -> list[Run]:
+    """Return runs with no more of them than charts need; ids that there are not are left out.
+
+    While they are held, whoever gets one of them by its id gets no more either.
+    """
+    return list(session.scalars(_drawn(), {"run_ids": list(run_ids)}))
+
+
+@cache
+def _drawn() -> Select[Any]:
+    needed = load_only(Run.parent_id, Run.parent_step, Run.workload, raiseload=True)
+    some = Run.id.in_(bindparam("run_ids", expanding=True))
+    return select(Run).options(needed).where(some, KEPT)
+
+
+def lowest_losses(session: Session, run_ids: Collection[int]) -> dict[int, float]:
+    """Return the lowest finite loss of each run that has one, from its largest buckets."""
+    table = StepBucket
+    query = select(table.run_id, table.summary).order_by(table.run_id)
+    query = query.where(table.run_id.in_(run_ids), table.size == SIZES[-1])
+    rows = session.execute(query).all()
+    keys, packed = [row.run_id for row in rows], [row.summary for row in rows]
+    lows = extremes(keys, packed, STEP_SERIES, "loss")
+    return {run_id: low for run_id, low, _high, _count in lows if low is not None}
+
+
+def examples(session: Session, some_runs: Sequence[Run]) -> dict[int, Examples]:
+    """Return what steps are in examples, of runs for which it is known.
+
+    A fork goes on counting from its parent's; its parents' own steps may have had other batches.
+    """
+    known = {run.id: (run.parent_id, run.parent_step, _each(run)) for run in some_runs}
+    for _ in range(GENERATIONS):
+        parents = {parent for parent, _step, _each in known.values() if parent} - known.keys()
+        if not parents:
+            break
+        query = select(Run.id, Run.parent_id, Run.parent_step, Run.workload)
+        for row in session.execute(query.where(Run.id.in_(parents))):
+            known[row.id] = (row.parent_id, row.parent_step, _each(row))
+
+    def before(run_id: int, generation: int = 0) -> int | None:
+        parent, step, _ = known[run_id]
+        if not parent:
+            return 0
+        if parent not in known or generation > GENERATIONS or not (each := known[parent][2]):
+            return None
+        earlier = before(parent, generation + 1)
+        own = (step or 0) - (known[parent][1] or 0)
+        return None if earlier is None else earlier + own * each
+
+    return {
+        run.id: Examples(count, each)
+        for run in some_runs
+        if (each := _each(run)) and (count := before(run.id)) is not None
+    }
+
+
+def _each(run: object) -> int:
+    workload = getattr(run, "workload", None) or {}
+    return int(workload.get("examples") or 0)
+
+
+def likely(session: Session, ids: Collection[int], *, most: int) -> list[Likely]:
+    """Offer runs to lay beside some: parents, forks and groups first, then of the same recipe."""
+    own = select(Run.parent_id, Run.group_id, Run.recipe, Run.project).where(Run.id.in_(ids))
+    shown = session.execute(own).all()
+    parents = {run.parent_id for run in shown if run.parent_id}
+    group_ids = {run.group_id for run in shown if run.group_id}
+    columns = select(Run.id, Run.name, Run.parent_id, Run.group_id, Run.recipe, Run.project)
+    others = columns.where(Run.id.not_in(ids)).order_by(Run.id.desc()).limit(most)
+    of_family = (
+        Run.id.in_(parents),
+        Run.parent_id.in_([*ids, *parents]),
+        Run.group_id.in_(group_ids),
+    )
+    found: dict[int, Likely] = {}
+    for row in session.execute(others.where(or_(*of_family))):
+        if row.id in parents:
+            why = "the parent"
+        elif row.parent_id in ids:
+            why = f"a fork of run {row.parent_id}"
+        elif row.group_id in group_ids:
+            why = f"in group {row.group_id}"
+        else:
+            why = f"a fork of run {row.parent_id} too"
+        found[row.id] = Likely(row.id, row.name, why)
+    kind, value = _most_common(shown)
+    if value:
+        for row in session.execute(others.where(getattr(Run, kind) == value)):
+            found.setdefault(row.id, Likely(row.id, row.name, value))
+    return list(found.values())[:most]
+
+
+def _most_common(shown: Sequence[Any]) -> tuple[str, str]:
+    """Return what most of some runs are of: a recipe, or else a project."""
+    for kind in ("recipe", "project"):
+        of = Counter(getattr(run, kind) for run in shown if getattr(run, kind))
+        if of:
+            return kind, of.most_common(1)[0][0]
+    return "recipe", ""

@@ -1,0 +1,288 @@
+"""The list of runs, grouped by what they have in common: how many, how they stand, and figures.
+
+One query, whatever there is: a figure's mean is a window over its group, so that its spread is the
+sum of squared distances from it, which loses no digits as a difference of squares would.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    Select,
+    Subquery,
+    Text,
+    case,
+    cast,
+    false,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from db.runs.outcomes import ENDINGS, ended_as
+from db.runs.run_filters import NUMBERS, SYNONYMS, Filter, is_metric, paths_of
+from db.tables import KEPT, LatestMetric, Run, RunSetting, Status, Trial, User
+
+MOST_GROUPS = 200
+#: Beyond it a figure counts as not finite: its square would be.
+LARGEST = 1e150
+TAG, SWEEP = "tag", "sweep"
+_OWNER = select(User.name).where(User.id == Run.owner_id).scalar_subquery()
+_SWEEP = select(Trial.sweep_id).where(Trial.run_id == Run.id).scalar_subquery()
+#: What is grouped by besides settings, tags and sweeps.
+TEXTS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
+    {
+        "recipe": Run.recipe.expression,
+        "precision": Run.precision.expression,
+        "project": Run.project.expression,
+        "owner": _OWNER,
+        "source": Run.source.expression,
+    }
+)
+GROUPED_BY = (TAG, SWEEP, *TEXTS)
+STATES = (*ENDINGS, *map(str, Status))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure of some runs. count: those that have a finite one; deviation: of the sample, None
+    where there is but one.
+    """
+
+    count: int
+    mean: float
+    deviation: float | None
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that have a value in common; None: that have none.
+
+    statuses: how many are so, by status or ending.  spreads: by the names asked for.
+    """
+
+    value: float | str | None
+    runs: int
+    newest: int
+    statuses: dict[str, int]
+    spreads: dict[str, Spread]
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """The first groups, and how many there are. path: of a setting that has but one, that."""
+
+    groups: list[RunGroup]
+    total: int
+    path: str
+
+
+class _place_of_comma(FunctionElement[int]):  # noqa: N801 - reads as the SQL function that it is
+    inherit_cache = True
+
+
+@compiles(_place_of_comma, "sqlite")
+def _on_sqlite(element: Any, compiler: SQLCompiler, **options: Any) -> str:
+    return f"instr({compiler.process(element.clauses, **options)}, ',')"
+
+
+@compiles(_place_of_comma, "postgresql")
+def _on_postgresql(element: Any, compiler: SQLCompiler, **options: Any) -> str:
+    return f"strpos({compiler.process(element.clauses, **options)}, ',')"
+
+
+def grouped(
+    session: Session,
+    by: str,
+    *,
+    names: Sequence[str] = (),
+    conditions: Filter = (),
+    sort: str = "-id",
+) -> Grouped:
+    """Group the runs that fulfil all conditions.
+
+    by: one of GROUPED_BY, or a setting.  names: of NUMBERS, settings or metrics.  sort: one of
+    them, by its mean; "runs", by how many; by, by what groups have in common; else the groups come
+    by their newest runs. Downwards with "-" before it.
+    """
+    paths = [] if by in GROUPED_BY else paths_of(session, by)
+    falls, ordered = sort.startswith("-"), SYNONYMS.get(sort.lstrip("-"), sort.lstrip("-"))
+    ordered = ordered if ordered in (*names, "runs", by) else "id"
+    rows = session.execute(_aggregated(session, by, paths, names, conditions, ordered, falls)).all()
+    path = paths[0] if len(paths) == 1 else by
+    return Grouped([_group(row, names) for row in rows], rows[0].total if rows else 0, path)
+
+
+def _aggregated(
+    session: Session,
+    by: str,
+    paths: Sequence[str],
+    names: Sequence[str],
+    conditions: Filter,
+    ordered: str,
+    falls: bool,
+) -> Select[Any]:
+    runs = _with_means(_runs(session, by, paths, names, conditions), len(names))
+    newest = func.max(runs.c.id)
+    spreads: list[ColumnElement[Any]] = []
+    for n in range(len(names)):
+        value, mean = runs.c[f"value{n}"], runs.c[f"mean{n}"]
+        squares = func.sum((value - mean) * (value - mean))
+        parts = (func.count(value), func.min(mean), squares, func.min(value), func.max(value))
+        spreads += [
+            part.label(f"{part_of}{n}") for part, part_of in zip(parts, _PARTS, strict=True)
+        ]
+    states = [func.sum(case((runs.c.state == state, 1), else_=0)) for state in STATES]
+    query = select(
+        runs.c.number.label("number"),
+        func.min(runs.c.text).label("text"),
+        func.count().label("runs"),
+        newest.label("newest"),
+        func.count().over().label("total"),
+        *(count.label(f"state_{state}") for count, state in zip(states, STATES, strict=True)),
+        *spreads,
+    ).group_by(runs.c.number, runs.c.key)
+    keys: list[Any] = [newest]
+    if ordered == "runs":
+        keys = [func.count()]
+    elif ordered == by:
+        keys = [runs.c.number, runs.c.key]
+    elif ordered in names:
+        keys = [func.min(runs.c[f"mean{list(names).index(ordered)}"])]
+    ways = [key.desc().nulls_last() if falls else key.asc().nulls_last() for key in keys]
+    return query.order_by(*ways, newest.desc()).limit(MOST_GROUPS)
+
+
+_PARTS = ("count", "mean", "squares", "lowest", "highest")
+
+
+def _with_means(runs: Subquery, count: int) -> Subquery:
+    means = [
+        func.avg(runs.c[f"value{n}"])
+        .over(partition_by=(runs.c.number, runs.c.key))
+        .label(f"mean{n}")
+        for n in range(count)
+    ]
+    return select(runs, *means).subquery()
+
+
+def _runs(
+    session: Session, by: str, paths: Sequence[str], names: Sequence[str], conditions: Filter
+) -> Subquery:
+    """Select the runs, each with its state, what it is grouped by, and the figures."""
+    paths_by_name = {name: paths_of(session, name) for name in _own(names)}
+    all_paths = {*paths, *chain.from_iterable(paths_by_name.values())}
+    settings = _settings(all_paths)
+    metrics = _metrics(list(paths_by_name))
+    number: ColumnElement[Any] = cast(null(), Double)
+    text: ColumnElement[Any] = cast(null(), Text)
+    tags = _tags()
+    if by in TEXTS:
+        text = TEXTS[by]
+    elif by == SWEEP:
+        number = cast(_SWEEP, Double)
+    elif by == TAG:
+        text = tags.c.tag
+    elif paths:
+        number = func.coalesce(*(settings.c[f"number:{path}"] for path in paths), null())
+        text = func.coalesce(*(settings.c[f"text:{path}"] for path in paths), null())
+    text = func.nullif(text, "")
+    state = case(*((ended_as(each), each) for each in ENDINGS), else_=Run.status)
+    values = [
+        NUMBERS[SYNONYMS.get(name, name)]
+        if name not in paths_by_name
+        else func.coalesce(
+            *(settings.c[f"number:{path}"] for path in paths_by_name[name]), metrics.c[name], null()
+        )
+        for name in names
+    ]
+    query = select(
+        Run.id.label("id"),
+        state.label("state"),
+        number.label("number"),
+        text.label("text"),
+        func.lower(text).label("key"),
+        *(_finite(value).label(f"value{n}") for n, value in enumerate(values)),
+    ).where(KEPT, *(term.sql() for term in conditions))
+    query = query.select_from(Run)
+    for table, needed_by in ((settings, all_paths), (metrics, paths_by_name), (tags, by == TAG)):
+        if needed_by:
+            query = query.outerjoin(table, table.c.run_id == Run.id)
+    return query.subquery()
+
+
+def _own(names: Sequence[str]) -> list[str]:
+    return [name for name in names if SYNONYMS.get(name, name) not in NUMBERS]
+
+
+def _settings(paths: Collection[str]) -> Subquery:
+    """Select settings of runs, a row each: number:path and text:path."""
+    columns = [
+        func.max(case((RunSetting.path == path, column))).label(f"{kind}:{path}")
+        for path in sorted(paths)
+        for kind, column in (("number", RunSetting.number), ("text", RunSetting.text))
+    ]
+    last_parts = {path.rpartition(".")[2] for path in paths}
+    wanted = (RunSetting.name.in_(last_parts), RunSetting.path.in_(paths))
+    query = select(RunSetting.run_id, *columns).where(*wanted)
+    return query.group_by(RunSetting.run_id).subquery()
+
+
+def _metrics(names: Collection[str]) -> Subquery:
+    """Select the latest points of runs, a row each, by name."""
+    columns = [func.max(case((is_metric(name), LatestMetric.value))).label(name) for name in names]
+    wanted = or_(false(), *(is_metric(name) for name in names))
+    query = select(LatestMetric.run_id, *columns).where(wanted)
+    return query.group_by(LatestMetric.run_id).subquery()
+
+
+def _finite(value: ColumnElement[Any]) -> ColumnElement[Any]:
+    number = cast(value, Double)
+    return case((func.abs(number) <= LARGEST, number))
+
+
+def _tags() -> Subquery:
+    """Select each tag of each run: of what stands between commas, the first, then the rest."""
+    whole = select(
+        Run.id.label("run_id"),
+        cast(literal(""), Text).label("tag"),
+        Run.tags.concat(",").label("rest"),
+    ).where(KEPT, Run.tags != "")
+    parts = whole.cte("parts", recursive=True)
+    comma = _place_of_comma(parts.c.rest)
+    first = func.trim(func.substr(parts.c.rest, 1, comma - 1))
+    more = select(parts.c.run_id, first, func.substr(parts.c.rest, comma + 1))
+    split = parts.union_all(more.where(parts.c.rest != ""))
+    return select(split.c.run_id, split.c.tag).where(split.c.tag != "").distinct().subquery()
+
+
+def _group(row: Any, names: Sequence[str]) -> RunGroup:
+    values = row._mapping
+    statuses = {state: int(values[f"state_{state}"]) for state in STATES}
+    spreads = {}
+    for n, name in enumerate(names):
+        count, mean, squares, lowest, highest = (values[f"{part}{n}"] for part in _PARTS)
+        if count:
+            deviation = math.sqrt(squares / (count - 1)) if count > 1 else None
+            spreads[name] = Spread(count, mean, deviation, lowest, highest)
+    return RunGroup(
+        value=values["number"] if values["text"] is None else values["text"],
+        runs=values["runs"],
+        newest=values["newest"],
+        statuses={state: count for state, count in statuses.items() if count},
+        spreads=spreads,
+    )

@@ -1,0 +1,125 @@
+"""Runs to be laid side by side: one configuration in several precisions, or a run and a fork."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.errors import Invalid, NotFound
+from db.queue.workers import ALIVE
+from db.runs.runs import check_is_kept
+from db.tables import KEPT, RECIPE, Metric, Run, RunNode, Status, User, Worker
+
+TF32, FP8 = "TF32", "fp8"
+MOST_COMPARED = 20
+#: What the configuration of each run of a comparison is given, by the path of the field.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "fp32", "scaler.enabled": True, "training.tf32": False},
+    TF32: {"precision": "fp32", "scaler.enabled": True, "training.tf32": True},
+    "fp16 without scaler": {"precision": "fp16", "scaler.enabled": False},
+    "fp16": {"precision": "fp16", "scaler.enabled": True},
+    "bf16": {"precision": "bf16", "scaler.enabled": True},
+    FP8: {"precision": FP8, "scaler.enabled": True},
+}
+
+
+def variant(config: dict[str, Any]) -> str:
+    """Name what a configuration is in a comparison."""
+    precision = str(config["precision"])
+    if precision == "fp16" and not config.get("scaler", {}).get("enabled", True):
+        return "fp16 without scaler"
+    if precision == "fp32" and config.get("training", {}).get("tf32", False):
+        return TF32
+    return precision
+
+
+def members(session: Session, group_id: int) -> list[tuple[Run, str]]:
+    """List a group's runs with their owners' names, as queued. Raises NotFound."""
+    query = select(Run, User.name).join(User, User.id == Run.owner_id)
+    query = query.where(Run.group_id == group_id, KEPT).order_by(Run.id)
+    found = [(run, owner) for run, owner in session.execute(query)]
+    if not found:
+        raise NotFound(f"There is no group {group_id}.")
+    return found
+
+
+def join(session: Session, run: Run, other_id: int) -> None:
+    """Lay a run beside another, and beside those that the other one is compared with already.
+
+    Raises Invalid for a run that there is not, of another recipe, or with many beside it already.
+    """
+    found = session.get(Run, other_id, with_for_update=True)
+    other = check_is_kept(found, "compared_with", other_id)
+    if other.recipe != run.recipe or other.source != RECIPE:
+        of = other.recipe or "no recipe"
+        text = f"run {other_id} is of {of}; allowed: a run of {run.recipe}"
+        raise Invalid({"compared_with": text})
+    if other.group_id is None:
+        other.group_id = other.id
+        other.revision += 1
+    beside = select(func.count(Run.id)).where(Run.group_id == other.group_id, KEPT)
+    if (session.scalar(beside) or 0) >= MOST_COMPARED:
+        text = f"run {other_id} has {MOST_COMPARED} beside it; allowed: fewer"
+        raise Invalid({"compared_with": text})
+    run.group_id = other.group_id
+
+
+def labels(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Name configurations in a comparison: by their variants, and the modules that only some have
+    in a precision of their own.
+    """
+    special = [_special(config) for config in configs]
+    is_told = len(set(special)) > 1
+    return [
+        ", ".join(filter(None, (variant(config), each if is_told else "")))
+        for config, each in zip(configs, special, strict=True)
+    ]
+
+
+def _special(config: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{' and '.join(config['modules'][precision])} in {precision}"
+        for precision in ("fp32", "bf16")
+        if config.get("modules", {}).get(precision)
+    )
+
+
+def is_on_cpu(session: Session, group_id: int) -> bool:
+    """Return whether a run of the group trains on a CPU; before any does, whether all will."""
+    owners = select(Worker).join(Run, Run.worker_id == Worker.id).where(Run.group_id == group_id)
+    if found := session.scalars(owners).all():
+        return any(_has_no_gpu(worker) for worker in found)
+    up = session.scalars(select(Worker).where(ALIVE)).all()
+    return bool(up) and all(_has_no_gpu(worker) for worker in up)
+
+
+def _has_no_gpu(worker: Worker) -> bool:
+    return all(device["kind"] == "cpu" for device in worker.devices)
+
+
+def devices(session: Session, run_ids: Collection[int]) -> dict[int, str]:
+    """Name the devices that each run has trained on here, over all its attempts."""
+    query = select(RunNode.run_id, RunNode.devices, Worker.devices)
+    query = query.join(Worker, Worker.id == RunNode.worker_id)
+    query = query.where(RunNode.run_id.in_(run_ids), RunNode.resumed_step.is_not(None))
+    found: dict[int, list[str]] = {}
+    for run_id, indexes, offered in session.execute(query.order_by(RunNode.attempt)):
+        names = {device["index"]: str(device.get("name") or device["kind"]) for device in offered}
+        used = Counter(names.get(index, "a device that is gone") for index in indexes)
+        text = ", ".join(name if n == 1 else f"{n} × {name}" for name, n in used.items())
+        found.setdefault(run_id, []).append(text)
+    return {run_id: "; ".join(dict.fromkeys(texts)) for run_id, texts in found.items()}
+
+
+def seconds(session: Session, group_id: int) -> dict[str, float]:
+    """Return how long the finished runs of a group took, by variant."""
+    query = select(Run.config, Metric.value).join(Metric, Metric.run_id == Run.id)
+    query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED, KEPT)
+    rows = session.execute(query.where(Metric.name == "run/seconds").order_by(Run.id))
+    found: dict[str, float] = {}
+    for config, value in rows:
+        if value is not None:  # of a variant the first: a fork of it may have been laid beside it
+            found.setdefault(variant(config), value)
+    return found

@@ -1,0 +1,110 @@
+"""What a viewer of a run gets whole, never sampled: scaler events and steps with a flag."""
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Select, bindparam, func, select, union
+from sqlalchemy.orm import Session
+
+from db.paging import Page, page
+from db.tables import (
+    FLAGGED,
+    Diagnosis,
+    LogLine,
+    Metric,
+    Run,
+    RunNode,
+    RunStatus,
+    ScalerEvent,
+    Step,
+)
+from db.telemetry.series import Cursor, json_number
+
+
+def events(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
+    """Return a page of what the scaler did, in order of step."""
+    query = select(ScalerEvent).where(ScalerEvent.run_id == run_id)
+    key = (ScalerEvent.step, ScalerEvent.id)
+    return page(session, query, key, after=after, limit=limit)
+
+
+def flagged_steps(
+    session: Session, run_id: int, *, after: int = 0, limit: int
+) -> dict[str, list[Any]]:
+    """Return columns of the steps after one that were skipped or whose loss was not finite."""
+    found: dict[int, tuple[int, Any]] = {}
+    for flag, condition in FLAGGED.items():
+        query = _flagged(flag, Step.step, Step.flags, Step.loss)
+        query = query.where(Step.run_id == run_id, Step.step > after, condition)
+        rows = session.execute(query.order_by(Step.step).limit(limit))
+        found |= {step: (flags, json_number(loss)) for step, flags, loss in rows}
+    steps = sorted(found)[:limit]
+    return {
+        "step": steps,
+        "flags": [found[step][0] for step in steps],
+        "loss": [found[step][1] for step in steps],
+    }
+
+
+def count_flagged(session: Session, run_id: int) -> int:
+    """Count the steps that `flagged_steps` returns, page by page."""
+    either = [
+        _flagged(flag, Step.step).where(Step.run_id == run_id, condition)
+        for flag, condition in FLAGGED.items()
+    ]
+    return session.scalar(select(func.count()).select_from(union(*either).subquery())) or 0
+
+
+def _flagged(flag: str, *columns: Any) -> Select[Any]:
+    """Select from the index of a flag: left alone, SQLite would read all steps."""
+    return select(*columns).with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
+
+
+def resumptions(session: Session, run_id: int) -> dict[int, int]:
+    """Return the last step before each attempt's own, of those that resumed a run."""
+    rows = session.connection().execute(_resumptions_query(), {"run_id": run_id})
+    return {attempt: step for attempt, step in rows if step is not None}
+
+
+@cache
+def _resumptions_query() -> Any:
+    of_run = (RunNode.run_id == bindparam("run_id"), RunNode.node == 0)
+    query = select(RunNode.attempt, RunNode.resumed_step)
+    return query.where(*of_run, RunNode.resumed_step > 0)
+
+
+def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
+    """Return the cursor of somebody who has seen all that there is of a run.
+
+    waiting: the mark of what it waits for.
+    """
+    newest = session.connection().execute(_newest_query(), {"run_id": run.id}).one()
+    # An attempt that has made no step yet may still take steps back.
+    has_begun = run.resumed_step is not None
+    return Cursor(
+        attempt=run.attempt if has_begun else max(run.attempt - 1, 0),
+        revision=run.revision,
+        **newest._mapping,
+        files=run.files_revision,
+        waiting=waiting,
+        rewinds=run.rewinds,
+    )
+
+
+@cache
+def _newest_query() -> Select[Any]:
+    columns = {
+        "step": Step.step,
+        "event": ScalerEvent.id,
+        "metric": Metric.id,
+        "log": LogLine.number,
+        "diagnosis": Diagnosis.id,
+        "status": RunStatus.id,
+    }
+
+    def newest(column: Any) -> Any:
+        of_run = column.class_.run_id == bindparam("run_id")
+        found = select(func.coalesce(func.max(column), 0)).where(of_run)
+        return found.scalar_subquery()
+
+    return select(*(newest(column).label(name) for name, column in columns.items()))

@@ -1,0 +1,449 @@
+"""What runs are listed by: conditions that a filter is made of, and orders, as SQL.
+
+What a filter may say is app/runs/filters.py's; here is what it means. A name is one of NUMBERS, or
+else of a setting, by its path or the last part of it, or of a metric, whose latest value counts.
+With "metrics." or "settings." before it, it is a metric or a setting, also if a column has that
+name.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from sqlalchemy import (
+    ColumnElement,
+    Double,
+    Select,
+    and_,
+    bindparam,
+    case,
+    false,
+    func,
+    inspect,
+    literal,
+    not_,
+    or_,
+    select,
+    union_all,
+)
+from sqlalchemy.orm import Session, aliased
+
+from db.database import now
+from db.runs.outcomes import Ending, ended_as
+from db.tables import ACTIVE, ENDED, LatestMetric, Run, RunSetting, RunStatus, Status, Trial, User
+
+COMPARISONS: MappingProxyType[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        ">": operator.gt,
+        ">=": operator.ge,
+        "<": operator.lt,
+        "<=": operator.le,
+        "=": operator.eq,
+    }
+)
+#: How people also call what a column, or a setting, is called here.
+SYNONYMS = MappingProxyType({"skips": "skipped", "speed": "steps_per_second"})
+SHORT_NAMES = MappingProxyType({"lr": "learning_rate"})
+METRICS, SETTINGS = "metrics.", "settings."
+#: A first attempt that is in none of them has had no pause.
+_PERHAPS_PAUSED = (Status.PAUSED, Status.QUEUED, Status.CANCELLED)
+
+
+def seconds_until(moment: Any) -> ColumnElement[Any]:
+    """Return for how long a run has gone on since its first start, its pauses left out."""
+    paused, later = aliased(RunStatus), aliased(RunStatus)
+    after = select(later.time).where(later.run_id == paused.run_id, later.id > paused.id)
+    resumed_at = after.order_by(later.id).limit(1).correlate(paused).scalar_subquery()
+    pauses = select(func.sum(func.coalesce(resumed_at, moment) - paused.time)).where(
+        paused.run_id == Run.id, paused.status == Status.PAUSED, paused.time >= Run.started_at
+    )
+    total = func.coalesce(pauses.correlate(Run).scalar_subquery(), 0.0)
+    may_have_paused = or_(Run.attempt > 1, Run.status.in_(_PERHAPS_PAUSED))
+    return (
+        func.coalesce(Run.ended_at, moment)
+        - Run.started_at
+        - case((may_have_paused, total), else_=0.0)
+    )
+
+
+#: Columns that are compared as numbers.
+NUMBERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
+    {
+        "id": Run.id.expression,
+        "step": Run.step.expression,
+        "skipped": Run.skipped.expression,
+        "loss": Run.loss.expression,
+        "scale": Run.scale.expression,
+        "priority": Run.priority.expression,
+        "steps_per_second": Run.steps_per_second.expression,
+        "attempt": Run.attempt.expression,
+        "duration": seconds_until(now()),
+        "stored_bytes": Run.stored_bytes.expression,
+    }
+)
+#: Columns that a text is compared with, whole; of a name a part will do, of tags one.
+TEXTS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
+    {
+        "name": Run.name.expression,
+        "precision": Run.precision.expression,
+        "tag": Run.tags.expression,
+        "recipe": Run.recipe.expression,
+        "owner": User.name.expression,
+        "project": Run.project.expression,
+        "source": Run.source.expression,
+    }
+)
+#: What runs can be listed by, besides settings and metrics.
+ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
+    {
+        **NUMBERS,
+        **{name: column for name, column in TEXTS.items() if name != "tag"},
+        "tags": Run.tags.expression,
+        "status": Run.status.expression,
+        "created": Run.created_at.expression,
+    }
+)
+#: Names that a filter, an order or a list of columns has for something else than a metric.
+TAKEN = frozenset(
+    {*ORDERS, *TEXTS, *SYNONYMS}
+    | {"since", "before", "sweep", "has", "verdict", "size", "device", "runs"}
+)
+#: A setting that goes by its last part may be at several paths: so many of them are looked at.
+MOST_PATHS = 5
+#: Queries that were put together once, of names that people type.
+MOST_KEPT = 200
+
+
+@dataclass(frozen=True)
+class Word:
+    """A text anywhere in what a row says: name, recipe, precision, tags, owner or project."""
+
+    text: str
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        text = self.text.lower()
+        named = select(User.id).where(func.lower(User.name).contains(text, autoescape=True))
+        return _ROW.contains(text, autoescape=True) | Run.owner_id.in_(named)
+
+
+@dataclass(frozen=True)
+class InStatus:
+    """One of some statuses."""
+
+    statuses: tuple[Status, ...]
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        return Run.status.in_(self.statuses)
+
+
+@dataclass(frozen=True)
+class EndedAs:
+    """Ended so, whatever its status."""
+
+    ending: Ending
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        return ended_as(self.ending)
+
+
+@dataclass(frozen=True)
+class Created:
+    """Made before, or since, a moment; or that many seconds ago."""
+
+    is_before: bool
+    moment: float | None = None
+    seconds_ago: float = 0.0
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        if self.moment is not None:
+            moment: ColumnElement[float] = literal(self.moment)
+        else:  # asked once: PostgreSQL looks nothing up by a clock that goes on
+            moment = select(now() - self.seconds_ago).scalar_subquery()
+        return Run.created_at < moment if self.is_before else Run.created_at >= moment
+
+
+@dataclass(frozen=True)
+class Text:
+    """One of TEXTS."""
+
+    name: str
+    text: str
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        column, text = func.lower(TEXTS[self.name]), self.text.lower()
+        if self.name == "name":
+            return column.contains(text, autoescape=True)
+        if self.name == "tag":
+            listed = "," + func.replace(column, ", ", ",") + ","
+            return listed.contains(f",{text},", autoescape=True)
+        if self.name == "owner":
+            return Run.owner_id.in_(select(User.id).where(column == text))
+        return column == text
+
+
+@dataclass(frozen=True)
+class InSweep:
+    """A trial of a sweep, or, without its number, of any."""
+
+    sweep_id: int | None = None
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        trials = select(Trial.run_id)
+        if self.sweep_id is not None:
+            trials = trials.where(Trial.sweep_id == self.sweep_id)
+        return Run.id.in_(trials)
+
+
+@dataclass(frozen=True)
+class Has:
+    """Has one of TEXTS, a setting or a metric, whatever it is."""
+
+    name: str
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        if self.name in TEXTS and self.name != "owner":
+            return TEXTS[self.name] != ""
+        settings = select(RunSetting.run_id).where(_settings_called(self.name))
+        metrics = select(LatestMetric.run_id).where(is_metric(self.name))
+        return Run.id.in_(union_all(settings, metrics))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A number by its name, or, where it is equal to a text that is none, a setting.
+
+    sign: one of COMPARISONS.
+    """
+
+    name: str
+    sign: str
+    value: float | None
+    text: str
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition; of what is not known it is false."""
+        compare, value = COMPARISONS[self.sign], literal(self.value, Double[float]())
+        if self.name in NUMBERS:
+            return func.coalesce(compare(NUMBERS[self.name], value), false())
+        called = _settings_called(self.name)
+        if self.value is None:
+            is_so = func.lower(RunSetting.text) == self.text.lower()
+            return Run.id.in_(select(RunSetting.run_id).where(called, is_so))
+        settings = select(RunSetting.run_id).where(called, compare(RunSetting.number, value))
+        metrics = select(LatestMetric.run_id).where(
+            is_metric(self.name), compare(LatestMetric.value, value)
+        )
+        return Run.id.in_(union_all(settings, metrics))
+
+
+Condition: TypeAlias = Word | InStatus | EndedAs | Created | Text | InSweep | Has | Compared
+
+
+@dataclass(frozen=True)
+class Term:
+    """A condition, or its contrary."""
+
+    condition: Condition
+    is_negated: bool = False
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        found = self.condition.sql()
+        return not_(found) if self.is_negated else found
+
+
+Filter: TypeAlias = Sequence[Term]
+
+#: "active": neither over nor paused by a person; and all that is over.
+STATUS_GROUPS = MappingProxyType({"active": (Status.QUEUED, *ACTIVE), "ended": ENDED})
+
+_ROW = func.lower(
+    Run.name.concat("\n")
+    .concat(Run.recipe)
+    .concat("\n")
+    .concat(Run.precision)
+    .concat("\n")
+    .concat(Run.tags)
+    .concat("\n")
+    .concat(Run.project)
+)
+
+
+def is_metric(name: str) -> ColumnElement[bool]:
+    """Return the condition that a latest point is of a metric that goes by a name."""
+    return LatestMetric.name.in_(_metric_names(name))
+
+
+def qualified(metric: str) -> str:
+    """Return the name of a metric as a filter or an order has it."""
+    return METRICS + metric if metric in TAKEN else metric
+
+
+def _metric_names(name: str) -> list[str]:
+    return list(dict.fromkeys((name, name.removeprefix(METRICS))))
+
+
+def _settings_called(name: str) -> ColumnElement[bool]:
+    paths, names = _paths(name), _parts(name)[1]
+    is_named = RunSetting.name.in_(names)
+    return is_named & RunSetting.path.in_(paths) if paths else is_named
+
+
+def _paths(name: str) -> list[str]:
+    """Return the paths that a name stands for; none: any path that ends in it."""
+    prefix, names = _parts(name)
+    if prefix in ("", SETTINGS):
+        return []
+    prefixes = dict.fromkeys((prefix, prefix.removeprefix(SETTINGS)))
+    return [each + last for each in prefixes for last in names]
+
+
+def _parts(name: str) -> tuple[str, list[str]]:
+    """Return what stands before the last part of a name, and what that part may be."""
+    last = name.rpartition(".")[2]
+    return name.removesuffix(last), [each for each in (last, SHORT_NAMES.get(last)) if each]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What runs are listed by, equals by id; those that lack it come last.
+
+    keys: what is compared.  joined: what the keys need besides runs and users, each with how.
+    """
+
+    keys: tuple[ColumnElement[Any], ...]
+    falls: bool
+    joined: tuple[tuple[Any, ColumnElement[bool]], ...] = ()
+
+    @classmethod
+    def of(cls, session: Session, sort: str) -> "Order":
+        """Return the order by a column, a setting or a metric; "-" before it: downwards."""
+        name, falls = sort.removeprefix("-"), sort.startswith("-")
+        name = SYNONYMS.get(name, name)
+        last = -math.inf if falls else math.inf
+        if name == "id":
+            return cls((Run.id.expression,), falls)
+        if name == "owner":
+            return cls((User.name.expression, Run.id.expression), falls, _OWNER)
+        if name == "duration":  # by one clock, or a run that trains would come again, a page later
+            seconds = func.coalesce(seconds_until(session.scalars(select(now())).one()), last)
+            return cls((seconds, Run.id.expression), falls)
+        if name in NUMBERS:
+            return _order_by_number(name, falls=falls)
+        if name in ORDERS:
+            return cls((ORDERS[name], Run.id.expression), falls)
+        metrics = tuple(each for each in _metric_names(name) if is_logged(session, each))
+        return _order_by_name(tuple(paths_of(session, name)), metrics, falls=falls)
+
+    def joined_to(self, query: Select[Any]) -> Select[Any]:
+        """Return a query of runs that can be ordered so."""
+        for table, on in self.joined:
+            query = query.outerjoin(table, on)
+            if inspect(table).mapper.class_ is RunSetting:
+                # By the index of a run's settings SQLite would look two places up for each run.
+                query = query.with_hint(table, f"INDEXED BY {_BY_NAME}", "sqlite")
+        return query
+
+
+@cache
+def _order_by_number(name: str, *, falls: bool) -> Order:
+    last = -math.inf if falls else math.inf
+    return Order((func.coalesce(NUMBERS[name], last), Run.id.expression), falls)
+
+
+@lru_cache(MOST_KEPT)
+def _order_by_name(paths: tuple[str, ...], metrics: tuple[str, ...], *, falls: bool) -> Order:
+    joined = _settings_at(paths)
+    numbers = [setting.number for setting, _on in joined]
+    texts = [setting.text for setting, _on in joined]
+    for name in metrics:
+        metric = aliased(LatestMetric)
+        joined.append((metric, and_(metric.run_id == Run.id, metric.name == name)))
+        numbers.append(metric.value)
+    if not joined:  # of what nothing is called: as they are without an order
+        return Order((Run.id.expression,), True)
+    last = -math.inf if falls else math.inf
+    keys = (func.coalesce(*numbers, last), func.coalesce(*texts, "", ""), Run.id.expression)
+    return Order(keys, falls, tuple(joined))
+
+
+_OWNER = ((User, User.id == Run.owner_id),)
+_BY_NAME = "sqlite_autoindex_run_settings_1"  # SQLite's name for the primary key
+
+
+def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
+    found: list[tuple[Any, ColumnElement[bool]]] = []
+    for path in paths:
+        setting = aliased(RunSetting)
+        called = (setting.name == path.rpartition(".")[2]) & (setting.path == path)
+        found.append((setting, called & (setting.run_id == Run.id)))
+    return found
+
+
+@lru_cache(MOST_KEPT)
+def named_at_all(name: str) -> Select[Any]:
+    """Ask whether any run has a setting or a metric of this name."""
+    setting = select(RunSetting.run_id).where(_settings_called(name)).limit(1)
+    metric = select(LatestMetric.run_id).where(is_metric(name)).limit(1)
+    return select(setting.exists() | metric.exists())
+
+
+def paths_of(session: Session, name: str) -> list[str]:
+    """Return the paths of the settings that go by a name, the first few of them."""
+    names = _parts(name)[1]
+    asked = [(_PATH, path) for path in _paths(name)] or [(_PATHS, each) for each in names]
+    found = [
+        path
+        for query, at in asked
+        for path in session.scalars(query, {"called": at.rpartition(".")[2], "at": at})
+    ]
+    return sorted(found)[:MOST_PATHS]
+
+
+def is_logged(session: Session, name: str) -> bool:
+    """Return whether any run has a metric of this very name."""
+    return bool(session.scalar(_IS_LOGGED, {"called": name}))
+
+
+def distinct(column: Any, *conditions: ColumnElement[bool]) -> Select[Any]:
+    """Return the values of an indexed column, each found by a look-up after the one before.
+
+    DISTINCT would read the index whole, on both databases.
+    """
+    least = func.min(column)
+    found = select(least.label("value")).where(*conditions).cte("found", recursive=True)
+    after = select(least).where(column > found.c.value, *conditions).scalar_subquery()
+    found = found.union_all(select(after).where(found.c.value.is_not(None)))
+    return select(found.c.value).where(found.c.value.is_not(None))
+
+
+_IS_CALLED = RunSetting.name == bindparam("called")
+_PATHS = distinct(RunSetting.path, _IS_CALLED).limit(MOST_PATHS)
+_PATH = select(RunSetting.path).where(_IS_CALLED, RunSetting.path == bindparam("at")).limit(1)
+_IS_LOGGED = select(
+    select(LatestMetric.run_id).where(LatestMetric.name == bindparam("called")).exists()
+)
+
+
+def values_of(session: Session, run_ids: Sequence[int], name: str) -> dict[int, float | str | None]:
+    """Return what some runs have by a name: a setting, or else the latest value of a metric."""
+    metrics = select(LatestMetric.run_id, LatestMetric.value).where(
+        LatestMetric.run_id.in_(run_ids), is_metric(name)
+    )
+    found: dict[int, float | str | None] = {row[0]: row[1] for row in session.execute(metrics)}
+    settings = select(RunSetting.run_id, RunSetting.number, RunSetting.text)
+    settings = settings.where(_settings_called(name), RunSetting.run_id.in_(run_ids))
+    for run_id, number, text in session.execute(settings.order_by(RunSetting.path.desc())):
+        found[run_id] = number if text is None else text
+    return found

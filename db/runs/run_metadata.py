@@ -1,0 +1,108 @@
+"""What people call a run and write of it: its name, tags and note."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from db.errors import Changed, Invalid
+from db.names import cleaned
+from db.runs import runs
+from db.tables import Run, User
+
+#: Characters; of tags, all together with what is between them.
+LENGTHS = {"name": 100, "tags": 200, "note": 20_000}
+
+
+def edit(
+    session: Session,
+    run_id: int,
+    user: User,
+    wanted: Mapping[str, Any],
+    seen: Mapping[str, Any] | None = None,
+) -> Run:
+    """Change what is wanted of name, tags and note; the rest stays.
+
+    seen: what they were to whoever wrote this. Raises Invalid, or Changed if somebody else has
+    changed one of them since, to something else.
+    """
+    run = runs.get(session, run_id, lock=True)
+    new = {field: _checked(field, value) for field, value in wanted.items()}
+    errors = {field: text for field, (_value, text) in new.items() if text}
+    if errors:
+        raise Invalid(errors)
+    before = {field: _checked(field, value)[0] for field, value in (seen or {}).items()}
+    for field, (value, _error) in new.items():
+        now = getattr(run, field)
+        if field in before and now not in (before[field], value):
+            raise Changed(f"The {field} of run {run_id} was changed meanwhile: nothing is saved.")
+    _write(session, run, user, {field: value for field, (value, _error) in new.items()})
+    return run
+
+
+def add_tag(session: Session, run_id: int, user: User, tag: str) -> Run:
+    """Give a run a tag; one that it has is enough. Raises Invalid."""
+    return _retag(session, run_id, user, tag, is_wanted=True)
+
+
+def remove_tag(session: Session, run_id: int, user: User, tag: str) -> Run:
+    """Take a tag from a run; one that it has not is gone already. Raises Invalid."""
+    return _retag(session, run_id, user, tag, is_wanted=False)
+
+
+def checked_note(text: str) -> tuple[str, str]:
+    """Return a note as it is kept, and what is wrong with it."""
+    return _checked("note", text)
+
+
+def tags_of(run: Run) -> list[str]:
+    """List a run's tags."""
+    return parted(run.tags)
+
+
+def parted(tags: str) -> list[str]:
+    """List tags that have commas between them."""
+    return _parts(tags.split(","))
+
+
+def _retag(session: Session, run_id: int, user: User, tag: str, *, is_wanted: bool) -> Run:
+    if not tag.strip():
+        raise Invalid({"tag": "it is empty; allowed: text without a comma"})
+    run = runs.get(session, run_id, lock=True)
+    others = [each for each in tags_of(run) if each != tag.strip()]
+    if is_wanted == (len(others) == len(tags_of(run))):
+        text, error = _checked("tags", [*others, tag] if is_wanted else others)
+        if error:
+            raise Invalid({"tag": error})
+        _write(session, run, user, {"tags": text})
+    return run
+
+
+def _checked(field: str, value: str | Sequence[str]) -> tuple[str, str]:
+    """Return a value as it is kept, and what is wrong with it."""
+    if isinstance(value, str):
+        text = value.replace("\r\n", "\n").rstrip() if field == "note" else cleaned(value)
+    else:
+        text = ", ".join(_parts([cleaned(tag) for tag in value]))
+        if wrong := next((tag for tag in value if "," in tag), None):
+            return text, f"{wrong[:100]!r} has a comma; allowed: texts without"
+    if field == "name" and not text:
+        return text, f"it is empty; allowed: 1 to {LENGTHS['name']} characters"
+    if len(text) > LENGTHS[field]:
+        return text, f"{len(text):,} characters; allowed: at most {LENGTHS[field]:,}"
+    return text, ""
+
+
+def _parts(tags: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(filter(None, map(str.strip, tags))))
+
+
+def _write(session: Session, run: Run, user: User, values: Mapping[str, str]) -> None:
+    changed = {field: value for field, value in values.items() if getattr(run, field) != value}
+    old_name = run.name
+    for field, value in changed.items():
+        setattr(run, field, value)
+    if "name" in changed:
+        runs.remark(session, run, f"renamed by {user.name}, from {old_name}")
+    elif changed:
+        run.revision += 1

@@ -1,0 +1,504 @@
+"""Runs from the side of the people who submit them: submit, and look."""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    bindparam,
+    case,
+    func,
+    literal,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.orm import Session
+
+from db.alerts import notifications
+from db.database import now
+from db.errors import Conflict, InTheBin, Invalid, NotFound
+from db.runs import config_values
+from db.runs.run_filters import MOST_KEPT, NUMBERS, Compared, Filter, Has, Order, Term
+from db.tables import (
+    ACTIVE,
+    COMMAND,
+    ENDED,
+    KEPT,
+    RECIPE,
+    WATCH,
+    Checkpoint,
+    Diagnosis,
+    Run,
+    RunStatus,
+    Status,
+    User,
+)
+from db.telemetry import pyramid
+
+#: An uploader calls every few seconds; one that has not for so long is told of.
+SILENCE_SECONDS = 30.0
+IN_THE_BIN = "Run {} was deleted. It is in the bin, from where it can be restored."
+GONE = "Run {} was deleted for good."
+
+
+class Progress(NamedTuple):
+    """How far a run has come.
+
+    applied: own steps that changed the weights, not skipped or retried in fp32.
+    seconds: for how long it has gone on, pauses left out; None before the start.
+    """
+
+    applied: int
+    seconds: float | None
+
+
+def submit(
+    session: Session,
+    *,
+    recipe: str,
+    config: dict[str, Any],
+    owner: User,
+    name: str = "",
+    tags: str = "",
+    project: str = "",
+    priority: int = 0,
+    nodes: int = 1,
+    devices_per_node: int = 1,
+    expected_seconds: float | None = None,
+    after_id: int | None = None,
+    parent_id: int | None = None,
+    parent_step: int | None = None,
+    idempotency_key: str | None = None,
+    request_hash: str | None = None,
+) -> Run:
+    """Queue a run behind the others of its priority. The configuration must be valid already.
+
+    after_id: it does not start before that run has ended.
+    parent_id, parent_step: it starts from that checkpoint, and counts its steps on from there.
+    Raises Invalid for a run or a checkpoint that there is not.
+    """
+    if after_id is not None:
+        check_is_kept(session.get(Run, after_id), "after_id", after_id)
+    if parent_id is not None:
+        _check_parent(session, recipe, config, parent_id, parent_step)
+    run = Run(
+        name=name or f"{recipe}-{config['precision']}",
+        recipe=recipe,
+        config=config,
+        precision=config["precision"],
+        tags=tags,
+        project=project,
+        priority=priority,
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        expected_seconds=expected_seconds,
+        after_id=after_id,
+        parent_id=parent_id,
+        parent_step=parent_step,
+        idempotency_key=idempotency_key,
+        request_hash=request_hash,
+        steps_total=config["training"]["steps"],
+    )
+    _queue(session, run, owner)
+    if parent_id is not None:
+        _show_fork(session, parent_id, parent_step)
+    return run
+
+
+def submit_command(
+    session: Session,
+    *,
+    command: dict[str, Any],
+    config: dict[str, Any],
+    owner: User,
+    name: str,
+    tags: str = "",
+    project: str = "",
+    priority: int = 0,
+    devices_per_node: int = 1,
+    after_id: int | None = None,
+    idempotency_key: str | None = None,
+    request_hash: str | None = None,
+) -> Run:
+    """Queue a command behind the others of its priority; it must be valid already.
+
+    command, config: as the table of runs describes them.  after_id: as above. Raises Invalid.
+    """
+    if after_id is not None:
+        check_is_kept(session.get(Run, after_id), "after_id", after_id)
+    run = Run(
+        name=name,
+        source=COMMAND,
+        recipe="",
+        command=command,
+        config=config,
+        precision="",
+        tags=tags,
+        project=project,
+        priority=priority,
+        devices_per_node=devices_per_node,
+        after_id=after_id,
+        idempotency_key=idempotency_key,
+        request_hash=request_hash,
+        steps_total=0,
+    )
+    _queue(session, run, owner)
+    return run
+
+
+def _queue(session: Session, run: Run, owner: User) -> None:
+    run.owner_id = owner.id
+    run.position = session.scalars(select(func.coalesce(func.max(Run.position), 0.0) + 1.0)).one()
+    session.add(run)
+    session.flush()
+    config_values.note(session, run)
+    set_status(session, run, Status.QUEUED, reason=f"submitted by {owner.name}")
+
+
+def _check_parent(
+    session: Session, recipe: str, config: dict[str, Any], parent_id: int, parent_step: int | None
+) -> None:
+    """See that a run can start from another's checkpoint. Raises Invalid."""
+    parent = check_is_kept(session.get(Run, parent_id), "parent_id", parent_id)
+    steps = session.scalars(
+        select(Checkpoint.step)
+        .where(Checkpoint.run_id == parent_id, Checkpoint.kind == "checkpoint")
+        .order_by(Checkpoint.step)
+    ).all()
+    if parent_step not in steps:
+        has = f"has them at {', '.join(map(str, steps))}" if steps else "has none"
+        message = f"there is no checkpoint at step {parent_step}; run {parent_id} {has}"
+        raise Invalid({"parent_step": message})
+    check_has_recipe(parent, "be started from")
+    if (of := parent.recipe) != recipe:
+        raise Invalid({"recipe": f"{recipe} cannot start from a checkpoint of {of}"})
+    if config["training"]["steps"] <= parent_step:
+        message = f"{config['training']['steps']} is not beyond the checkpoint's step {parent_step}"
+        raise Invalid({"config.training.steps": message})
+
+
+def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> None:
+    """Let the parent's pages show the new run beside the checkpoint that it starts from."""
+    parent = get(session, parent_id, lock=True)
+    parent.revision += 1
+    parent.files_revision = parent.revision
+    at = (Checkpoint.run_id == parent_id, Checkpoint.step == parent_step)
+    shown = update(Checkpoint).where(*at).values(revision=parent.revision)
+    if session.execute(shown.returning(Checkpoint.id)).first() is None:  # deleted since the check
+        raise Invalid({"parent_step": f"there is no checkpoint at step {parent_step} any more"})
+
+
+def check_is_kept(run: Run | None, field: str, run_id: int) -> Run:
+    """Return a run that another is to refer to. Raises Invalid, naming the field, if it is gone."""
+    if run is None or run.erasing:
+        raise Invalid({field: f"there is no run {run_id}"})
+    if run.deleted_at is not None:
+        raise Invalid({field: f"run {run_id} is in the bin; allowed: a run that is not deleted"})
+    return run
+
+
+def check_is_ours(run: Run, what: str) -> None:
+    """See that a run's training is one that Halfstep started. Raises Conflict."""
+    if run.source == WATCH:
+        text = f"Run {run.id} is watched: Halfstep does not train it, so that it cannot {what}."
+        raise Conflict(text)
+
+
+def check_has_recipe(run: Run, what: str) -> None:
+    """See that a run's loop is Halfstep's own. Raises Conflict."""
+    check_is_ours(run, what)
+    if run.source != RECIPE:
+        raise Conflict(f"Run {run.id} is a command: its loop is its own, so that it cannot {what}.")
+
+
+def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
+    """Return a run, locked against other writers if asked for. Raises NotFound, if deleted too."""
+    run = session.get(Run, run_id, with_for_update=lock or None)
+    if run is None:
+        raise NotFound(f"There is no run {run_id}.")
+    if run.deleted_at is not None:
+        raise NotFound(GONE.format(run_id)) if run.erasing else InTheBin(IN_THE_BIN.format(run_id))
+    return run
+
+
+def newest(
+    session: Session,
+    *,
+    conditions: Filter = (),
+    sort: str = "-id",
+    before: int | None = None,
+    limit: int = 50,
+) -> list[tuple[Run, str]]:
+    """List runs with their owners' names, newest first if not told otherwise.
+
+    conditions: all of them hold.  sort: one of ORDERS, or the name of a setting or metric,
+    downwards with "-" before it.  before: a run id, to page: those that come after it.
+    """
+    rows = _page(session, conditions, sort, before, limit)
+    return [(run, owner) for run, owner in rows]
+
+
+def newest_and_count(
+    session: Session,
+    *,
+    conditions: Filter = (),
+    sort: str = "-id",
+    before: int | None = None,
+    limit: int = 50,
+) -> tuple[list[tuple[Run, str]], int]:
+    """List as `newest` does, and count the runs of all its pages.
+
+    A first page is filtered once for both. Without a filter all runs are counted by an index, and
+    the newest of them are read without a look at the others.
+    """
+    rows = _page(session, conditions, sort, before, limit, counts=True)
+    if not rows:
+        return [], 0 if before is None else count(session, conditions)
+    return [(run, owner) for run, owner, _total in rows], rows[0].total
+
+
+def count(session: Session, conditions: Filter = ()) -> int:
+    """Count the runs that `newest` would list, page by page."""
+    return session.scalar(_matching(select(func.count()), conditions)) or 0
+
+
+def stored_bytes(session: Session) -> int:
+    """Return what the files of all runs take in the store, those in the bin left out."""
+    return int(session.scalar(select(func.sum(Run.stored_bytes)).where(KEPT)) or 0)
+
+
+def _page(
+    session: Session,
+    conditions: Filter,
+    sort: str,
+    before: int | None,
+    limit: int,
+    *,
+    counts: bool = False,
+) -> Sequence[Any]:
+    """Read runs in their order, each with its owner's name. counts: and how many there are."""
+    order, given = Order.of(session, sort), {"limit": limit}
+    if before is not None:
+        last = _keys_of(session, before, order)
+        if last is None:
+            return []
+        given |= {f"last_{n}": value for n, value in enumerate(last)}
+    query = _page_query(tuple(conditions), order, is_first=before is None, counts=counts)
+    return session.execute(query, given).all()
+
+
+@lru_cache(MOST_KEPT)  # it is made of many parts, and the same list is asked for again and again
+def _page_query(
+    conditions: tuple[Term, ...], order: Order, *, is_first: bool, counts: bool
+) -> Select[Any]:
+    """Select a page of runs. Their rows are long: only those of the page are read, and not while
+    runs are compared.
+    """
+    more = [_total(conditions, is_first=is_first).label("total")] if counts else []
+    keys = [key.label(f"key_{n}") for n, key in enumerate(order.keys)]
+    query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
+    if not is_first:
+        ends = [bindparam(f"last_{n}", type_=key.type) for n, key in enumerate(order.keys)]
+        place, last = tuple_(*order.keys), tuple_(*ends)
+        query = query.where(place < last if order.falls else place > last)
+    page = _ordered(query, order.keys, falls=order.falls).limit(bindparam("limit", type_=Integer()))
+    shown = page.subquery()
+    rows = select(Run, User.name, *(shown.c[each.name] for each in more))
+    rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
+    keys_shown = [shown.c[key.name] for key in keys]
+    ordered: Select[Any] = _ordered(rows, keys_shown, falls=order.falls)
+    return ordered
+
+
+def _total(conditions: tuple[Term, ...], *, is_first: bool) -> ColumnElement[int]:
+    if is_first and conditions:
+        return func.count().over()
+    of_all = _matching(select(func.count()), conditions)
+    count: ColumnElement[int] = of_all.correlate(None).scalar_subquery()
+    return count
+
+
+def _ordered(query: Any, keys: Iterable[ColumnElement[Any]], *, falls: bool) -> Any:
+    return query.order_by(*(key.desc() if falls else key for key in keys))
+
+
+def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | None:
+    """Return what a run is compared by; by its id also one that is gone."""
+    if len(order.keys) == 1:
+        return (run_id,)
+    of_run = _joined(select(*order.keys), order).where(Run.id == run_id)
+    return session.execute(of_run).one_or_none()
+
+
+def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:
+    # SQLite asks in this order: what reads other tables comes last, for fewer runs.
+    terms = sorted(conditions, key=lambda term: isinstance(term.condition, Has | Compared))
+    return _joined(query, order).where(KEPT, *(term.sql() for term in terms))
+
+
+def _joined(query: Any, order: Order | None) -> Any:
+    query = query.select_from(Run)
+    return order.joined_to(query) if order else query
+
+
+def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:
+    """Return runs with their owners' names, newest first; ids that there are not are left out."""
+    query = select(Run, User.name).join(User, User.id == Run.owner_id)
+    query = query.where(Run.id.in_(run_ids), KEPT).order_by(Run.id.desc())
+    return [(run, owner) for run, owner in session.execute(query)]
+
+
+def get_with_owner(session: Session, run_id: int) -> tuple[Run, str]:
+    """Return a run with its owner's name. Raises NotFound."""
+    run = get(session, run_id)
+    return run, session.get_one(User, run.owner_id).name
+
+
+def forks(session: Session, run_id: int) -> list[Run]:
+    """List the runs that started from a checkpoint of this one, oldest first."""
+    query = select(Run).where(Run.parent_id == run_id, KEPT)
+    return list(session.scalars(query.order_by(Run.id)))
+
+
+def newest_id(session: Session) -> int:
+    """Return the id of the newest run, 0 if there is none."""
+    return session.scalar(select(func.max(Run.id)).where(KEPT)) or 0
+
+
+def state(session: Session, run_id: int) -> tuple[int, Status, int]:
+    """Return a run's revision and status, and for how long there was no news of it.
+
+    Raises NotFound.
+    """
+    query = select(Run.revision, Run.status, Run.heard_at, now().label("moment"))
+    found = session.execute(query.where(Run.id == run_id)).one_or_none()
+    if found is None:
+        raise NotFound(f"There is no run {run_id}.")
+    return found.revision, found.status, silent_seconds(found, found.moment)
+
+
+def silent_seconds(run: Any, moment: float) -> int:
+    """Return for how long a watched run was not heard of, 0 while it is, or need not be.
+
+    It is rounded as people would, so that a page that tells it need not change all the time.
+    """
+    if run.heard_at is None or run.status != Status.RUNNING:
+        return 0
+    seconds = moment - run.heard_at
+    if seconds < SILENCE_SECONDS:
+        return 0
+    unit = next(unit for most, unit in ((120, 10), (7200, 60), (math.inf, 3600)) if seconds < most)
+    return int(seconds // unit * unit)
+
+
+def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Progress], float]:
+    """Return how far runs have come, and the database's time."""
+    unskipped, retrying = _unskipped(some_runs), _retrying(some_runs)
+    query = _progress(retrying=bool(retrying))
+    rows = session.execute(query, {"run_ids": list(unskipped), "retrying": retrying}).all()
+    found = {row[0]: Progress(unskipped[row[0]] + row[1], row[2]) for row in rows}
+    return found, rows[0][3] if rows else 0.0
+
+
+@cache  # SQLAlchemy takes longer to put this together than the database to answer it
+def _progress(*, retrying: bool) -> Select[Any]:
+    retried = _retried() if retrying else literal(0)
+    mine = Run.id.in_(bindparam("run_ids", expanding=True))
+    return select(Run.id, retried, NUMBERS["duration"], now()).where(mine)
+
+
+def ends(session: Session, run_ids: Collection[int]) -> list[tuple[float, int]]:
+    """Return when those of these runs ended that have, and their numbers."""
+    query = select(Run.ended_at, Run.id).where(Run.id.in_(run_ids), Run.status.in_(ENDED))
+    return [(ended_at or 0.0, run_id) for ended_at, run_id in session.execute(query)]
+
+
+def statuses(session: Session, run_id: int) -> list[RunStatus]:
+    """Return the history of a run's status, oldest first."""
+    return list(session.scalars(_statuses(), {"run_id": run_id}))
+
+
+@cache
+def _statuses() -> Select[Any]:
+    query = select(RunStatus).where(RunStatus.run_id == bindparam("run_id"))
+    return query.order_by(RunStatus.id)
+
+
+def last_change(session: Session, run_id: int) -> RunStatus | None:
+    """Return when and why a run's status became what it is; remarks may have followed."""
+    mine = RunStatus.run_id == run_id
+    status = select(Run.status).where(Run.id == run_id).scalar_subquery()
+    before = select(func.max(RunStatus.id)).where(mine, RunStatus.status != status)
+    since = select(RunStatus).where(mine, RunStatus.id > func.coalesce(before.scalar_subquery(), 0))
+    return session.scalar(since.order_by(RunStatus.id).limit(1))
+
+
+def applied(session: Session, run: Run) -> int:
+    """Return how many of a run's own steps changed the weights: not skipped, or retried in fp32."""
+    return applied_of(session, [run])[run.id]
+
+
+def applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
+    """Return it of each run, in one query."""
+    retrying = _retrying(some_runs)
+    query = select(Run.id, _retried()).where(Run.id.in_(bindparam("retrying", expanding=True)))
+    rows = session.execute(query, {"retrying": retrying}) if retrying else ()
+    retried = {row[0]: row[1] for row in rows}
+    unskipped = _unskipped(some_runs)
+    return {run_id: steps + retried.get(run_id, 0) for run_id, steps in unskipped.items()}
+
+
+def _unskipped(some_runs: Iterable[Run]) -> dict[int, int]:
+    return {run.id: run.own_steps - run.skipped - run.not_stepped for run in some_runs}
+
+
+def _retrying(some_runs: Iterable[Run]) -> list[int]:
+    """Return those of these runs that try a skipped step again in fp32."""
+    return [run.id for run in some_runs if run.settings.get("scaler", {}).get("retry_in_fp32")]
+
+
+def _retried() -> ColumnElement[int]:
+    """Return how many skipped steps of a run were applied after all; of those that are given as
+    `retrying`.
+    """
+    mine = (Diagnosis.run_id == Run.id, Diagnosis.kind == "retry")
+    # The spool brings a retry before its step.
+    applied = Diagnosis.content["applied"].as_boolean() & (Diagnosis.step <= Run.step)
+    count = select(func.count()).select_from(Diagnosis).where(*mine, applied).correlate(Run)
+    retrying = Run.id.in_(bindparam("retrying", expanding=True))
+    return case((retrying, count.scalar_subquery()), else_=0)
+
+
+def set_status(
+    session: Session,
+    run: Run,
+    status: Status,
+    *,
+    reason: str | None = None,
+    fault: str | None = None,
+) -> None:
+    """Change a run's status and write down when and why."""
+    run.status, run.fault = status, fault
+    if status != Status.QUEUED:
+        run.first_since = run.reservation = None
+    if status in ENDED:
+        run.ended_at = session.scalar(select(now()))
+        pace = pyramid.steps_per_second(session.connection(), run.id)
+        run.steps_per_second = pace or run.steps_per_second
+    if status not in ACTIVE:
+        notifications.tell(session, notifications.ANYBODY)
+    remark(session, run, reason, fault=fault)
+
+
+def remark(session: Session, run: Run, reason: str | None, *, fault: str | None = None) -> None:
+    """Write a line into a run's history, with the status that it has."""
+    run.revision = (run.revision or 0) + 1
+    session.add(
+        RunStatus(run_id=run.id, attempt=run.attempt, status=run.status, reason=reason, fault=fault)
+    )
+    session.flush()

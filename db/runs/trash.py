@@ -1,0 +1,127 @@
+"""The bin: ended runs that were deleted, out of every list, and can be restored for some days.
+
+What becomes of them after those days is `db.files.erasure`'s.
+"""
+
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.database import now
+from db.errors import Conflict, NotFound
+from db.paging import Page, page
+from db.runs import runs
+from db.tables import ENDED, IN_BIN, KEPT, RECIPE, Run, Status, User
+
+DAY_SECONDS = 86_400.0
+#: As a list, an index finds those few.
+UNENDED = [status for status in Status if status not in ENDED]
+_CONTENTS = (func.count(Run.id), func.coalesce(func.sum(Run.stored_bytes), 0))
+
+
+@dataclass(frozen=True)
+class Contents:
+    """How many runs are in the bin, those being erased too, and what their files take."""
+
+    runs: int
+    stored_bytes: int
+
+
+def delete(session: Session, run_id: int, user: User) -> Run:
+    """Put an ended run into the bin. Asked again, it changes nothing.
+
+    Raises Conflict if it has not ended, or if one that has not is to start from its checkpoints.
+    """
+    run = _locked(session, run_id)
+    if run.deleted_at is not None:
+        return run
+    if run.status not in ENDED:
+        text = f"Run {run_id} is {run.status}: only one that has ended can be deleted."
+        raise Conflict(f"{text} Cancel it first.")
+    if found := _dependent(session, run_id):
+        text = f"Run {run_id} cannot be deleted: run {found.id}, which is {found.status}, starts"
+        raise Conflict(f"{text} from its checkpoints. Cancel that one first, or wait for its end.")
+    run.deleted_at = session.scalars(select(now())).one()
+    runs.remark(session, run, f"deleted by {user.name}")
+    return run
+
+
+def restore(session: Session, run_id: int, user: User) -> Run:
+    """Take a run out of the bin. Asked again, it changes nothing.
+
+    Raises Conflict if it is being erased.
+    """
+    run = _locked(session, run_id)
+    if run.deleted_at is None:
+        return run
+    if run.erasing:
+        raise Conflict(f"Run {run_id} is being deleted for good: it cannot be restored any more.")
+    run.deleted_at = None
+    runs.remark(session, run, f"restored by {user.name}")
+    return run
+
+
+def erase(session: Session, run_id: int, user: User) -> Run:
+    """Let a run of the bin be erased now; nothing brings it back from here on.
+
+    Raises Conflict if it is not in the bin.
+    """
+    run = _locked(session, run_id)
+    if run.deleted_at is None:
+        text = f"Run {run_id} is not in the bin: only what was deleted can be deleted for good."
+        raise Conflict(text)
+    if not run.erasing:
+        run.erasing = True
+        runs.remark(session, run, f"deleted for good by {user.name}")
+    return run
+
+
+def restorable(session: Session, run_id: int | None) -> Run | None:
+    """Return a run if it is in the bin and can be restored."""
+    run = session.get(Run, run_id) if run_id is not None else None
+    return run if run and run.deleted_at is not None and not run.erasing else None
+
+
+def contents(session: Session) -> Contents:
+    """Count what is in the bin."""
+    count, size = session.execute(select(*_CONTENTS).where(IN_BIN)).one()
+    return Contents(count, int(size))
+
+
+def newest_and_contents(session: Session) -> tuple[int, float, Contents]:
+    """Return the id of the newest run that is not in the bin, 0 if there is none, the database's
+    time, and what is in the bin.
+    """
+    newest = select(func.coalesce(func.max(Run.id), 0)).where(KEPT).scalar_subquery()
+    binned = (select(each).where(IN_BIN).scalar_subquery() for each in _CONTENTS)
+    newest_id, moment, count, size = session.execute(select(newest, now(), *binned)).one()
+    return newest_id, moment, Contents(count, int(size))
+
+
+def listed(session: Session, *, after: str = "", limit: int) -> Page:
+    """Return a page of the runs in the bin with their owners' names, newest first."""
+    query = select(Run, User.name).join(User, User.id == Run.owner_id).where(IN_BIN)
+    return page(session, query, (Run.id,), after=after, limit=limit, newest_first=True)
+
+
+def erased_after(run: Run, days: float) -> float:
+    """Return when a run of the bin goes for good."""
+    return (run.deleted_at or 0.0) + days * DAY_SECONDS
+
+
+def _locked(session: Session, run_id: int) -> Run:
+    run = session.get(Run, run_id, with_for_update=True)
+    if run is None:
+        raise NotFound(f"There is no run {run_id}.")
+    if run.erased_at is not None:
+        raise NotFound(runs.GONE.format(run_id))
+    return run
+
+
+def _dependent(session: Session, run_id: int) -> Run | None:
+    """Return a run that has not ended and starts from a checkpoint or the weights of this one."""
+    weights = Run.config["weights"]["run"].as_integer() == run_id
+    starts = (Run.parent_id == run_id) | ((Run.source == RECIPE) & weights)
+    query = select(Run).where(Run.status.in_(UNENDED), starts)
+    return session.scalar(query.order_by(Run.id).limit(1))

@@ -1,0 +1,1 @@
+"""What trainings record: steps, metrics, events, and how they are read back."""

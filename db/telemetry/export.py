@@ -1,0 +1,154 @@
+"""All that was recorded of a run, as CSV or Parquet.
+
+Files are yielded piece by piece: a page is read in a transaction of its own and forgotten once it
+is sent, so neither a long run nor a slow reader costs memory or keeps a transaction open.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, FromClause, Row, func, select, tuple_
+
+from db.database import Database
+from db.tables import Metric, ScalerEvent, Step
+from db.telemetry.series import json_number
+
+PAGE_ROWS = 20_000
+#: What a text begins with that spreadsheets would work out.
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
+#: What can be exported, and the columns that order it.
+EXPORTS: dict[str, tuple[FromClause, tuple[str, ...]]] = {
+    "steps": (Step.__table__, ("step",)),
+    "events": (ScalerEvent.__table__, ("step", "kind", "optimizer")),
+    "metrics": (Metric.__table__, ("name", "step")),
+}
+
+
+def as_csv(database: Database, run_id: int, name: str) -> Iterator[bytes]:
+    """Yield one of EXPORTS as CSV: NaN and infinities by name, culprits apart by spaces.
+
+    A text that would be a formula has a ' before it.
+    """
+    columns = _columns(name)
+    yield _csv([[column.name for column in columns]])
+    written = [_IN_CSV.get(column.type.python_type, _as_it_is) for column in columns]
+    for rows in _pages(database, run_id, name, columns):
+        yield _csv(
+            [write(value) for write, value in zip(written, row, strict=True)] for row in rows
+        )
+
+
+def as_parquet(database: Database, run_id: int, name: str) -> Iterator[bytes]:
+    """Yield one of EXPORTS as Parquet, a row group for each page."""
+    import pyarrow as pa  # 30 MiB that a server without exports need not hold
+    from pyarrow import parquet
+
+    columns = _columns(name)
+    types = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+    culprits = pa.list_(pa.string())
+    schema = pa.schema([(c.name, types.get(c.type.python_type, culprits)) for c in columns])
+    kept = [_IN_PARQUET.get(column.type.python_type, _as_it_is) for column in columns]
+    sink = _Sink()
+    with parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
+        for rows in _pages(database, run_id, name, columns):
+            arrays = [
+                pa.array(map(keep, values), field.type)
+                for keep, values, field in zip(kept, zip(*rows, strict=True), schema, strict=True)
+            ]
+            writer.write_table(pa.table(arrays, schema=schema))
+            yield sink.take()
+    yield sink.take()
+
+
+def _columns(name: str) -> list[ColumnElement[Any]]:
+    table, _ = EXPORTS[name]
+    columns: list[ColumnElement[Any]] = []
+    for column in table.c:
+        if column.name == "grad_norm_clipped":  # NULL where the clip changed nothing
+            column = func.coalesce(column, table.c.grad_norm).label(column.name)
+        if column.name not in ("id", "run_id"):
+            columns.append(column)
+    return columns
+
+
+def _pages(
+    database: Database, run_id: int, name: str, columns: list[ColumnElement[Any]]
+) -> Iterator[Sequence[Row[Any]]]:
+    table, names = EXPORTS[name]
+    key = [table.c[name] for name in names]
+    query = select(*columns).where(table.c.run_id == run_id).order_by(*key).limit(PAGE_ROWS)
+    page = query
+    while True:
+        with database.reading() as session:
+            rows = session.execute(page).all()
+        if rows:
+            yield rows
+        if len(rows) < PAGE_ROWS:
+            return
+        page = query.where(tuple_(*key) > tuple_(*(getattr(rows[-1], name) for name in names)))
+
+
+def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _as_text(text: str | None) -> str | None:
+    """Return what a spreadsheet takes for text too, and for no formula, in one row."""
+    if not text:
+        return text
+    return ("'" if text.startswith(FORMULAS) else "") + text.replace("\r", " ")
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _in_words(number: float | None) -> Any:
+    return "NaN" if number is None else json_number(number)
+
+
+def _nan_for_null(number: float | None) -> float:
+    return math.nan if number is None else number
+
+
+def _names(culprits: list[dict[str, Any]]) -> list[str]:
+    return [culprit["name"] for culprit in culprits]
+
+
+_IN_CSV: dict[type, Callable[[Any], Any]] = {
+    float: _in_words,
+    int: _in_words,
+    object: lambda culprits: _as_text(" ".join(_names(culprits))),
+    str: _as_text,
+}
+_IN_PARQUET: dict[type, Callable[[Any], Any]] = {float: _nan_for_null, object: _names}
+
+
+class _Sink(io.RawIOBase):
+    """A file that is carried away piece by piece while it is written."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: Any) -> int:
+        self._pieces.append(bytes(piece))
+        self._position += len(piece)
+        return len(piece)
+
+    def tell(self) -> int:
+        return self._position
+
+    def take(self) -> bytes:
+        taken = b"".join(self._pieces)
+        self._pieces.clear()
+        return taken

@@ -1,0 +1,352 @@
+"""Watched runs: trainings that are not ours, whose spool is sent to the server piece by piece.
+
+They have no worker and no lease: what happens to one is what its uploader says, or a person.
+"""
+
+import json
+import math
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from db.access import permissions, projects
+from db.access.permissions import Right
+from db.database import now
+from db.errors import Ended, Fenced, Invalid, Misplaced, NotFound, NotYours
+from db.queue import queue
+from db.runs import config_values, environments, runs
+from db.tables import (
+    ENDED,
+    WATCH,
+    Artifact,
+    Checkpoint,
+    Metric,
+    Run,
+    RunNode,
+    Status,
+    Step,
+    User,
+    WatchedAttempt,
+)
+from db.telemetry import series
+from db.telemetry.recording import Recording, in_words
+
+#: Of events that wait for an attempt's first steps.
+EARLY_BYTES = 16 * 2**20
+REASON_CHARACTERS = 500
+INTERRUPTED = "interrupted by a new run"
+HOW_IT_ENDED = {
+    "interrupted": (Status.CANCELLED, INTERRUPTED),
+    "finished": (Status.FINISHED, None),
+    "failed": (Status.FAILED, "its script raised"),
+    "terminated": (Status.FAILED, "its process was terminated"),
+    "vanished": (Status.FAILED, "its process ended without saying so; killed?"),
+}
+
+
+def begin(
+    session: Session,
+    owner: User,
+    watch_id: str,
+    attempt: int,
+    *,
+    name: str,
+    project: str,
+    config: dict[str, Any],
+    tags: str,
+    started_at: float,
+    host: str,
+    versions: dict[str, Any],
+    command: Sequence[str] = (),
+    folder: str = "",
+) -> WatchedAttempt:
+    """Return the attempt of the run that goes by this id, made now if it was not there.
+
+    project: of one that is made; another may since have been moved.  Raises Fenced if a later
+    attempt has begun, Ended if a person has ended this one.
+    """
+    # Of two that come at once the second waits.
+    session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
+    run = known(session, owner, watch_id)
+    if run is not None:
+        projects.lock_within(session, Run, run.id)
+        session.expire(run)
+        run = known(session, owner, watch_id)
+    _check_project(session, owner, project if run is None else run.project)
+    moment = session.scalars(select(now())).one()
+    if run is None:
+        run = Run(
+            name=name,
+            source=WATCH,
+            watch_id=watch_id,
+            project=project,
+            recipe="",
+            precision="",
+            config=config,
+            tags=tags,
+            owner_id=owner.id,
+            started_at=min(started_at, moment),
+            steps_total=0,
+        )
+        session.add(run)
+        session.flush()
+        config_values.note(session, run)
+    _check_is_kept(run)
+    run.heard_at = moment
+    if attempt > run.attempt:
+        _start(session, run, attempt, host, versions)
+        if command:  # which uploaders of earlier versions do not tell
+            _note_environment(session, run, host, versions, command, folder)
+    elif attempt < run.attempt:
+        raise Fenced
+    elif _is_stopped(run):
+        raise Ended(_ended(run))
+    if run.config != config:  # its script has configured it since
+        run.config = config
+        config_values.note(session, run)
+        run.revision += 1
+    return session.get_one(WatchedAttempt, (run.id, attempt))
+
+
+def known(session: Session, owner: User, watch_id: str) -> Run | None:
+    """Return the run of this id that somebody has sent before."""
+    return session.scalar(select(Run).where(Run.owner_id == owner.id, Run.watch_id == watch_id))
+
+
+def _check_project(session: Session, owner: User, project: str) -> None:
+    """See that somebody may send runs of a project; an operator's is made now. Raises Invalid."""
+    if owner.is_operator:
+        if project != projects.DEFAULT:
+            projects.found_or_made(session, project)
+    elif not permissions.standing(session, owner).may(Right.SUBMIT, project):
+        named = repr(project[:100]) if project else "the first project"
+        raise Invalid({"project": f"{named} lets you send no runs; ask its maintainers"})
+    else:
+        projects.hold(session, project)
+
+
+def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[str, Any]) -> None:
+    _close_node(session, run)
+    run.attempt, run.resumed_step, run.wanted = attempt, None, "run"
+    run.error = run.stop_reason = run.ended_at = None
+    session.add(RunNode(run_id=run.id, attempt=attempt, node=0, devices=[], step_before=run.step))
+    session.add(
+        WatchedAttempt(run_id=run.id, attempt=attempt, host=host, versions=versions, early=[])
+    )
+    runs.set_status(session, run, Status.RUNNING, reason=f"watched on {host}")
+
+
+def _note_environment(
+    session: Session,
+    run: Run,
+    host: str,
+    versions: dict[str, Any],
+    command: Sequence[str],
+    folder: str,
+) -> None:
+    known = {"host": host, "versions": versions, "command": [*command], "folder": folder or None}
+    unknown: dict[str, Any] = {
+        "worker": None,
+        "platform": None,
+        "devices": [],
+        "file": None,
+        "git": None,
+    }
+    texts = environments.Texts(source=None, diff=None)
+    environments.record(session, run.id, run.attempt, known | unknown, texts)
+
+
+def _check_is_kept(run: Run) -> None:
+    """See that nobody has deleted a run. Raises Ended."""
+    if run.deleted_at is not None:
+        raise Ended(runs.IN_THE_BIN.format(run.id) + " Until then it takes nothing more.")
+
+
+def _close_node(session: Session, run: Run) -> None:
+    node = (RunNode.run_id == run.id, RunNode.attempt == run.attempt)
+    session.execute(update(RunNode).where(*node).values(ended_at=now()))
+
+
+def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, WatchedAttempt]:
+    """Lock and return a watched run and its attempt, which is heard of now.
+
+    Raises NotFound, NotYours, Fenced if a later attempt has begun, Ended if a person ended it.
+    """
+    run = session.get(Run, run_id, with_for_update=True, populate_existing=True)
+    if run is None or run.source != WATCH or attempt > run.attempt:
+        raise NotFound(f"There is no attempt {attempt} of a watched run {run_id}.")
+    may = run.owner_id == user.id and permissions.standing(session, user).may(
+        Right.SUBMIT, run.project
+    )
+    if not may:
+        raise NotYours
+    if attempt < run.attempt:
+        raise Fenced
+    _check_is_kept(run)
+    if _is_stopped(run):
+        raise Ended(_ended(run))
+    run.heard_at = session.scalars(select(now())).one()
+    return run, session.get_one(WatchedAttempt, (run_id, attempt), populate_existing=True)
+
+
+def attempt_of(session: Session, run: Run) -> WatchedAttempt | None:
+    """Return a watched run's present attempt."""
+    return session.get(WatchedAttempt, (run.id, run.attempt))
+
+
+def check_place(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> None:
+    """See that bytes from here on are the next ones. Raises Ended, Misplaced."""
+    if run.status in ENDED:
+        raise Ended(_ended(run))
+    is_next = (sequence, offset) == (place.sequence, place.offset)
+    if not is_next and not (sequence > place.sequence and offset == 0):
+        raise Misplaced(offset=place.offset, sequence=place.sequence)
+
+
+def _is_stopped(run: Run) -> bool:
+    """Return whether a person has ended a run; its uploader may repeat what it sent itself."""
+    return run.status == Status.CANCELLED and run.stop_reason != INTERRUPTED
+
+
+def _ended(run: Run) -> str:
+    how = f" ({run.stop_reason})" if run.stop_reason else ""
+    return f"Run {run.id} has ended: it is {run.status}{how}. Its next attempt may go on."
+
+
+def record(
+    session: Session,
+    run: Run,
+    place: WatchedAttempt,
+    items: Sequence[Any],
+    *,
+    end: tuple[int, int],
+    remarks: Sequence[str] = (),
+) -> None:
+    """Write items, and where they end: the sequence and the offset to go on from."""
+    last = series.log_lines(session, run.id, most=1)
+    recording = Recording(
+        run.id,
+        run.attempt,
+        has_begun=run.resumed_step is not None,
+        last_line=last[0].number if last else 0,
+        resumed=place.resumed,
+        early=place.early,
+        may_log_alone=run.step == 0,
+    )
+    recording.take(items)
+    remarks = [*remarks]
+    if len(json.dumps(recording.early)) > EARLY_BYTES:
+        recording.early = []
+        remarks.append(f"before its first step it told more than {EARLY_BYTES:,} bytes: left out")
+    for item in items:
+        if isinstance(item, dict) and item["event"] == "resumed":
+            recording.remark(in_words(item))
+    for text in remarks:
+        recording.remark(text)
+    if recording:
+        not_here = [[""] * len(event["files"]) for event in recording.checkpoints]
+        recording.write(session, not_here, [""] * len(recording.artifacts))
+    place.resumed, place.early = recording.resumed, recording.early
+    place.sequence, place.offset = end
+
+
+def end(
+    session: Session,
+    user: User,
+    run_id: int,
+    attempt: int,
+    how: str,
+    *,
+    step: int,
+    error: str | None,
+    exit_code: int | None = None,
+    lost_bytes: int = 0,
+) -> None:
+    """Close an attempt as its process ended: one of HOW_IT_ENDED.
+
+    exit_code: negative for a signal.  lost_bytes: of its spool, damaged.  Repeated, it changes
+    nothing.
+    """
+    run, place = held(session, user, run_id, attempt)
+    if run.status in ENDED:
+        return
+    if lost_bytes:
+        text = f"{lost_bytes:,} bytes of its spool were damaged: what they held is lost"
+        record(session, run, place, [], end=(place.sequence, place.offset), remarks=[text])
+    status, reason = HOW_IT_ENDED[how]
+    reason = _reason(reason, error, exit_code)
+    fault = "code" if error or (status == Status.FAILED and (exit_code or 0) > 0) else None
+    error = error or (reason if status == Status.FAILED else None)
+    if step > run.step:
+        reason = "; ".join(filter(None, [reason, f"of its {step:,} steps {run.step:,} came in"]))
+    queue.end(session, run_id, attempt, status, reason=reason, error=error, fault=fault)
+    if how == "interrupted":
+        run.stop_reason = INTERRUPTED
+    run.ended_at = min(run.ended_at or 0.0, _last_moment(session, run))
+
+
+def _reason(how: str | None, error: str | None, exit_code: int | None) -> str | None:
+    """Return in a line why a process ended, with its exit code or signal."""
+    if exit_code is not None and exit_code < 0 and how:
+        return f"{how} by {_signal_name(-exit_code)}" if not error else _last_line(error)
+    if error and (line := _last_line(error)):
+        is_usual = not exit_code or (exit_code == 1 and error.startswith("Traceback"))
+        return line if is_usual else f"{line} (exit code {exit_code})"
+    return f"its script exited with code {exit_code}" if exit_code and how else how
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1][:REASON_CHARACTERS]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_moment(session: Session, run: Run) -> float:
+    """Return when a run made its last step, or logged last, long before it was sent perhaps."""
+    last = select(Step.elapsed_ms).where(Step.run_id == run.id, Step.step == run.step)
+    elapsed_ms = session.scalar(last)
+    if elapsed_ms is None:
+        logged = select(func.max(Metric.elapsed_ms)).where(Metric.run_id == run.id)
+        elapsed_ms = session.scalar(logged)
+    if run.started_at is None or elapsed_ms is None:
+        return math.inf
+    return run.started_at + max(elapsed_ms, 0) / 1000
+
+
+def awaited(
+    session: Session, run_id: int, path: str, *, size_bytes: int, sha256: str
+) -> list[Checkpoint | Artifact]:
+    """Return the rows that name a file of the run's folder on the training machine.
+
+    Raises NotFound if there is none, Invalid if they tell of another size or hash.
+    """
+    rows: list[Checkpoint | Artifact] = []
+    for table in (Checkpoint, Artifact):
+        rows += session.scalars(select(table).where(table.run_id == run_id, table.path == path))
+    if not rows:
+        text = "send the spool that tells of it first"
+        raise NotFound(f"Nothing that run {run_id} told names the file {path[:200]!r}: {text}.")
+    told = [row for row in rows if (row.size_bytes, row.sha256) == (size_bytes, sha256)]
+    if not told:
+        text = f"{size_bytes} bytes and {sha256}; allowed: as its event says, "
+        text += f"{rows[0].size_bytes} bytes and {rows[0].sha256}"
+        raise Invalid({"size, sha256": text})
+    return told
+
+
+def stored(run: Run, rows: Sequence[Checkpoint | Artifact], key: str) -> None:
+    """Say that a file lies in the store by now."""
+    run.revision += 1
+    run.files_revision = run.revision
+    for row in rows:
+        before = row.stored_bytes
+        row.key, row.revision = key, run.revision
+        run.stored_bytes += row.stored_bytes - before

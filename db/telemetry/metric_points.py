@@ -1,0 +1,58 @@
+"""Points of several metrics of a run, as one array for all of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from db.tables import clean
+from db.telemetry.summaries import Ints, Points
+
+
+@dataclass(frozen=True)
+class MetricPoints:
+    """Points in order of owner and step; owner: of each point, the place of its name in names."""
+
+    names: list[str]
+    owner: Ints
+    points: Points
+
+    @classmethod
+    def of(cls, events: Iterable[dict[str, Any]]) -> Self:
+        """Make points of the spool's events; of one step of a metric the latest counts."""
+        names: dict[str, int] = {}
+        places: dict[str, int] = {}  # by name as it was given, to clean each only once
+        rows: dict[tuple[int, int], tuple[int, float]] = {}
+        for event in events:
+            if (place := places.get(event["name"])) is None:
+                place = names.setdefault(clean(event["name"]), len(names))
+                places[event["name"]] = place
+            rows[place, event["step"]] = event["elapsed_ms"], float(event["value"])
+        keys = np.array(list(rows), np.int64).reshape(-1, 2)
+        elapsed_ms, values = zip(*rows.values(), strict=True) if rows else ((), ())
+        order = np.lexsort((keys[:, 1], keys[:, 0]))
+        points = Points(
+            step=keys[:, 1],
+            elapsed_ms=np.array(elapsed_ms, np.int64),
+            flags=np.zeros(len(keys), np.int64),
+            values=np.array(values, np.float64)[:, None],
+        )
+        return cls(list(names), keys[order, 0], points[order])
+
+    @cached_property
+    def first(self) -> Ints:
+        """Where the first point of each name is."""
+        return np.searchsorted(self.owner, np.arange(len(self.names)))
+
+    @cached_property
+    def last(self) -> Ints:
+        """Where the last point of each name is."""
+        return np.append(self.first[1:], len(self.owner)) - 1
+
+    def of_names(self, places: Ints) -> Self:
+        """Return the points of some names, given in order."""
+        mine = np.isin(self.owner, places)
+        names = [self.names[place] for place in places.tolist()]
+        return type(self)(names, np.searchsorted(places, self.owner[mine]), self.points[mine])

@@ -1,0 +1,290 @@
+"""The pyramids of a run's metrics, of many names at once.
+
+A bucket is stored when a point of its metric lies beyond it: one row for 64 points of every step,
+instead of five for each point. What follows the stored buckets is read from the points, at most
+64 of them (`extremes`). Which buckets there are depends on nothing but the points.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, Select, delete, func, select, text
+from sqlalchemy.orm import Session
+
+from db.tables import LatestMetric, Metric, MetricBucket
+from db.telemetry import bulk_writes
+from db.telemetry.metric_points import MetricPoints
+from db.telemetry.pyramid import (
+    END,
+    FANOUT,
+    METRIC_SERIES,
+    SIZES,
+    build,
+    metric_of,
+    split,
+    summed_up,
+)
+from db.telemetry.summaries import Ints, Points, Summaries, in_order, unpack
+
+#: Of a metric without a point before.
+NEVER = -1
+
+
+def update(connection: Connection, run_id: int, told: MetricPoints, before: Ints) -> None:
+    """Bring pyramids up to points that were just written.
+
+    before: of each name the last step before these points, or NEVER.
+    """
+    lowest, highest = told.points.step[told.first], told.points.step[told.last]
+    last = np.maximum(before, highest)
+    is_later = (before != NEVER) & (before < last)
+    first = np.where(is_later, np.minimum(lowest, before), lowest)
+    # The others complete no bucket and change none that is stored.
+    busy = np.flatnonzero(first // SIZES[0] < last // SIZES[0])
+    for some in _portions(busy, first, last):
+        axis = _Axis(first[some], last[some])
+        closed = np.where(is_later[some], before[some], NEVER)
+        _update(connection, run_id, told.of_names(some), axis, closed)
+
+
+def _portions(names: Ints, first: Ints, last: Ints) -> Iterator[Ints]:
+    """Split names so that the steps of a portion, laid one after the other, can be numbered."""
+    if not len(names):
+        return
+    if len(names) == 1 or float(_widths(first[names], last[names]).astype(float).sum()) < END:
+        yield names
+        return
+    for half in np.array_split(names, 2):
+        yield from _portions(half, first, last)
+
+
+def _widths(first: Ints, last: Ints) -> Ints:
+    top = SIZES[-1]
+    return (last // top - first // top + 1) * top
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The steps of several names, laid one after the other on one axis.
+
+    Edges of buckets stay edges there, because each name takes a multiple of the largest size.
+    first, last: the steps of each name that matter.
+    """
+
+    first: Ints
+    last: Ints
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Where each name begins."""
+        widths = _widths(self.first, self.last)
+        return np.cumsum(widths) - widths
+
+    @cached_property
+    def offsets(self) -> Ints:
+        """What to add to a step of each name."""
+        return self.starts - self.first // SIZES[-1] * SIZES[-1]
+
+    def owners(self, positions: Ints) -> Ints:
+        """Return the name at each position."""
+        return np.searchsorted(self.starts, positions, side="right") - 1
+
+    def is_kept(self, start: Ints, size: int) -> NDArray[np.bool_]:
+        """Return which buckets have a point of their metric beyond them."""
+        owners = self.owners(start)
+        return start + size <= (self.last + self.offsets)[owners]
+
+
+def _update(
+    connection: Connection, run_id: int, told: MetricPoints, axis: _Axis, before: Ints
+) -> None:
+    """Update pyramids. before: the last step of each name that is last no more, or NEVER."""
+    size = SIZES[0]
+    moved = told.points.moved(axis.offsets[told.owner])
+    filled, touched = split(moved)
+    open_before = ((before + axis.offsets) // size)[before != NEVER]
+    touched = np.union1d(touched, np.setdiff1d(open_before, filled.step // size))
+    touched = touched[axis.is_kept(touched * size, size)]
+    read = _read_points(connection, run_id, told.names, axis, touched * size)
+    there = _read_siblings(connection, run_id, told.names, axis)
+    start, sizes, packed = summed_up(in_order([filled, read]), there, METRIC_SERIES, axis.is_kept)
+    if not packed:
+        return
+    owners = axis.owners(start)
+    columns: dict[str, bulk_writes.Column] = {
+        "name": [told.names[owner] for owner in owners.tolist()],
+        "size": sizes,
+        "bucket": (start - axis.offsets[owners]) // sizes,
+        "summary": packed,
+    }
+    bulk_writes.replace(connection, MetricBucket.__table__, {"run_id": run_id}, columns)
+
+
+def _read_points(
+    connection: Connection, run_id: int, names: Sequence[str], axis: _Axis, starts: Ints
+) -> Points:
+    """Read the points of some of the lowest buckets, which begin at these positions."""
+    owners = axis.owners(starts)
+    low = starts - axis.offsets[owners]
+    columns = "step, elapsed_ms, value"
+    of_names = [names[owner] for owner in owners.tolist()]
+    rows = _looked_up(connection, "metrics", columns, run_id, of_names, low, low + SIZES[0] - 1)
+    which, step, elapsed_ms, value = zip(*rows, strict=True) if rows else [()] * 4
+    steps = np.array(step, np.int64)
+    zeros, values = np.zeros_like(steps), np.array(value, float)[:, None]
+    points = Points(steps, np.array(elapsed_ms, np.int64), zeros, values)
+    return points.moved(axis.offsets[owners[np.array(which, np.int64)]])
+
+
+def _read_siblings(
+    connection: Connection, run_id: int, names: Sequence[str], axis: _Axis
+) -> dict[int, Summaries]:
+    """Read the buckets that have a stored parent in common with what was written, by size."""
+    found = {SIZES[-1]: unpack(np.array([], np.int64), [], METRIC_SERIES, SIZES[-1])}
+    for size in SIZES[:-1]:
+        parent = size * FANOUT
+        owners = np.flatnonzero(axis.first // parent < axis.last // parent)
+        low, high = (steps[owners] // parent * FANOUT for steps in (axis.first, axis.last))
+        some = [names[owner] for owner in owners.tolist()]
+        rows = _looked_up(
+            connection, "metric_buckets", "bucket, summary", run_id, some, low, high - 1, size=size
+        )
+        which, bucket, packed = zip(*rows, strict=True) if rows else [()] * 3
+        offsets = axis.offsets[owners[np.array(which, np.int64)]]
+        start = np.array(bucket, np.int64) * size + offsets
+        found[size] = in_order([unpack(start, list(packed), METRIC_SERIES, size)])
+    return found
+
+
+def _looked_up(
+    connection: Connection,
+    table: str,
+    columns: str,
+    run_id: int,
+    names: list[str],
+    low: Ints,
+    high: Ints,
+    *,
+    size: int | None = None,
+) -> list[tuple[Any, ...]]:
+    """Read rows of names, of each in a range of steps or of buckets: (place in names, columns).
+
+    Each range is looked up by the index. Left to itself, PostgreSQL reads the whole run and
+    compares each row to each name, for as long as it has no statistics of a table that grows.
+    """
+    if not names:
+        return []
+    number = "step" if size is None else "bucket"
+    of_size = "" if size is None else "AND t.size = :size"
+    selected = ", ".join(f"t.{column}" for column in columns.split(", "))
+    values: dict[str, Any] = {"run_id": run_id} | ({} if size is None else {"size": size})
+    if connection.dialect.name == "sqlite":
+        query = f"""
+            SELECT w.key, {selected} FROM json_each(:ranges) AS w CROSS JOIN {table} AS t
+            WHERE t.run_id = :run_id AND t.name = json_extract(w.value, '$[0]') {of_size}
+            AND t.{number} BETWEEN json_extract(w.value, '$[1]') AND json_extract(w.value, '$[2]')
+        """  # noqa: S608 - our own names
+        ranges = zip(names, low.tolist(), high.tolist(), strict=True)
+        values["ranges"] = json.dumps(list(ranges))
+    else:
+        query = f"""
+            SELECT w.i - 1, t.* FROM unnest(
+                CAST(:names AS text[]), CAST(:low AS bigint[]), CAST(:high AS bigint[])
+            ) WITH ORDINALITY AS w (name, low, high, i), LATERAL (
+                SELECT {selected} FROM {table} AS t
+                WHERE t.run_id = :run_id AND t.name = w.name {of_size}
+                AND t.{number} BETWEEN w.low AND w.high OFFSET 0
+            ) AS t
+        """  # noqa: S608 - our own names
+        values |= {"names": names, "low": low, "high": high}
+    # Straight from the driver, as db.telemetry.pyramid reads: there may be thousands.
+    return list(connection.execute(text(query), values).cursor.fetchall())
+
+
+def truncate(session: Session, run_id: int) -> None:
+    """Forget the buckets that have no point beyond them any more, once later points are gone."""
+    beyond = select(LatestMetric.name).where(
+        LatestMetric.run_id == run_id,
+        LatestMetric.name == MetricBucket.name,
+        LatestMetric.step >= (MetricBucket.bucket + 1) * MetricBucket.size,
+    )
+    session.execute(delete(MetricBucket).where(MetricBucket.run_id == run_id, ~beyond.exists()))
+
+
+def rebuild(session: Session, run_id: int) -> None:
+    """Build the pyramids of all metrics of a run again, from their points."""
+    session.execute(delete(MetricBucket).where(MetricBucket.run_id == run_id))
+    ends = select(Metric.name, func.min(Metric.step), func.max(Metric.step))
+    ends = ends.where(Metric.run_id == run_id).group_by(Metric.name)
+    for name, first, last in session.execute(ends).all():
+        if first // SIZES[0] < last // SIZES[0]:
+            build(session.connection(), metric_of(run_id, name), last=last)
+
+
+class Extremes(NamedTuple):
+    """The finite extremes of one metric, None where it has none, and how many points it has."""
+
+    low: float | None
+    high: float | None
+    points: int
+
+
+def extremes(
+    connection: Connection, run_ids: Collection[int], names: Collection[str] | None = None
+) -> dict[tuple[int, str], Extremes]:
+    """Return the extremes of each metric of runs, however many its points. names: only these."""
+    latest = LatestMetric.__table__.c
+    asked = [latest.run_id.in_(run_ids)]
+    if names is not None:
+        asked.append(latest.name.in_(names))
+    rows = connection.execute(_points_of_tails().where(*asked)).cursor.fetchall()
+    places = {key: place for place, key in enumerate(dict.fromkeys(row[:2] for row in rows))}
+    values = np.array([value for *_, value in rows], float)
+    values[~np.isfinite(values)] = np.nan
+    low, high = np.full((2, len(places)), np.nan)
+    count = np.zeros(len(places), np.int64)
+
+    def add(keys: list[tuple[int, str]], lows: Any, highs: Any, counts: Any) -> None:
+        place = np.array([places[key] for key in keys], np.int64)
+        np.fmin.at(low, place, lows)
+        np.fmax.at(high, place, highs)
+        np.add.at(count, place, counts)
+
+    add([row[:2] for row in rows], values, values, 1)
+    for size in SIZES:
+        stones = connection.execute(_buckets_of_tails(size).where(*asked)).cursor.fetchall()
+        packed = [summary for *_, summary in stones]
+        parts = unpack(np.zeros(len(packed), np.int64), packed, METRIC_SERIES, size)
+        keys = [row[:2] for row in stones]
+        add(keys, parts.low[:, 0], parts.high[:, 0], parts.steps)
+    ends = zip(places, low.tolist(), high.tolist(), count.tolist(), strict=True)
+    return {key: Extremes(_known(least), _known(most), number) for key, least, most, number in ends}
+
+
+def _known(value: float) -> float | None:
+    return None if value != value else value
+
+
+def _points_of_tails() -> Select[Any]:
+    """Select (run, name, value) of the points that follow the last stored bucket."""
+    latest, points = LatestMetric.__table__, Metric.__table__
+    same = (points.c.run_id == latest.c.run_id) & (points.c.name == latest.c.name)
+    tail = points.c.step >= latest.c.step // SIZES[0] * SIZES[0]
+    query = select(points.c.run_id, points.c.name, points.c.value)
+    return query.select_from(latest.join(points, same & tail))
+
+
+def _buckets_of_tails(size: int) -> Select[Any]:
+    """Select (run, name, summary) of stored buckets that are in no larger stored one."""
+    latest, buckets = LatestMetric.__table__, MetricBucket.__table__
+    same = (buckets.c.run_id == latest.c.run_id) & (buckets.c.name == latest.c.name)
+    same &= buckets.c.size == size
+    if size != SIZES[-1]:
+        same &= buckets.c.bucket >= latest.c.step // (size * FANOUT) * FANOUT
+    query = select(buckets.c.run_id, buckets.c.name, buckets.c.summary)
+    return query.select_from(latest.join(buckets, same))

@@ -1,0 +1,337 @@
+"""The pyramid: summaries of 64, 512, 4096, … steps, so that a chart of any length reads few rows.
+
+`update` writes it in the transaction that writes the points; `rebuild` builds it again from them.
+Those of metrics, of which a run may have thousands, are `db.telemetry.metric_pyramids`'.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    bindparam,
+    delete,
+    func,
+    literal,
+    select,
+    union_all,
+)
+from sqlalchemy.orm import Session
+
+from db.tables import Metric, MetricBucket, Step, StepBucket
+from db.telemetry import bulk_writes
+from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, pack, unpack
+
+FANOUT = 8
+SIZES = (64, 512, 4096, 32_768, 262_144)
+#: More than any step.
+END = 2**62
+
+#: From a step to a step, the last one included.
+StepRange: TypeAlias = tuple[int, int]
+#: A size, and from which bucket to which, the last one included.
+BucketRange: TypeAlias = tuple[int, int, int]
+#: Which buckets are kept, by their starts and their size.
+Kept: TypeAlias = Callable[[Ints, int], NDArray[np.bool_]]
+
+#: What a chart may draw against the step.
+STEP_SERIES = (
+    Series("loss", "f4", mean=True),
+    Series("scale", "f4"),
+    Series("grad_norm", "f4", mean=True),
+    Series("grad_norm_clipped", "f4"),
+    Series("lr", "f8"),
+    Series("step_us", "i4", mean=True),
+    Series("data_us", "i4", mean=True),  # since the last; summaries of before lack it
+)
+#: So many ranges are read in one query: SQLite takes 500, and each number of them is one to keep.
+MOST_RANGES = 8
+METRIC_SERIES = (Series("value", "f8", mean=True),)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Numbers by step, and where their pyramid is: a run's steps, or one of its metrics.
+
+    series: those that are asked for.  kept: those that the pyramid keeps.
+    """
+
+    points: FromClause
+    buckets: FromClause
+    key: dict[str, Any]
+    series: tuple[Series, ...]
+    kept: tuple[Series, ...]
+
+    def of(self, table: FromClause) -> list[ColumnElement[bool]]:
+        """Return what picks its rows out of a table."""
+        return [table.c[name] == value for name, value in self.key.items()]
+
+
+def steps_of(run_id: int, names: Collection[str] | None = None) -> Source:
+    """Return the steps of a run. names: of these series only."""
+    series = tuple(each for each in STEP_SERIES if names is None or each.name in names)
+    return Source(Step.__table__, StepBucket.__table__, {"run_id": run_id}, series, STEP_SERIES)
+
+
+def metric_of(run_id: int, name: str) -> Source:
+    """Return one metric of a run."""
+    key = {"run_id": run_id, "name": name}
+    return Source(Metric.__table__, MetricBucket.__table__, key, METRIC_SERIES, METRIC_SERIES)
+
+
+def update(
+    connection: Connection, source: Source, points: Points, *, last: int | None = None
+) -> None:
+    """Bring the pyramid up to points that were just written, given in order of step.
+
+    last: keep only buckets that end before this step.
+    """
+    first, until = int(points.step[0]), int(points.step[-1])
+    there = read_buckets(connection, source, [_siblings(first, until, size) for size in SIZES])
+    below = _completed(connection, source, points)
+    kept: Kept = lambda start, size: start + size <= (END if last is None else last)  # noqa: E731
+    start, size, packed = summed_up(below, there, source.series, kept)
+    columns: dict[str, bulk_writes.Column] = {
+        "size": size,
+        "bucket": start // size,
+        "summary": packed,
+    }
+    if packed:
+        bulk_writes.replace(connection, source.buckets, source.key, columns)
+
+
+def summed_up(
+    points: Points, there: Mapping[int, Summaries], series: tuple[Series, ...], kept: Kept
+) -> tuple[Ints, Ints, list[bytes]]:
+    """Return start, size and packed summary of each kept bucket above points, of all sizes.
+
+    there: by size, the buckets that are stored and may have a parent in common with these.
+    """
+    parts = Summaries.of(points)
+    sizes: list[Ints] = []
+    starts: list[Ints] = []
+    packed: list[bytes] = []
+    for size in SIZES:
+        buckets = merge(parts, size)
+        buckets = buckets[kept(buckets.start, size)]
+        starts.append(buckets.start)
+        sizes.append(np.full_like(buckets.start, size))
+        bucket_bytes = pack(buckets, series, size)
+        packed += bucket_bytes
+        others = there[size][~np.isin(there[size].start, buckets.start)]
+        # What is summed up further is what is kept, rounded as it is.
+        parts = in_order([others, unpack(buckets.start, bucket_bytes, series, size)])
+    return np.concatenate(starts), np.concatenate(sizes), packed
+
+
+def rebuild(session: Session, run_id: int, *, since: int = 0) -> None:
+    """Build the pyramid of a run's steps again: all, or what holds steps from since.
+
+    Below `since` the largest buckets are as they were, and so is everything in them.
+    """
+    since -= since % SIZES[-1]
+    beyond = (StepBucket.run_id == run_id, StepBucket.size * StepBucket.bucket >= since)
+    session.execute(delete(StepBucket).where(*beyond))
+    build(session.connection(), steps_of(run_id), since=since)
+
+
+def build(
+    connection: Connection, source: Source, *, since: int = 0, last: int | None = None
+) -> None:
+    """Write the pyramid above a source's points from a step on, where there is none.
+
+    last: keep only buckets that end before this step.
+    """
+    step = source.points.c.step
+    next_step = select(func.min(step)).where(*source.of(source.points))
+    at = since
+    while (first := connection.scalar(next_step.where(step >= at))) is not None:
+        first -= first % SIZES[3]
+        at = first + SIZES[3]
+        points = read_points(connection, source, [(first, at - 1)])
+        update(connection, source, points, last=last)
+
+
+def count_skips(connection: Connection, run_id: int) -> int:
+    """Count all skipped steps of a run."""
+    return int(_largest(connection, run_id).skips.sum())
+
+
+def steps_per_second(connection: Connection, run_id: int) -> float | None:
+    """Return the pace of all steps of a run, None where it has none."""
+    found = _largest(connection, run_id)
+    step_us = found.mean[:, [series.name for series in STEP_SERIES].index("step_us")]
+    total_us = float((step_us * found.steps).sum())
+    return 1e6 * int(found.steps.sum()) / total_us if total_us > 0 else None
+
+
+def _largest(connection: Connection, run_id: int) -> Summaries:
+    top = SIZES[-1]
+    return read_buckets(connection, steps_of(run_id), [(top, 0, END)])[top]
+
+
+def read_points(connection: Connection, source: Source, ranges: list[StepRange]) -> Points:
+    """Read the raw points of some ranges of steps."""
+    if not ranges:
+        return _points([], source)
+    rows: list[tuple[Any, ...]] = []
+    for first in range(0, len(ranges), MOST_RANGES):
+        some = ranges[first : first + MOST_RANGES]
+        query = _points_query(source.points, source.series, tuple(source.key), len(some))
+        rows += _fetch(connection, query, source.key | _bounds(some))
+    return _points(list(zip(*sorted(rows, key=itemgetter(0)), strict=True)), source)
+
+
+def read_points_of_runs(
+    connection: Connection, sources: Collection[Source], span: StepRange
+) -> Iterator[tuple[Source, Points]]:
+    """Read the raw points of several runs, in one query. sources: alike but for the run."""
+    by_run = {source.key["run_id"]: source for source in sources}
+    first = next(iter(sources))
+    query = _points_of_runs_query(first.points, first.series, tuple(first.key))
+    rows = _fetch(connection, query, first.key | {"run_ids": list(by_run)} | _bounds([span]))
+    if not rows:
+        return
+    run_ids, *columns = zip(*rows, strict=True)
+    points = _points(columns, first)
+    for start, end in pairwise([0, *np.flatnonzero(np.diff(run_ids)) + 1, len(rows)]):
+        yield by_run[run_ids[start]], points[start:end]
+
+
+def _points(columns: list[tuple[Any, ...]], source: Source) -> Points:
+    """Make points of columns in order of step. NULL becomes NaN."""
+    columns = columns or [()] * (3 + len(source.series))
+    step, elapsed_ms, flags = (np.array(column, np.int64) for column in columns[:3])
+    values = np.array(columns[3:], float).reshape(len(source.series), len(step))
+    return Points(step, elapsed_ms, flags, values.T)
+
+
+def read_buckets(
+    connection: Connection, source: Source, ranges: list[BucketRange]
+) -> dict[int, Summaries]:
+    """Read some ranges of buckets, by their size."""
+    query = _buckets_query(source.buckets, tuple(source.key), len(ranges))
+    sizes = {f"size_{n}": size for n, (size, _, _) in enumerate(ranges)}
+    bounds = _bounds([(first, last) for _, first, last in ranges])
+    rows = _fetch(connection, query, source.key | sizes | bounds)
+    found = {}
+    for size in {size for size, _, _ in ranges}:
+        stones = [row for row in rows if row[0] == size]
+        start: Ints = np.array([bucket for _, bucket, _ in stones], dtype=np.int64) * size
+        packed = [summary for *_, summary in stones]
+        summaries = unpack(start, packed, source.kept, size, source.series)
+        found[size] = in_order([summaries])
+    return found
+
+
+# Queries are made once and given their values: SQLAlchemy takes longer to put one together than the
+# database to answer it.
+
+
+@cache
+def _points_query(
+    points: FromClause, series: tuple[Series, ...], key: tuple[str, ...], ranges: int
+) -> Any:
+    query = select(*_columns(points, series)).where(*_of(points, key))
+    return _union([query.where(_within(points.c.step, n)) for n in range(ranges)])
+
+
+@cache
+def _points_of_runs_query(
+    points: FromClause, series: tuple[Series, ...], key: tuple[str, ...]
+) -> Any:
+    others = _of(points, tuple(name for name in key if name != "run_id"))
+    some = points.c.run_id.in_(bindparam("run_ids", expanding=True))
+    query = select(points.c.run_id, *_columns(points, series))
+    query = query.where(some, *others, _within(points.c.step))
+    return query.order_by(points.c.run_id, points.c.step)
+
+
+@cache
+def _buckets_query(buckets: FromClause, key: tuple[str, ...], ranges: int) -> Any:
+    column = buckets.c
+    query = select(column.size, column.bucket, column.summary).where(*_of(buckets, key))
+    return _union(
+        [
+            query.where(column.size == bindparam(f"size_{n}"), _within(column.bucket, n))
+            for n in range(ranges)
+        ]
+    )
+
+
+def _columns(points: FromClause, series: tuple[Series, ...]) -> Iterator[ColumnElement[Any]]:
+    column = points.c
+    yield column.step
+    yield column.elapsed_ms
+    yield column.flags if "flags" in column else literal(0)
+    for name, _, _ in series:
+        # NULL where the clip changed nothing.
+        is_clipped = name == "grad_norm_clipped"
+        yield func.coalesce(column[name], column.grad_norm) if is_clipped else column[name]
+
+
+def _of(table: FromClause, key: tuple[str, ...]) -> list[ColumnElement[bool]]:
+    return [table.c[name] == bindparam(name) for name in key]
+
+
+def _within(column: ColumnElement[Any], number: int = 0) -> ColumnElement[bool]:
+    return column.between(bindparam(f"first_{number}"), bindparam(f"last_{number}"))
+
+
+def _bounds(ranges: list[tuple[int, int]]) -> dict[str, int]:
+    return {
+        f"{end}_{n}": value
+        for n, span in enumerate(ranges)
+        for end, value in zip(("first", "last"), span, strict=True)
+    }
+
+
+def _union(queries: list[Any]) -> Any:
+    """Run queries as one. Each reads one range of a primary key, as a single OR might not."""
+    return queries[0] if len(queries) == 1 else union_all(*queries)
+
+
+def _fetch(connection: Connection, query: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+    # Straight from the driver: thousands of SQLAlchemy's rows would take twice the time.
+    return list(connection.execute(query, values).cursor.fetchall())
+
+
+def _siblings(first: int, last: int, size: int) -> BucketRange:
+    """Return the buckets of one size that have a parent in common with these steps."""
+    parent = size * FANOUT
+    return size, first // parent * FANOUT, last // parent * FANOUT + FANOUT - 1
+
+
+def _completed(connection: Connection, source: Source, points: Points) -> Points:
+    """Return all points of the lowest buckets that these points touch.
+
+    A bucket that they fill is taken as it is; the others, as a rule the first and the last, are
+    read back.
+    """
+    filled, partial = split(points)
+    return in_order([filled, read_points(connection, source, _ranges(partial))])
+
+
+def split(points: Points) -> tuple[Points, Ints]:
+    """Return the points of lowest buckets that they fill, and the other buckets that they touch."""
+    size = SIZES[0]
+    touched, where, count = np.unique(points.step // size, return_inverse=True, return_counts=True)
+    is_filled = count == size
+    return points[is_filled[where]], touched[~is_filled]
+
+
+def _ranges(buckets: Ints) -> list[StepRange]:
+    """Return the steps of lowest buckets, those of neighbours as one range."""
+    if not len(buckets):
+        return []
+    size = SIZES[0]
+    stretches = np.split(buckets, np.flatnonzero(np.diff(buckets) > 1) + 1)
+    return [(int(part[0]) * size, (int(part[-1]) + 1) * size - 1) for part in stretches]

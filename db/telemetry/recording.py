@@ -1,0 +1,215 @@
+"""What becomes of what a training tells: which item becomes which row, and when.
+
+Shared by all who read a spool: a worker's recorder, and the server, which watched runs are sent to.
+An item is a structured array of steps or an event, as halfstep.telemetry.spool describes them.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from sqlalchemy.orm import Session
+
+from db.files import artifacts, checkpoints
+from db.queue import queue
+from db.runs import config_values
+from db.tables import COMMAND, RECIPE, Run
+from db.telemetry import telemetry
+
+Event: TypeAlias = dict[str, Any]
+
+#: Scaler events and scales tell of a loss scaler; without one, the scale is 1 all along.
+UNSCALED = 1.0
+#: Precisions by the type of most matrix products.
+PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+class Recording:
+    """One attempt's items on their way into rows.
+
+    Events of new steps wait for the first of these: only then is it known from which step on the
+    attempt replaces an earlier one's, and of an attempt that makes no step nothing is told.
+
+    may_log_alone: the run has made no step, and need not: its events wait for nothing but the word
+    of a later attempt from where on it goes on.  begins_anew: nor for that.
+    shares_log: others add lines to it, so that each is numbered as it is written.
+    has_begun: steps of its own are recorded.  last_line: the log's last number.  resumed: what the
+    training said, if it resumed.  early: events that wait.
+    """
+
+    def __init__(
+        self,
+        run_id: int,
+        attempt: int,
+        *,
+        has_begun: bool,
+        last_line: int,
+        resumed: Event | None = None,
+        early: Sequence[Event] = (),
+        may_log_alone: bool = False,
+        begins_anew: bool = False,
+        shares_log: bool = False,
+    ) -> None:
+        self._may_log_alone, self._begins_anew = may_log_alone, begins_anew
+        self._shares_log = shares_log
+        self._run_id, self._attempt = run_id, attempt
+        self._last_line = last_line
+        self._is_own = True
+        self.has_begun, self.resumed, self.early = has_begun, resumed, list(early)
+        self.pending = telemetry.Flush()
+        self.checkpoints: list[Event] = []  # to publish with what is pending
+        self.artifacts: list[Event] = []  # likewise
+        self._rewound: list[Event] = []  # where the training went back
+        self._configured: Event | None = None  # what a script said last of its configuration
+
+    def __bool__(self) -> bool:
+        return bool(self.pending or self._rewound or self._configured or self.files)
+
+    @property
+    def files(self) -> list[Event]:
+        """What there is to publish: checkpoints, then artifacts."""
+        return [*self.checkpoints, *self.artifacts]
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the training went back, from steps that may be recorded."""
+        return bool(self._rewound)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether there is anything that a spool told."""
+        told = (self.pending.steps, self._rewound, self._configured, self.files)
+        return any(map(bool, told))
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Add a line to the run's log."""
+        numbered = {**line, "attempt": self._attempt}
+        self._last_line = telemetry.number_line(numbered, self._last_line)
+        self.pending.log_lines.append(numbered)
+
+    def remark(self, text: str) -> None:
+        """Add a line of our own to the run's log."""
+        self.log({"time": time.time(), "stream": "halfstep", "text": text})
+
+    def take(self, items: Sequence[Any], *, is_own: bool = True) -> None:
+        """Sort items of one attempt. is_own: of this one, not of an earlier one that left them."""
+        self._is_own = is_own
+        for item in items:
+            if not isinstance(item, dict):
+                self.pending.steps += [item] if len(item) else []
+            elif item["event"] == "rewound":
+                self._take_back(item)
+            elif item["event"] == "configured":
+                self._configured = item
+            elif item["event"] == "artifact":
+                self.artifacts.append(item)
+            elif item["event"] == "checkpoint":
+                self.checkpoints.append(item)
+                if {"write_seconds", "stall_seconds"} <= item.keys():
+                    self.pending.events.append(item)  # how the save went is kept as a diagnosis is
+            elif item["event"] != "resumed":
+                self.pending.events.append(item)
+            elif is_own:
+                self.resumed = item
+        if is_own:
+            self._hold_back()
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Have these files published with what is pending, in place of those that were told."""
+        self.checkpoints = [event for event in events if event["event"] == "checkpoint"]
+        self.artifacts = [event for event in events if event["event"] == "artifact"]
+
+    def write(
+        self,
+        session: Session,
+        checkpoint_keys: Sequence[Sequence[str]],
+        artifact_keys: Sequence[str],
+    ) -> None:
+        """Write what was taken; it stays, so that a write that fails can be repeated.
+
+        checkpoint_keys, artifact_keys: where their files lie in the store. Raises Fenced.
+        """
+        run_id, attempt = self._run_id, self._attempt
+        if self._begins:
+            self._begin(session)
+        for event in self._rewound:
+            telemetry.take_back(session, run_id, attempt, event)
+        if self._shares_log:
+            telemetry.number_lines(session, run_id, attempt, self.pending.log_lines)
+        telemetry.record(session, run_id, attempt, self.pending)
+        run = session.get_one(Run, run_id)
+        self._note_precision(run)
+        if self._configured and run.source == COMMAND:
+            config_values.note_script(session, run, self._configured["config"])
+        for event, keys in zip(self.checkpoints, checkpoint_keys, strict=True):
+            checkpoints.publish(session, run_id, attempt, event, keys)
+        for event, key in zip(self.artifacts, artifact_keys, strict=True):
+            artifacts.publish(session, run_id, attempt, event, key)
+
+    def _note_precision(self, run: Run) -> None:
+        """Note in which precision a script computes; by its scaler, where the graph has no type."""
+        if run.source == RECIPE:
+            return
+        for event in self.pending.events:
+            if event["event"] == "precision" and run.precision not in ("fp16", "bf16"):
+                run.precision = PRECISIONS.get(event["dtype"], run.precision)
+        if not run.precision:
+            is_scaled = run.scale not in (None, UNSCALED)
+            is_scaled |= any(event["event"] == "scaler" for event in self.pending.events)
+            run.precision = "fp16" if is_scaled else ""
+
+    def forget(self) -> None:
+        """Let go of what was written, once it is committed."""
+        self.has_begun = self.has_begun or self._begins
+        self.pending, self.checkpoints, self.artifacts = telemetry.Flush(), [], []
+        self._rewound, self._configured = [], None
+
+    @property
+    def _begins(self) -> bool:
+        begins = self.pending.steps or self._rewound or (self._is_known_whence and self.pending)
+        return bool(begins) and self._is_own and not self.has_begun
+
+    @property
+    def _is_known_whence(self) -> bool:
+        """Whether events of new steps need not wait for these."""
+        is_told = self._attempt == 1 or self._begins_anew or self.resumed is not None
+        return self._may_log_alone and is_told
+
+    def _begin(self, session: Session) -> None:
+        """Say that the training makes steps, and from which on they replace earlier ones."""
+        resumed = self.resumed or {"step": 0, "exact": self._attempt == 1, "notes": []}
+        step, anew = resumed["step"], None if self._attempt == 1 else "begins anew at step 1"
+        reason = in_words(resumed) if self.resumed else anew
+        queue.start(session, self._run_id, self._attempt, resumed_step=step, reason=reason)
+        if not (resumed["exact"] and queue.is_repeatable(session, self._run_id, after=step)):
+            # What an earlier attempt made of the later steps is not what this one will.
+            telemetry.truncate(session, self._run_id, self._attempt, after=step)
+
+    def _take_back(self, event: Event) -> None:
+        """Let go of what waits to be written of the steps that the training went back from."""
+
+        def stays(told: Event) -> bool:
+            return bool(told["step"] <= event["step"]) or told["event"] in telemetry.OUTLAST
+
+        self._rewound.append(event)
+        pending = self.pending
+        pending.steps = [steps[steps["step"] <= event["step"]] for steps in pending.steps]
+        pending.steps = [steps for steps in pending.steps if len(steps)]
+        pending.events = [told for told in pending.events if stays(told)]
+        self.early = [told for told in self.early if stays(told)]
+
+    def _hold_back(self) -> None:
+        """Let events of new steps wait for the first of these, lest `_begin` forget them."""
+        after: float = self.resumed["step"] if self.resumed else 0
+        if self.has_begun or self.pending.steps or self._rewound or self._is_known_whence:
+            after = math.inf
+        events = self.early + self.pending.events
+        self.early = [event for event in events if event["step"] > after]
+        self.pending.events = [event for event in events if event["step"] <= after]
+
+
+def in_words(resumed: Event) -> str:
+    """Say how an attempt resumed."""
+    how = "exactly" if resumed["exact"] else f"not bit-exactly: {'; '.join(resumed['notes'])}"
+    return f"resumed at step {resumed['step']}, {how}"

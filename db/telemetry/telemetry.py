@@ -1,0 +1,364 @@
+"""Write what trainings tell: steps, scaler events, metrics, log lines, samples of the machine.
+
+A flush is one fenced transaction and may be repeated: a row that is there already is replaced.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from db.database import now
+from db.queue.queue import held
+from db.tables import (
+    IS_NOT_STEPPED,
+    NONFINITE_LOSS,
+    NOT_STEPPED,
+    SKIPPED,
+    UNKNOWN_LOSS,
+    Diagnosis,
+    LogLine,
+    Metric,
+    Request,
+    Run,
+    RunNode,
+    RunStatus,
+    ScalerEvent,
+    Step,
+    SystemSample,
+    Table,
+)
+from db.telemetry import bulk_writes, latest_metrics, metric_pyramids, pyramid
+from db.telemetry.metric_points import MetricPoints
+from db.telemetry.metric_pyramids import NEVER
+from db.telemetry.summaries import Points
+
+#: Columns of a batch of steps, in the order of the spool's records.
+STEP_COLUMNS = (
+    "step",
+    "elapsed_ms",
+    "step_us",
+    "loss",
+    "scale",
+    "grad_norm",
+    "grad_norm_clipped",
+    "lr",
+    "flags",
+    "data_us",
+)
+
+
+SPIKE = "spike"
+#: Told of a step, and true also where the training has gone back from it.
+OUTLAST = (SPIKE, "failed_diagnosis", "obeyed", "length")
+#: Of a step, as the spool's event has it.
+WORKLOAD = ("examples", "tokens", "flops", "peak_flops", "device")
+
+
+#: Of a run's log, the lines that the database keeps: the first, and those that came last.
+FIRST_LINES, MOST_LINES = 1_000, 50_000
+LINES_A_LOOK = 5_000  # lines between two looks whether there are more
+
+
+@dataclass
+class Flush:
+    """What one transaction records. steps: structured arrays with the fields STEP_COLUMNS."""
+
+    steps: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    log_lines: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.steps or self.events or self.log_lines or self.samples)
+
+
+def number_lines(
+    session: Session, run_id: int, attempt: int, lines: Iterable[dict[str, Any]]
+) -> None:
+    """Number lines after those that the run's log has by now. Raises Fenced."""
+    held(session, run_id, attempt)
+    newest = select(func.max(LogLine.number)).where(LogLine.run_id == run_id)
+    last = session.scalar(newest) or 0
+    for line in lines:
+        last = number_line(line, last)
+
+
+def number_line(line: dict[str, Any], last: int) -> int:
+    """Number a line after the last one, and return its number; of a gap, its last line's."""
+    line["number"] = last + 1
+    if "lines" not in line:
+        return last + 1
+    line["text"] = _gap(last + 1, last + int(line["lines"]))
+    return last + int(line["lines"])
+
+
+def _gap(first: int, last: int) -> str:
+    return f"[lines {first:,} to {last:,} are in the file of the log only]"
+
+
+def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
+    """Write a flush, idempotent on (run, step). Raises Fenced if the attempt was given up."""
+    run = held(session, run_id, attempt)
+    connection = session.connection()
+    if flush.steps:
+        steps = _in_order(np.concatenate(flush.steps))
+        _replace_steps(connection, run_id, steps)
+        _count(run, steps)
+        _summarise(run, steps)
+        run.skipped = pyramid.count_skips(connection, run_id)
+    if run.not_stepped or any((each["flags"] & NOT_STEPPED).any() for each in flush.steps):
+        run.not_stepped = _count_not_stepped(connection, run_id)
+    _record_events(connection, run, flush.events)
+    _record_lines(connection, run_id, flush.log_lines)
+    _upsert(connection, SystemSample, [{"run_id": run_id, **row} for row in flush.samples])
+    run.revision += 1
+
+
+def _count_not_stepped(connection: Connection, run_id: int) -> int:
+    """Count the steps in which a loop updated its scaler and stepped no optimizer."""
+    query = select(func.count(Step.step)).where(Step.run_id == run_id, IS_NOT_STEPPED)
+    hinted = query.with_hint(Step, "INDEXED BY ix_steps_not_stepped", "sqlite")
+    return connection.scalar(hinted) or 0
+
+
+def _record_lines(connection: Connection, run_id: int, lines: list[dict[str, Any]]) -> None:
+    """Write lines of the log; of many the oldest go, and a line with their numbers stays."""
+    columns = ("number", "attempt", "time", "stream", "text")
+    rows = [{"run_id": run_id, **{name: line[name] for name in columns}} for line in lines]
+    _upsert(connection, LogLine, rows)
+    if not rows or rows[0]["number"] // LINES_A_LOOK == rows[-1]["number"] // LINES_A_LOOK:
+        return
+    of_run = select(LogLine.number).where(LogLine.run_id == run_id)
+    oldest = of_run.order_by(LogLine.number.desc()).offset(MOST_LINES).limit(1)
+    cut = connection.scalar(oldest)
+    if cut is not None and cut > FIRST_LINES:
+        mine = (LogLine.run_id == run_id, LogLine.number > FIRST_LINES, LogLine.number <= cut)
+        connection.execute(delete(LogLine).where(*mine))
+        mark = {**rows[0], "number": cut, "stream": "halfstep", "text": _gap(FIRST_LINES + 1, cut)}
+        _upsert(connection, LogLine, [mark])
+
+
+def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None:
+    """Forget what was recorded beyond a step: another attempt does it over, not bit for bit.
+
+    Raises Fenced.
+    """
+    run = held(session, run_id, attempt)
+    _forget(session, run, after=after)
+
+
+def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]) -> None:
+    """Forget the steps that a training went back from, and say so; the spike itself stays known.
+
+    event: rewound, as the spool has it. Told again, of a spool that is read again, it is said once.
+    Raises Fenced.
+    """
+    run = held(session, run_id, attempt)
+    after = event["step"]
+    _forget(session, run, after=after, kept=OUTLAST)
+    run.rewinds, run.rewound_step = run.rewinds + 1, after
+    run.revision += 1
+    reason = (
+        f"rewind {event['rewinds']}: back from step {event['from_step']} to step {after}, for the "
+        f"loss of {float(event['loss']):.4g} at step {event['spike']}; on without "
+        f"{event['examples']:,} examples"
+    )
+    known = select(RunStatus.id).where(
+        RunStatus.run_id == run_id, RunStatus.attempt == attempt, RunStatus.reason == reason
+    )
+    if session.scalar(known.limit(1)) is None:
+        change = {"run_id": run_id, "attempt": attempt, "status": run.status}
+        session.add(RunStatus(**change, reason=reason))
+
+
+def _forget(session: Session, run: Run, *, after: int, kept: Sequence[str] = ()) -> None:
+    """Delete what lies beyond a step. kept: kinds of diagnoses that stay."""
+    for table in (Step, ScalerEvent, Metric):
+        session.execute(delete(table).where(table.run_id == run.id, table.step > after))
+    latest_metrics.take_back(session.connection(), run.id, after=after)
+    found = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
+    session.execute(found.where(Diagnosis.kind.not_in(kept)))
+    pyramid.rebuild(session, run.id, since=after)
+    metric_pyramids.truncate(session, run.id)
+    run.step = after
+    run.skipped = pyramid.count_skips(session.connection(), run.id)
+    run.not_stepped, run.zero_steps = _count_not_stepped(session.connection(), run.id), 0
+
+
+def newest_attempt(session: Session, run_id: int, attempt: int) -> int:
+    """Return the newest attempt, up to this one, that has itself recorded steps; 0 if none has."""
+    newest = select(func.max(RunNode.attempt)).where(
+        RunNode.run_id == run_id, RunNode.attempt <= attempt, RunNode.resumed_step.is_not(None)
+    )
+    return session.scalars(newest).one() or 0
+
+
+def _in_order(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Order steps; of a step that was run again within the batch, keep the latest record."""
+    if (np.diff(steps["step"]) > 0).all():
+        return steps
+    latest_first = steps[::-1]
+    return latest_first[np.unique(latest_first["step"], return_index=True)[1]]
+
+
+def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, Any]) -> None:
+    """Write steps in order, and the pyramid above them."""
+    whole = {name: steps[name].astype(np.int64) for name in ("step", "elapsed_ms", "step_us")}
+    loss, scale, norm, clipped, lr = (
+        steps[name].astype(np.float64)
+        for name in ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr")
+    )
+    data = steps["data_us"].astype(np.float64)
+    data[data < 0] = np.nan  # not known
+    # Where the clip changed nothing, its norm says nothing new.
+    clipped[clipped == norm] = np.nan
+    # The index finds a loss that is not finite by its flag, so the flag follows the loss.
+    flags = steps["flags"].astype(np.int64) & ~NONFINITE_LOSS
+    flags[~np.isfinite(loss) & (flags & UNKNOWN_LOSS == 0)] |= NONFINITE_LOSS
+    floats = {"loss": loss, "scale": scale, "grad_norm": norm, "grad_norm_clipped": clipped}
+    columns = {**whole, **floats, "lr": lr, "flags": flags, "data_us": data}
+    # Nobody else adds any: the run is locked.
+    last = connection.scalar(select(func.max(Step.step)).where(Step.run_id == run_id))
+    are_new = last is None or int(whole["step"][0]) > last
+    bulk_writes.replace(
+        connection, Step.__table__, {"run_id": run_id}, {**columns}, are_new=are_new
+    )
+
+    columns["grad_norm_clipped"] = np.where(np.isnan(clipped), norm, clipped)
+    values = np.column_stack([columns[series.name] for series in pyramid.STEP_SERIES])
+    points = Points(whole["step"], whole["elapsed_ms"], flags, values)
+    pyramid.update(connection, pyramid.steps_of(run_id), points)
+
+
+def _count(run: Run, steps: np.ndarray[Any, Any]) -> None:
+    """Count the steps that are new; those done over bit for bit, and told twice, are not."""
+    is_new = steps["step"] > run.step
+    run.recorded_steps += int(is_new.sum())
+    run.recorded_skips += int((is_new & (steps["flags"] & SKIPPED != 0)).sum())
+
+
+def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
+    """Bring the figures of the run's row up to its last step."""
+    last = steps[-1]
+    run.step = max(run.step, int(last["step"]))
+    is_known = not last["flags"] & UNKNOWN_LOSS
+    if is_known:  # else the last one that is known stays
+        run.loss = _number(last["loss"])
+    is_lost = is_known and not np.isfinite(last["loss"])
+    run.last_flags = int(last["flags"]) & ~NONFINITE_LOSS | (NONFINITE_LOSS if is_lost else 0)
+    is_zero = steps["grad_norm"][steps["flags"] & SKIPPED == 0] == 0  # of applied steps
+    others = np.flatnonzero(~is_zero)
+    before = run.zero_steps if not len(others) else -1 - int(others[-1])
+    run.zero_steps = before + len(is_zero)
+    run.scale = _number(last["scale"])
+    run.steps_per_second = 1e6 / max(float(steps["step_us"][-200:].mean()), 1.0)
+
+
+def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, Any]]) -> None:
+    scaler_events: list[dict[str, Any]] = []
+    metrics: list[dict[str, Any]] = []
+    diagnoses: list[dict[str, Any]] = []
+    obeyed: list[int] = []
+    for event in events:
+        if event["event"] == "scaler":
+            scaler_events.append(
+                {
+                    "run_id": run.id,
+                    "step": event["step"],
+                    "kind": event["kind"],
+                    "optimizer": event["optimizer"] or "",
+                    "scale_before": float(event["scale_before"]),
+                    "scale_after": float(event["scale_after"]),
+                    "loss_nonfinite": event.get("loss_nonfinite", False),
+                    "culprits": event.get("culprits", []),
+                }
+            )
+        elif event["event"] == "metric":
+            metrics.append(event)
+        elif event["event"] == "length":
+            run.steps_total = event["steps"]
+        elif event["event"] == "workload":
+            run.workload = {key: event[key] for key in WORKLOAD}
+        elif event["event"] == "obeyed":
+            obeyed.append(event["request"])
+        else:
+            content = {name: value for name, value in event.items() if name != "event"}
+            place = {"run_id": run.id, "kind": event["event"], "step": event["step"]}
+            diagnoses.append({**place, "content": content})
+    if obeyed:
+        told = update(Request).where(Request.run_id == run.id, Request.id.in_(obeyed))
+        connection.execute(told.where(Request.obeyed_at.is_(None)).values(obeyed_at=now()))
+    standing = _without_worse_replays(connection, run.id, diagnoses)
+    _upsert(connection, Diagnosis, standing, key=("run_id", "kind", "step"))
+    _upsert(connection, ScalerEvent, scaler_events, key=("run_id", "step", "kind", "optimizer"))
+    if metrics:
+        _record_metrics(connection, run.id, metrics)
+
+
+def _record_metrics(connection: Connection, run_id: int, metrics: list[dict[str, Any]]) -> None:
+    """Write points of metrics, the latest of each metric, and the pyramids above them."""
+    told = MetricPoints.of(metrics)
+    points = told.points
+    columns: dict[str, bulk_writes.Column] = {
+        "name": [told.names[owner] for owner in told.owner.tolist()],
+        "step": points.step,
+        "value": points.values[:, 0],
+        "elapsed_ms": points.elapsed_ms,
+    }
+    key = {"run_id": run_id}
+    before = latest_metrics.last_steps(connection, run_id, told.names, default=NEVER)
+    if bool((points.step[told.first] > before).all()):  # nobody else adds any: the run is locked
+        bulk_writes.replace(connection, Metric.__table__, key, columns, are_new=True)
+    else:
+        bulk_writes.upsert(
+            connection, Metric.__table__, key, columns, conflict=(*key, "name", "step")
+        )
+    latest_metrics.note(connection, run_id, told)
+    metric_pyramids.update(connection, run_id, told, before)
+
+
+def _without_worse_replays(
+    connection: Connection, run_id: int, diagnoses: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Leave out inexact replays of steps that have an exact one: by hand, with later weights."""
+
+    def is_exact(row: dict[str, Any]) -> bool:
+        return bool(row["content"]["exact"])
+
+    replays = [row for row in diagnoses if row["kind"] == "replay"]
+    if all(map(is_exact, replays)):
+        return diagnoses
+    exact = {row["step"] for row in replays if is_exact(row)}
+    before = select(Diagnosis.step).where(
+        Diagnosis.run_id == run_id,
+        Diagnosis.kind == "replay",
+        Diagnosis.content["exact"].as_boolean(),
+    )
+    exact.update(connection.execute(before).scalars())
+    worse = [row for row in replays if row["step"] in exact and not is_exact(row)]
+    return [row for row in diagnoses if row not in worse]
+
+
+def _upsert(
+    connection: Connection,
+    table: type[Table],
+    rows: list[dict[str, Any]],
+    key: Sequence[str] = (),
+) -> None:
+    if not rows:
+        return
+    key = key or [column.name for column in table.__table__.primary_key]
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table)
+    changed = {name: statement.excluded[name] for name in rows[0] if name not in key}
+    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=changed), rows)
+
+
+def _number(value: Any) -> float | None:
+    number = float(value)
+    return None if number != number else number

@@ -1,0 +1,500 @@
+"""Any stretch of a run as few points: every extreme and every event, however long the run.
+
+A short window is its raw steps. A longer one is read from the pyramid, its two edges from smaller
+buckets and raw steps, so that nothing from outside leaks in. Drawn buckets are powers of two and
+their edges multiples of them, so they never move while the run grows.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import groupby, pairwise
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    bindparam,
+    case,
+    func,
+    select,
+    text,
+)
+from sqlalchemy.orm import Session
+
+from db.tables import FLAGGED, SKIPPED, LatestMetric, Metric, Run, ScalerEvent, Step
+from db.telemetry import latest_metrics, metric_pyramids
+from db.telemetry.pyramid import (
+    END,
+    SIZES,
+    BucketRange,
+    Source,
+    StepRange,
+    metric_of,
+    read_buckets,
+    read_points,
+    read_points_of_runs,
+    steps_of,
+)
+from db.telemetry.series import json_number
+from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
+
+#: That are read at once: of more, or longer, runs those of a few at a time.
+ROWS = 40_000
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Things that happened: each at its step, or several counted together in a bucket.
+
+    total is their exact number, and the sum of counts.
+    """
+
+    steps: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Line:
+    """What to draw of a series. NaN is None; infinities are "Infinity", "-Infinity".
+
+    In a bucketed window every point is still a real step; those that are not finite are in
+    nonfinite only. mean_x, mean_y: the mean of each bucket at its middle, where it is kept.
+    """
+
+    x: list[int]
+    y: list[Any]
+    nonfinite: Ticks
+    mean_x: list[int] = field(default_factory=list)
+    mean_y: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steps from first to last: `points` drawn, of the longest line, for `total` steps.
+
+    bucket: how many steps share a minimum and a maximum; 1 means raw steps. elapsed_ms is sampled
+    where bucketed. The scale is to be drawn as steps: each point holds until the next.
+    """
+
+    first: int
+    last: int
+    total: int
+    points: int
+    bucket: int
+    series: dict[str, Line]
+    elapsed_ms: Line
+    skips: Ticks
+
+
+def window(
+    session: Session,
+    run_id: int,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    most: int = 5000,
+    names: Collection[str] | None = None,
+) -> Window | None:
+    """Return the steps of a run from first to last, `most` points a series at most, or None.
+
+    names: only these series, and the loss. Raises ValueError if most is less than 32.
+    """
+    found = windows_of(session, [run_id], first=first, last=last, most=most, names=names)
+    return found.get(run_id)
+
+
+def windows_of(
+    session: Session,
+    run_ids: Collection[int],
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    most: int = 5000,
+    names: Collection[str] | None = None,
+) -> dict[int, Window]:
+    """Return what `window` does, of each run that has steps: the short ones by two queries."""
+    connection, asked = session.connection(), _asked(first, last)
+    wanted = None if names is None else {"loss", *names}
+    spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **asked})
+    there = [(steps_of(row[0], wanted), (row[1], row[2])) for row in spans if row[1] is not None]
+    return {
+        stretch.source.key["run_id"]: _window(connection, stretch, most)
+        for stretch in _read(connection, there, asked, most)
+    }
+
+
+def _window(connection: Connection, stretch: "_Raw | _Stretch", most: int) -> Window:
+    lines, skips, total = dict(stretch.lines()), stretch.skips(), stretch.total
+    span, loss, run_id = stretch.span, lines["loss"], stretch.source.key["run_id"]
+    waits = lines.get("data_us")
+    if waits and waits.nonfinite.total == total:  # nobody knows what it waited for
+        lines["data_us"] = Line([], [], Ticks())
+    if isinstance(stretch, _Stretch):
+        skips = _located(connection, run_id, span, "skipped", skips, most)
+        nonfinite = _located(connection, run_id, span, "nonfinite", loss.nonfinite, most)
+        lines["loss"] = replace(loss, nonfinite=nonfinite)
+        if "scale" in lines:
+            lines["scale"] = _scale(connection, run_id, stretch, lines["scale"], most)
+    return Window(
+        *span,
+        total=total,
+        points=max(len(line.x) for line in lines.values()),
+        bucket=stretch.bucket,
+        series=lines,
+        elapsed_ms=stretch.elapsed_ms(),
+        skips=skips,
+    )
+
+
+def metrics(
+    session: Session,
+    run_id: int,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    most: int = 5000,
+    names: Collection[str] | None = None,
+) -> dict[str, Line]:
+    """Return every metric of a run by name, from first to last, as `window` returns a series.
+
+    names: only these.
+    """
+    return metrics_of_runs(session, [run_id], first=first, last=last, most=most, names=names)[
+        run_id
+    ]
+
+
+def metrics_of_runs(
+    session: Session,
+    run_ids: Collection[int],
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    most: int = 5000,
+    names: Collection[str] | None = None,
+) -> dict[int, dict[str, Line]]:
+    """Return what `metrics` does, of each run: the short ones by a query a name, and one more."""
+    connection, asked = session.connection(), _asked(first, last)
+    given = {"run_ids": list(run_ids), **asked}
+    if names is not None:
+        given["names"] = list(names)
+    rows = connection.execute(_spans_of_metrics(names is not None), given)
+    there = [(metric_of(row[1], row[0]), (row[2], row[3])) for row in rows if row[2] is not None]
+    found: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}
+    for stretch in _read(connection, there, asked, most):
+        key = stretch.source.key
+        found[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
+    return {run_id: dict(sorted(lines.items())) for run_id, lines in found.items()}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One metric summed up: the latest value and its step, the finite extremes, its points."""
+
+    name: str
+    step: int
+    value: float | None
+    low: float | None
+    high: float | None
+    points: int
+
+
+def measured(
+    session: Session, run_id: int, *, names: Collection[str] | None = None
+) -> list[Measured]:
+    """Sum up each metric of a run by name, from its buckets, however many its points.
+
+    names: only these.
+    """
+    return measured_of(session, [run_id], names=names)[run_id]
+
+
+def measured_of(
+    session: Session, run_ids: Collection[int], *, names: Collection[str] | None = None
+) -> dict[int, list[Measured]]:
+    """Sum up each metric of each run by name, in as many queries for all of them as for one."""
+    latest = latest_metrics.points(session, run_ids, names)
+    ends = metric_pyramids.extremes(session.connection(), run_ids, names)
+    return {
+        run_id: [
+            Measured(name, step, value, end.low, end.high, end.points)
+            for name, (step, value) in sorted(latest[run_id].items())
+            for end in (ends[run_id, name],)
+        ]
+        for run_id in run_ids
+    }
+
+
+def extremes(
+    keys: list[Any], packed: list[bytes], series: tuple[Series, ...], name: str
+) -> Iterator[tuple[Any, float | None, float | None, int]]:
+    """Yield of each key the finite extremes of one series and its points, from largest buckets.
+
+    keys: one a bucket, those that are equal in a row.
+    """
+    if not packed:
+        return
+    parts = unpack(np.zeros(len(packed), np.int64), packed, series, SIZES[-1])
+    first = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
+    index = [each.name for each in series].index(name)
+    low = np.fmin.reduceat(parts.low[:, index], first)
+    high = np.fmax.reduceat(parts.high[:, index], first)
+    count = np.add.reduceat(parts.steps, first)
+    for at, *both, points in zip(first, low.tolist(), high.tolist(), count.tolist(), strict=True):
+        lowest, highest = (value if np.isfinite(value) else None for value in both)
+        yield keys[at], lowest, highest, points
+
+
+def _asked(first: int | None, last: int | None) -> dict[str, int]:
+    return {"first": -END if first is None else first, "last": END if last is None else last}
+
+
+@cache
+def _spans_of_runs() -> Any:
+    """Select of each run the first and the last step that there is from first to last."""
+    points = Step.__table__.c
+    ends = _ends(points.step, points.run_id == Run.id)
+    return select(Run.id, *ends).where(Run.id.in_(bindparam("run_ids", expanding=True)))
+
+
+@cache
+def _spans_of_metrics(are_named: bool) -> Any:
+    """Select the same of each metric of each run, by name."""
+    latest, points = LatestMetric.__table__.c, Metric.__table__.c
+    each = select(latest.run_id, latest.name)
+    each = each.where(latest.run_id.in_(bindparam("run_ids", expanding=True)))
+    if are_named:
+        each = each.where(latest.name.in_(bindparam("names", expanding=True)))
+    of = each.subquery().c
+    ends = _ends(points.step, points.run_id == of.run_id, points.name == of.name)
+    return select(of.name, of.run_id, *ends).order_by(of.name)
+
+
+def _ends(step: ColumnElement[int], *same: ColumnElement[bool]) -> list[ScalarSelect[int]]:
+    there = select(step).where(*same, step.between(bindparam("first"), bindparam("last"))).limit(1)
+    return [there.order_by(order).scalar_subquery() for order in (step, step.desc())]
+
+
+def _read(
+    connection: Connection,
+    there: list[tuple[Source, StepRange]],
+    asked: dict[str, int],
+    most: int,
+) -> Iterator["_Raw | _Stretch"]:
+    """Yield what is to be drawn of each: several short ones from one query.
+
+    there: each with its first and last step; those of a name one after the other.
+    """
+    if most < 32:
+        raise ValueError(f"most is {most}; a window needs at least 32 points")
+    for _name, alike in groupby(there, lambda each: each[0].key.get("name")):
+        spans = {source.key["run_id"]: (source, span) for source, span in alike}
+        short = [run_id for run_id, (_, (low, high)) in spans.items() if high - low < 2 * most]
+        size = max(1, ROWS // (2 * most))
+        for at in range(0, len(short), size):
+            sources = [spans[run_id][0] for run_id in short[at : at + size]]
+            found = read_points_of_runs(connection, sources, (asked["first"], asked["last"]))
+            for source, points in found:
+                _, span = spans.pop(source.key["run_id"])
+                yield _drawn(source, span, points, most)
+        for source, span in spans.values():
+            yield _long(connection, source, span, most)
+
+
+def _long(connection: Connection, source: Source, span: StepRange, most: int) -> "_Raw | _Stretch":
+    """Read it from the pyramid, or, if few of its steps are there, all of these."""
+    first, last = span
+    bucket = next((size for size in SIZES if (last - first) // size <= 2 * most), SIZES[-1])
+    ranges, stones = _decompose(first, last, bucket)
+    points = read_points(connection, source, ranges)
+    below = read_buckets(connection, source, stones)
+    parts = in_order([Summaries.of(points), *below.values()])
+    if parts.steps.sum() <= 2 * most:
+        return _drawn(source, span, read_points(connection, source, [span]), most)
+    return _Stretch.of(source, span, points, parts, bucket, most)
+
+
+def _drawn(source: Source, span: StepRange, points: Points, most: int) -> "_Raw | _Stretch":
+    if len(points) <= most:
+        return _Raw(source, span, points)
+    return _Stretch.of(source, span, points, Summaries.of(points), 2, most)
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """Steps that are all drawn."""
+
+    source: Source
+    span: StepRange
+    points: Points
+    bucket = 1
+
+    @property
+    def total(self) -> int:
+        return len(self.points)
+
+    @cached_property
+    def x(self) -> list[int]:
+        steps: list[int] = self.points.step.tolist()
+        return steps
+
+    def lines(self) -> Iterator[tuple[str, Line]]:
+        """Yield each series as a line."""
+        for series, values in zip(self.source.series, self.points.values.T, strict=True):
+            y, is_finite = values.tolist(), np.isfinite(values)
+            if is_finite.all():
+                yield series.name, Line(self.x, y, Ticks())
+            else:
+                yield series.name, Line(self.x, list(map(json_number, y)), self._ticks(~is_finite))
+
+    def skips(self) -> Ticks:
+        return self._ticks((self.points.flags & SKIPPED) > 0)
+
+    def _ticks(self, happened: NDArray[np.bool_]) -> Ticks:
+        steps = self.points.step[happened].tolist()
+        return Ticks(steps, [1] * len(steps), len(steps))
+
+    def elapsed_ms(self) -> Line:
+        return Line(self.x, self.points.elapsed_ms.astype(float).tolist(), Ticks())
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """What was read of some steps, and the size of the buckets that it is to be drawn in."""
+
+    source: Source
+    span: StepRange
+    edges: Points  # all of them, or those at the two ends
+    parts: Summaries
+    bucket: int
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        span: StepRange,
+        edges: Points,
+        parts: Summaries,
+        bucket: int,
+        most: int,
+    ) -> Self:
+        """Merge what was read into so few buckets that no line has too many points."""
+        first, last = span
+        while 2 * (last // bucket - first // bucket + 1) + 2 > most:
+            bucket *= 2
+        return cls(source, span, edges, merge(parts, bucket), bucket)
+
+    @property
+    def total(self) -> int:
+        return int(self.parts.steps.sum())
+
+    def lines(self) -> Iterator[tuple[str, Line]]:
+        """Yield each series as a line: the extremes of each bucket and the two ends."""
+        parts, edges = self.parts, self.edges
+        for index, series in enumerate(self.source.series):
+            nonfinite = self.ticks(parts.nonfinite[:, index])
+            x, where = np.unique(
+                np.concatenate(
+                    [parts.low_step[:, index], parts.high_step[:, index], edges.step[[0, -1]]]
+                ),
+                return_index=True,
+            )
+            values = np.concatenate(
+                [parts.low[:, index], parts.high[:, index], edges.values[[0, -1], index]]
+            )[where]
+            drawn = np.isfinite(values)
+            mean = parts.mean[:, index] if series.mean else np.array([])
+            known = np.isfinite(mean)
+            middle = np.clip(parts.start + self.bucket // 2, *self.span)
+            yield (
+                series.name,
+                Line(
+                    x[drawn].tolist(),
+                    values[drawn].tolist(),
+                    nonfinite,
+                    middle[known].tolist() if series.mean else [],
+                    mean[known].tolist(),
+                ),
+            )
+
+    def skips(self) -> Ticks:
+        return self.ticks(self.parts.skips)
+
+    def ticks(self, counts: Ints) -> Ticks:
+        """Return where something happened, as exactly as it was read."""
+        happened = counts > 0
+        steps = np.maximum(self.parts.start[happened], self.span[0])
+        return Ticks(steps.tolist(), counts[happened].tolist(), int(counts.sum()))
+
+    def elapsed_ms(self) -> Line:
+        """Return the time at the first step and at the last of each bucket."""
+        ends = np.minimum(self.parts.start + self.bucket - 1, self.span[1])
+        x, where = np.unique(np.concatenate([self.edges.step[:1], ends]), return_index=True)
+        y = np.concatenate([self.edges.elapsed_ms[:1], self.parts.elapsed_ms])[where]
+        return Line(x.tolist(), y.astype(float).tolist(), Ticks())
+
+
+def _decompose(first: int, last: int, largest: int) -> tuple[list[StepRange], list[BucketRange]]:
+    """Cover the steps from first to last with few buckets, the rest at both ends with raw steps.
+
+    The ends are never empty, so that the line begins and ends with real steps.
+    """
+    start, end = (first // SIZES[0] + 1) * SIZES[0], last // SIZES[0] * SIZES[0]
+    raw = [(first, start - 1), (end, last)]
+    stones: list[BucketRange] = []
+    for size, above in pairwise(SIZES):
+        if size == largest:
+            break
+        inner_start, inner_end = -(-start // above) * above, end // above * above
+        stones.append((size, start // size, inner_start // size - 1))
+        stones.append((size, inner_end // size, end // size - 1))
+        start, end = inner_start, inner_end
+    stones.append((largest, start // largest, end // largest - 1))
+    return raw, stones
+
+
+def _located(
+    connection: Connection, run_id: int, span: StepRange, flag: str, counted: Ticks, most: int
+) -> Ticks:
+    """Return flagged steps one by one, if they are not too many."""
+    if not 0 < counted.total <= most:
+        return counted
+    # Left alone, SQLite would read all steps rather than the index that holds just these.
+    hint = f"INDEXED BY ix_steps_{flag}" if connection.dialect.name == "sqlite" else ""
+    query = text(
+        f"SELECT step FROM steps {hint} WHERE run_id = :run_id"  # noqa: S608 - our own names
+        f" AND step BETWEEN :first AND :last AND {FLAGGED[flag]} ORDER BY step"
+    ).bindparams(run_id=run_id, first=span[0], last=span[1])
+    # Straight from the driver, as db.telemetry.pyramid reads: there may be thousands.
+    steps = [step for (step,) in connection.execute(query).cursor.fetchall()]
+    return Ticks(steps, [1] * len(steps), len(steps))
+
+
+def _scale(
+    connection: Connection, run_id: int, stretch: _Stretch, sampled: Line, most: int
+) -> Line:
+    """Return the scale from its changes, exact at any length, unless these are too many."""
+    first, last = stretch.span
+    # What the scale is after a step is used for the next one; one set by hand, for its own step.
+    used_from = case((ScalerEvent.kind == "set", ScalerEvent.step), else_=ScalerEvent.step + 1)
+    changes = select(used_from, ScalerEvent.scale_after).where(
+        ScalerEvent.run_id == run_id,
+        ScalerEvent.step.between(first, last - 1),
+        ScalerEvent.kind != "skip",
+    )
+    few = changes.with_only_columns(ScalerEvent.step).limit(most).subquery()
+    if connection.execute(select(func.count()).select_from(few)).scalar_one() > most - 2:
+        return sampled
+    at = [series.name for series in stretch.source.series].index("scale")
+    ends: list[float] = stretch.edges.values[[0, -1], at].tolist()
+    # Of a back-off and a scale set at the same boundary, the latter holds: it is the later step's.
+    changes = changes.order_by(used_from, ScalerEvent.step)
+    points = {first: ends[0]}
+    points.update((step, scale) for step, scale in connection.execute(changes))
+    points[last] = ends[1]
+    return replace(sampled, x=list(points), y=list(map(json_number, points.values())))

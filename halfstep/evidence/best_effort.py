@@ -1,0 +1,40 @@
+"""Figures of a watched loop that fail one by one."""
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from halfstep.telemetry.spool import Event
+
+ERROR_CHARACTERS = 1000
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Careful:
+    """Calls what reads a figure. If that raises, this figure is no longer read, and no other."""
+
+    def __init__(
+        self,
+        on_event: Callable[[Event], None],
+        say: Callable[[str], None],
+        step: Callable[[], int],
+    ) -> None:
+        """say: prints a line for a person.  step: returns the last step that ended."""
+        self._on_event, self._say, self._step = on_event, say, step
+        self._lost: set[str] = set()
+
+    def __call__(
+        self, figure: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """Return what a call returns; None once this figure is lost."""
+        if figure in self._lost:
+            return None
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            self._lost.add(figure)
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_CHARACTERS]
+            self._say(f"{figure}: no longer recorded: {text}")
+            failed = {"event": "failed_diagnosis", "step": self._step(), "diagnosis": figure}
+            self._on_event(failed | {"error": text})
+            return None

@@ -1,0 +1,392 @@
+"""Backward passes, and which optimizer's step each one belongs to.
+
+The losses of a step are those of the backward passes that changed the optimizer's gradients since
+they were last cleared. A pass is seen to change them by the version counters of two of its
+parameters' gradients, read before and after; nothing on the device is read. Where the weights moved
+between two passes without a step (LBFGS's closures, SAM's ascent), the first pass has the loss.
+This module imports torch.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+from weakref import ref
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from halfstep.monitor.current_step import Value, kept_loss
+
+#: A gradient's identity and its version counters; None where there is none.
+Mark: TypeAlias = tuple[int, int, int] | None
+MOST_KEPT = 1_000  # losses and scaled tensors of a loop that makes no step
+MOST_EARLY = 64  # passes of a first iteration
+INPUTS = 3  # of the engine's arguments after the roots: what gradients are taken of
+
+
+def mark(parameter: Tensor) -> Mark:
+    """Return what changes whenever a parameter's gradient does."""
+    gradient = parameter.grad
+    if gradient is None:
+        return None
+    # Accumulation moves the version of a DTensor's local tensor only, `zero_` its own only.
+    local = getattr(gradient, "_local_tensor", gradient)
+    return id(gradient), gradient._version, local._version
+
+
+class BackwardPass:
+    """One pass under way or done. losses: of its roots; None where a root's is not known."""
+
+    __slots__ = ("changed", "is_scaled", "losses", "weights")
+
+    def __init__(self, losses: list[Value] | None, *, is_scaled: bool) -> None:
+        self.losses, self.is_scaled = losses, is_scaled
+        #: Of named parameters, by id, in the first iteration: whose gradients it changed, and the
+        #: versions of the weights before it.
+        self.changed: set[int] = set()
+        self.weights: dict[int, int] = {}
+
+
+class OwnLosses:
+    """The losses of one optimizer's next step."""
+
+    __slots__ = (
+        "_before",
+        "_mark",
+        "_probes",
+        "_weights",
+        "has_changed",
+        "is_first",
+        "is_scaled",
+        "losses",
+        "of_grad",
+        "took",
+    )
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.losses: list[Value] = []
+        self.of_grad: list[Value] = []  # of autograd.grad over its parameters
+        self.has_changed = False  # a pass has ever changed its gradients
+        self.took: BackwardPass | None = None  # the pass in which it stepped
+        self.is_first = True  # no pass has changed its gradients since its step
+        self.is_scaled = False  # a pass that changed its gradients began from a scaled loss
+        self._weights: int | None = None  # their version at the first pass
+        self._before: list[Mark] = []
+        self._mark: list[Mark] | None = None
+        self._probes: list[Tensor] = []
+        self.choose(optimizer)
+
+    def choose(self, optimizer: Optimizer) -> None:
+        """Choose the parameters to look at: the first and the last one that has a gradient."""
+        able = [
+            p
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if isinstance(p, Tensor) and p.requires_grad
+        ]
+        having = [p for p in able if p.grad is not None] or able
+        self._probes = [having[0], having[-1]] if len(having) > 1 else having
+
+    def begins(self) -> bool:
+        """Note the gradients before a pass; return whether it re-evaluates a loss.
+
+        It does where the weights moved since the last pass, and no step was made.
+        """
+        if not self._probes:
+            return False
+        weights = self._probes[0]._version
+        self._before = now = [mark(p) for p in self._probes]
+        if self._mark is not None and not self.is_first and weights != self._weights:
+            return True
+        self._weights = weights
+        if self._mark is not None and not _overlap(now, self._mark):
+            self.losses, self.is_first = [], True  # cleared since
+        return False
+
+    def ends(self, done: BackwardPass, *, is_again: bool) -> bool:
+        """Take the losses of a pass, and return whether it changed the gradients.
+
+        is_again: the pass re-evaluates a loss.
+        """
+        now = [mark(p) for p in self._probes]
+        if now == self._before or self.took is done:
+            self.has_changed |= self.took is done
+            self.took = None
+            return False
+        self.has_changed = True
+        self._mark = now
+        if not is_again:
+            self.is_first = False
+            self.losses += done.losses or ()
+        self.is_scaled |= done.is_scaled
+        return True
+
+    def begins_at(self, versions: Mapping[int, int]) -> None:
+        """Take these versions of the weights, by parameters' ids, for those at the first pass."""
+        if self._probes:
+            self._weights = versions.get(id(self._probes[0]), self._weights)
+
+    def has_moved(self) -> bool:
+        """Return whether the weights changed since the first pass of this step."""
+        if not self._probes or self._weights is None:
+            return False
+        return self._probes[0]._version != self._weights
+
+    def remark(self) -> None:
+        """Take gradients that were changed in place, by a clip, for the same as before."""
+        if self._mark is not None:
+            self._mark = [mark(p) for p in self._probes]
+
+    def is_uncleared(self) -> bool:
+        """Return whether the first gradient is untouched since the last pass or clip."""
+        return bool(
+            self._mark and self._mark[0] is not None and mark(self._probes[0]) == self._mark[0]
+        )
+
+    def holds(self, inputs: Sequence[Any]) -> bool:
+        """Return whether a parameter that is looked at is among these."""
+        return any(each is probe for probe in self._probes for each in inputs)
+
+    def take(self, optimizer: Optimizer, under_way: BackwardPass | None) -> list[Value]:
+        """Return the losses of the step that is being made, and begin the next one's."""
+        losses = self.losses
+        if under_way is not None:
+            losses, self.took = losses + list(under_way.losses or ()), under_way
+        elif not losses:
+            losses = self.of_grad
+        if self._probes and self._probes[0].grad is None:
+            self.choose(optimizer)
+        self.losses, self.of_grad, self.is_first, self.is_scaled = [], [], True, False
+        return losses
+
+
+class BackwardPasses:
+    """All passes of a loop, as the engine's wrap reports them."""
+
+    def __init__(self, named: Callable[[], Iterable[Tensor]]) -> None:
+        """named: returns the parameters that are known by name, for the first iteration."""
+        self._named = named
+        self._own: dict[int, OwnLosses] = {}  # by an optimizer's id
+        self._stack: list[BackwardPass | None] = []  # None: within another, or not of a loss
+        self._again: set[int] = set()  # optimizers whose loss the pass under way re-evaluates
+        self._scaled: dict[int, tuple[Any, Value | None]] = {}  # by a scaled tensor's id
+        self._is_scaled = False  # something was scaled that no pass has begun from yet
+        self._is_pass_scaled = False  # the pass that begins does so from a scaled loss
+        self._is_over = False  # a row has closed
+        self._recent: list[Value] = []  # losses since anyone's last step
+        self._early: list[BackwardPass] | None = []  # of the first iteration
+        self._early_marks: dict[int, Mark] = {}
+        self.changed: list[int] = []  # optimizers whose gradients the last pass changed
+        self.count = 0  # passes that accumulate gradients
+        self.since_step = 0  # of them since an optimizer's last step
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a pass is running."""
+        return bool(self._stack)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether this iteration's gradients come from scaled losses."""
+        return bool(self._scaled) or self._is_scaled
+
+    def scaled(self, result: Any, outputs: Any) -> None:
+        """Remember the loss of each tensor that a scaler returned.
+
+        Only lists and tuples are descended into: whatever else is iterable is the loop's to use up.
+        """
+        if self._is_over:
+            self._begin_iteration()
+        if len(self._scaled) > MOST_KEPT:
+            self._scaled.clear()
+        if isinstance(result, Tensor):
+            if isinstance(outputs, Tensor) and outputs.requires_grad:  # some scale a constant 1
+                self._scaled[id(result)] = ref(result), known_loss(outputs)
+                self._is_scaled = True
+        elif isinstance(result, list | tuple) and isinstance(outputs, list | tuple):
+            for each, of in zip(result, outputs, strict=True):
+                self.scaled(each, of)
+        else:
+            self._is_scaled = True
+
+    def begins(
+        self, roots: Any, arguments: Sequence[Any], accumulates: bool, scale: Tensor | None
+    ) -> list[Value] | None:
+        """Note a pass before it runs; return its losses. scale: what roots are multiplied by."""
+        if self._stack or not isinstance(roots, tuple | list):
+            self._stack.append(None)
+            return None
+        if self._is_over and not self._is_scaled:
+            self._begin_iteration()
+        losses = self._losses(roots, scale)
+        if not accumulates:
+            self._stack.append(None)
+            self.count += self._note_grad(losses, arguments)
+            return losses
+        self.count += 1
+        self.since_step += 1
+        self._stack.append(BackwardPass(losses, is_scaled=self._is_pass_scaled))
+        self._again = {identity for identity, own in self._own.items() if own.begins()}
+        if self._early is not None:
+            self._note_early()
+        return losses
+
+    def ends(self) -> None:
+        """Note that the innermost pass has ended."""
+        done = self._stack.pop() if self._stack else None
+        if done is None:
+            return
+        self._recent += done.losses or ()
+        if len(self._recent) > MOST_KEPT:
+            self._recent = self._recent[-1:]
+        self.changed = [
+            identity
+            for identity, own in self._own.items()
+            if own.ends(done, is_again=identity in self._again)
+        ]
+        if self._early is not None:
+            marks = {id(p): mark(p) for p in self._named()}
+            done.changed = {key for key, now in marks.items() if now != self._early_marks.get(key)}
+            self._early_marks = marks
+            self._early.append(done)
+            if len(self._early) > MOST_EARLY:
+                self._early, self._early_marks = None, {}
+
+    def take(self, optimizer: Optimizer) -> list[Value]:
+        """Return the losses of an optimizer's step; empty where none is known."""
+        self.since_step = 0
+        under_way = self._stack[0] if self._stack else None
+        own = self._own.get(id(optimizer))
+        if own is not None:
+            losses = own.take(optimizer, under_way)
+        else:
+            own = self._own[id(optimizer)] = OwnLosses(optimizer)
+            losses = self._early_losses(optimizer, own)
+            own.has_changed = bool(losses)
+            if under_way is not None:
+                losses, own.took = list(under_way.losses or ()), under_way
+        if not losses and len(self._own) == 1:
+            losses = self._recent
+        self._recent = []
+        return losses
+
+    def has_changed(self, optimizer: int) -> bool:
+        """Return whether a pass has ever changed an optimizer's gradients. optimizer: its id."""
+        own = self._own.get(optimizer)
+        return own is not None and own.has_changed
+
+    def holds_scaled(self, optimizer: int) -> bool:
+        """Return whether an optimizer's gradients are still as a scaled loss left them."""
+        own = self._own.get(optimizer)
+        return own is not None and own.is_scaled and own.is_uncleared()
+
+    def has_moved(self, optimizer: int) -> bool:
+        """Return whether an optimizer's weights changed since its last backward pass."""
+        own = self._own.get(optimizer)
+        return own is not None and own.has_moved()
+
+    def clipped(self) -> None:
+        """Take gradients that a clip changed in place for the same."""
+        for own in self._own.values():
+            own.remark()
+        if self._early is not None:
+            self._early_marks = {id(p): mark(p) for p in self._named()}
+
+    def uncleared(self) -> list[int]:
+        """Return the ids of optimizers whose gradients nothing has cleared since the last pass."""
+        return [identity for identity, own in self._own.items() if own.is_uncleared()]
+
+    def iteration_ends(self) -> None:
+        """Forget what belongs to one iteration, once the next one begins."""
+        self._is_over = True
+
+    def _begin_iteration(self) -> None:
+        self._is_over = False
+        if self._own:
+            self._early, self._early_marks = None, {}
+        self._scaled.clear()
+        self._is_scaled = False
+
+    def forget(self, optimizer: int) -> None:
+        """Choose the parameters to look at again, for an optimizer whose groups changed."""
+        self._own.pop(optimizer, None)
+
+    def _losses(self, roots: Sequence[Any], scale: Tensor | None) -> list[Value] | None:
+        losses: list[Value] = []
+        self._is_pass_scaled = False
+        for root in roots:
+            if (found := self._scaled.get(id(root))) and found[0]() is root:
+                loss = found[1]
+                self._is_pass_scaled = True
+            elif not isinstance(root, Tensor) or root.numel() != 1:
+                return None
+            else:
+                loss = known_loss(root)
+                if self._is_scaled and scale is not None and loss is not None:
+                    self._is_pass_scaled = True
+                    loss = loss / (scale.item() if scale.is_cpu else scale)
+            if loss is None:
+                return None
+            losses.append(loss)
+        self._is_scaled = False
+        return losses
+
+    def _note_grad(self, losses: list[Value] | None, arguments: Sequence[Any]) -> bool:
+        """Note a pass of autograd.grad, and return whether it is one over known parameters."""
+        inputs = arguments[INPUTS] if len(arguments) > INPUTS else ()
+        if not losses or not isinstance(inputs, tuple | list):
+            return False
+        is_known = False
+        if self._early is not None:
+            named = {id(p) for p in self._named()}
+            if is_known := any(id(each) in named for each in inputs):
+                self._recent += losses
+        for own in self._own.values():
+            if own.holds(inputs):
+                is_known = True
+                own.of_grad = own.of_grad + losses
+        return is_known
+
+    def _note_early(self) -> None:
+        """Drop from earlier passes the parameters whose gradients were cleared since."""
+        marks = {id(p): mark(p) for p in self._named()}
+        cleared = {key for key, now in marks.items() if now != self._early_marks.get(key)}
+        versions = {id(p): p._version for p in self._named()}
+        for each in self._early or ():
+            # Where the weights moved as well, the pass that begins evaluates its loss again.
+            each.changed -= {key for key in cleared if each.weights.get(key) == versions[key]}
+        self._early_marks = marks
+        under_way = self._stack[-1]
+        if under_way is not None:
+            under_way.weights = versions
+
+    def _early_losses(self, optimizer: Optimizer, known: OwnLosses) -> list[Value]:
+        """Return the losses of an optimizer's first step, of passes before it was known."""
+        if not self._early or not self._early_marks:
+            return self._recent
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not own & self._early_marks.keys():
+            return self._recent
+        passes = [each for each in self._early if own & each.changed]
+        if not passes:
+            return []
+        key = min(own & passes[0].weights.keys())
+        known.begins_at(passes[0].weights)
+        same = [each for each in passes if each.weights.get(key) == passes[0].weights[key]]
+        return [loss for each in same for loss in each.losses or ()]
+
+
+def known_loss(loss: Tensor) -> Value | None:
+    """Return a loss for later; None where it cannot be read as one number."""
+    try:
+        placements = getattr(loss, "placements", None)
+        if placements is not None:  # of a DTensor every process has the whole only if replicated
+            if not all(each.is_replicate() for each in placements):
+                return None
+            loss = loss.to_local()  # type: ignore[attr-defined]
+        return None if loss.is_complex() else kept_loss(loss)
+    except Exception:  # a tensor inside torch.func, a subclass without item()
+        return None
+
+
+def _overlap(now: list[Mark], then: list[Mark]) -> bool:
+    return any(a is not None and a == b for a, b in zip(now, then, strict=True))

@@ -1,0 +1,125 @@
+"""Where gradients lie against fp16's window: their exponents, module by module.
+
+The exponents of the unscaled fp32 gradients of a step are counted on the device, and brought to the
+host by a copy behind the work already queued, and an event that is polled. A scale is (nearly
+always) a power of two, so it only shifts the counts: they are recorded unscaled, once, with the
+scale of their step, and can be drawn at any other. (That the backward pass ran in fp16 at this
+scale shows all the same: what it flushed to zero is among the zeros.)
+
+    fp32 bits   sign (1)  exponent e (8)  fraction (23);   |x| in [2^(e-127), 2^(e-126))
+    e = 0       zero or subnormal: counted as zero         e = 255: inf or NaN
+    fp16        normal from 2^-14 to 65504, just under 2^16; subnormal from 2^-24
+
+What it costs: in a step that is counted, a pass over the gradients with int64 indices, 4 million
+elements (32 MiB) at a time. This module imports torch.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halfstep.monitor.gradients import elements
+from halfstep.telemetry.spool import Event
+
+BINS, BIAS = 256, 127
+CHUNK = 2**22  # elements
+SMALLEST, LARGEST = -24, 15  # exponents of fp16's smallest and largest numbers
+
+
+class Exponents:
+    """Counts the exponents of gradients, by the modules whose parameters they are of."""
+
+    def __init__(self, parameters: Sequence[str], device: torch.device) -> None:
+        """parameters: their names, "<module>.<parameter>", in forward order."""
+        modules = [name.rpartition(".")[0] for name in parameters]
+        self.modules = list(dict.fromkeys(modules))  # M
+        place = {module: i for i, module in enumerate(self.modules)}
+        self._row = {name: place[module] for name, module in zip(parameters, modules, strict=True)}
+        self._one = torch.ones(1, dtype=torch.int64, device=device)
+
+    @classmethod
+    def together(cls, several: Sequence["Exponents"]) -> "Exponents":
+        """Return what reads the counts of several, one behind the other."""
+        if len(several) == 1:
+            return several[0]
+        whole = cls([], several[0]._one.device)
+        whole.modules = [module for each in several for module in each.modules]
+        return whole
+
+    def nothing(self) -> Tensor:
+        """Return counts of a step before anything is counted, (M × BINS,)."""
+        size = len(self.modules) * BINS
+        return torch.zeros(size, dtype=torch.int64, device=self._one.device)
+
+    def count(
+        self,
+        counts: Tensor,
+        gradients: Iterable[tuple[str, Tensor | None]],
+        scale: Tensor | None = None,
+    ) -> None:
+        """Add gradients, by the names of their parameters. scale: what they are multiplied by."""
+        inverse = None if scale is None else scale.double().reciprocal().float()  # as unscale_ does
+        for name, gradient in gradients:
+            if gradient is None:
+                continue
+            all_elements = elements(gradient.detach())
+            if all_elements.is_complex():
+                all_elements = torch.view_as_real(all_elements.resolve_conj())
+            for part in torch.split(all_elements.reshape(-1), CHUNK):
+                values = part.to(torch.float32)
+                values = values if inverse is None else values * inverse
+                exponents = (values.view(torch.int32) >> 23) & 0xFF
+                index = exponents.to(torch.int64) + self._row[name] * BINS
+                # bincount would ask a GPU for the largest value.
+                with in_any_order():
+                    counts.scatter_add_(0, index, self._one.expand_as(index))
+
+    def event(self, step: int, scale: float, counts: Tensor) -> Event:
+        """Say it of a step whose counts have arrived."""
+        rows = counts.view(len(self.modules), BINS).numpy()
+        modules = [
+            {"name": name} | describe(own, scale)
+            for name, own in zip(self.modules, rows, strict=True)
+        ]
+        return {"event": "histogram", "step": step, "scale": scale, "modules": modules}
+
+
+@contextmanager
+def in_any_order() -> Iterator[None]:
+    """Let a sum of whole numbers be taken in any order, which changes no bit of it.
+
+    Under deterministic algorithms CUDA would sort the elements first.
+    """
+    was_on = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=only_warned)
+
+
+def describe(counts: NDArray[np.int64], scale: float) -> dict[str, Any]:
+    """Return a module's counts without the empty ends, and its shares at this scale.
+
+    counts: (256,), by exponent.  underflow: the share, of gradients that are not zero, that a
+    scale of this size leaves below fp16's smallest number; near_overflow: within a factor of four
+    of its largest, or beyond.
+    """
+    finite, filled = counts[1:-1], np.flatnonzero(counts[1:-1])
+    first, last = (filled[0], filled[-1]) if len(filled) else (0, -1)
+    scaled = np.arange(len(finite)) + 1 - BIAS + np.log2(scale)  # exponents in the backward pass
+    total = max(int(finite.sum()), 1)
+    return {
+        "lowest_exponent": int(first) + 1 - BIAS,
+        "counts": finite[first : last + 1].tolist(),
+        "zeros": int(counts[0]),
+        "nonfinite": int(counts[-1]),
+        "underflow": int(finite[scaled < SMALLEST].sum()) / total,
+        "near_overflow": int(finite[scaled >= LARGEST - 1].sum()) / total,
+    }

@@ -1,0 +1,219 @@
+"""Gradients of an optimizer: how large each one is, and what is not finite in it.
+
+Nothing in here waits for a device unless it says so. This module imports torch.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from halfstep.monitor.telemetry_rows import Counts
+
+#: What wrappers of modules put into the names of parameters.
+WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+#: The gradients of one optimizer in one step, numbers on a CPU, else tensors of the device: L2 over
+#: all of them; of each, in order of the names; what the latter are still multiplied by; and, of a
+#: CPU's, how many elements of each are not finite. A plain tuple, for each step makes one.
+Measured: TypeAlias = tuple[Tensor | float, Tensor | list[float], float, Counts | None]
+
+
+class Gradients:
+    """Those of somebody's optimizer, whose parameters may have any type and lie on any device."""
+
+    def __init__(self, optimizer: Optimizer, name: str, names: Mapping[nn.Parameter, str]) -> None:
+        """names: of parameters, in forward order; others are called by their place."""
+        self.optimizer, self.name = optimizer, name
+        own = {
+            parameter: f"group{g}.{i}"
+            for g, group in enumerate(optimizer.param_groups)
+            for i, parameter in enumerate(group["params"])
+        }
+        known = {parameter: name for parameter, name in names.items() if parameter in own}
+        self.names = list((known | {p: n for p, n in own.items() if p not in known}).values())
+        self.parameters = [*known, *(p for p in own if p not in known)]
+        self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        self.steps = 0  # that were measured
+        #: Positions of parameters that need a gradient and have not had one yet.
+        self.without_gradient = {i for i, p in enumerate(self.parameters) if p.requires_grad}
+        is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
+        self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        self._is_plain = all(
+            p.device == self.device and not hasattr(p, "to_local") and not p.is_complex()
+            for p in self.parameters
+        )
+        self._zero = torch.zeros((), device=self.device)
+        self._is_on_host = self._zero.is_cpu
+        self.no_norms = torch.zeros(len(self.names), device=self.device)  # of a step without it
+
+    def is_current(self) -> bool:
+        """Return whether the optimizer's groups have the parameters that they had."""
+        groups = self.optimizer.param_groups
+        return len(groups) == len(self._groups) and all(
+            len(group["params"]) == len(known) and all(map(is_, group["params"], known))
+            for group, known in zip(groups, self._groups, strict=True)
+        )
+
+    def rate(self) -> float | Tensor:
+        """Return the first group's learning rate: NaN if it has none.
+
+        A tensor is returned only where the host cannot read it without waiting.
+        """
+        groups = self.optimizer.param_groups
+        rate = groups[0].get("lr") if groups else None
+        if isinstance(rate, float) or (isinstance(rate, Tensor) and not rate.is_cpu):
+            return rate
+        try:
+            return float(rate)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):  # None of an Adafactor with relative steps
+            return math.nan
+
+    def measure(self, scale: Tensor | None = None) -> Measured | None:
+        """Measure them; None if there are none. scale: what they are still multiplied by."""
+        present = [g for p in self.parameters if (g := p.grad) is not None]
+        self.steps += 1
+        if self.without_gradient:
+            self.without_gradient = {
+                i for i in self.without_gradient if self.parameters[i].grad is None
+            }
+        if not present:
+            return None
+        norms = self._norms(present)
+        if len(present) < len(self.parameters):
+            found = iter(norms)
+            norms = [self._zero if p.grad is None else next(found) for p in self.parameters]
+        if self._is_on_host:
+            return self._read([norm.item() for norm in norms], scale)
+        stacked = torch.stack(list(norms))
+        if scale is not None:
+            stacked = stacked / scale
+        return torch.linalg.vector_norm(stacked), stacked, 1.0, None
+
+    def norms_now(self) -> Tensor | None:
+        """Return the norms of the gradients as they are, on their device; None without any."""
+        held = [p.grad for p in self.parameters if p.grad is not None]
+        if not held:
+            return None
+        return torch.stack([norm.to(self.device) for norm in self._norms(held)]).detach()
+
+    def _norms(self, gradients: list[Tensor]) -> Sequence[Tensor]:
+        """Return the norm of each, in one call for all."""
+        if gradients[0].requires_grad:  # of a backward pass that can be differentiated itself
+            gradients = [gradient.detach() for gradient in gradients]
+        if self._is_plain:
+            try:
+                return torch._foreach_norm(gradients, dtype=self._dtype)
+            except (NotImplementedError, RuntimeError):  # one is sparse, and so will be the next
+                self._is_plain = False
+        local = [summed_elements(gradient) for gradient in gradients]
+        norms = torch._foreach_norm(local, dtype=self._dtype)
+        # What the host reads has to be there.
+        return [norm.to(self.device, non_blocking=not self._is_on_host) for norm in norms]
+
+    def _read(self, norms: list[float], scale: Tensor | None) -> Measured:
+        """Put together what lies in host memory, where nobody waits."""
+        factor = 1.0 if scale is None else scale.item()
+        total = math.hypot(*norms)
+        if not total < math.inf:
+            return sum(norms), norms, factor, self._nonfinite(norms)
+        return total / factor, norms, factor, None
+
+    def _nonfinite(self, norms: list[float]) -> Counts:
+        return {
+            position: count_nonfinite(gradient)
+            for position, norm in enumerate(norms)
+            if not math.isfinite(norm) and (gradient := self.parameters[position].grad) is not None
+        }
+
+
+def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:
+    """Name the parameters of modules as their owner knows them: "head.weight".
+
+    Of several modules, each one's name is its class's, numbered if there are two of a class.
+    """
+    names: dict[nn.Parameter, str] = {}
+    for prefix, module in _prefixed(modules):
+        for path, parameter in module.named_parameters():
+            names.setdefault(parameter, prefix + _unwrapped(path))
+    return names
+
+
+def module_names(modules: tuple[nn.Module, ...]) -> dict[nn.Module, str]:
+    """Name the modules within modules in the same way; the whole is called by its class."""
+    names: dict[nn.Module, str] = {}
+    for prefix, module in _prefixed(modules):
+        for path, inner in module.named_modules():
+            name = (prefix + _unwrapped(path)).rstrip(".")
+            names.setdefault(inner, name or type(inner).__name__)
+    return names
+
+
+def _prefixed(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:
+    inner = [innermost(module) for module in modules]
+    classes = [type(module).__name__ for module in inner]
+    for index, module in enumerate(inner):
+        name = classes[index]
+        number = classes[:index].count(name) + 1
+        many = f"{name}{number if classes.count(name) > 1 else ''}."
+        yield "" if len(modules) == 1 else many, module
+
+
+def _unwrapped(path: str) -> str:
+    for wrapper in WRAPPERS:
+        path = path.replace(wrapper, "")
+    return path
+
+
+def innermost(module: nn.Module) -> nn.Module:
+    """Return the module inside of what compiles or distributes it."""
+    inner = getattr(module, "_orig_mod", module)
+    inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
+    return module if inner is module else innermost(inner)
+
+
+def local_elements(gradient: Tensor) -> Tensor:
+    """Return what this device has of a gradient: a shard, the rows of a sparse one as they came."""
+    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return local._values() if local.is_sparse else local
+
+
+def summed_elements(gradient: Tensor) -> Tensor:
+    """Return what this device has of a gradient, duplicate rows of a sparse one summed.
+
+    Unlike `coalesce` on a GPU it does not wait: rows that are no sum's are zeros at the end.
+    """
+    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    if local.is_complex() and not local.is_sparse:
+        return torch.view_as_real(local.resolve_conj())
+    if not local.is_sparse or local.is_coalesced() or not local._nnz():
+        return local_elements(gradient)
+    indices, values = local._indices(), local._values()
+    place = indices[0]
+    for size, index in zip(local.shape[1:], indices[1:], strict=False):
+        place = place * size + index
+    ordered, order = place.sort()
+    row = torch.zeros_like(ordered)
+    row[1:] = (ordered[1:] != ordered[:-1]).cumsum(0)
+    return torch.zeros_like(values).index_add_(0, row, values[order])
+
+
+def elements(gradient: Tensor) -> Tensor:
+    """Return what a gradient holds; of a sparse one, each row summed up and zeros left out.
+
+    On a GPU the host waits for the number of a sparse gradient's rows.
+    """
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def count_nonfinite(gradient: Tensor) -> tuple[int, int]:
+    """Return how many elements are inf, and how many are NaN. The host waits."""
+    values = elements(gradient)
+    return int(values.isinf().sum()), int(values.isnan().sum())

@@ -1,0 +1,706 @@
+"""A training loop that is not ours, step by step, as the wraps of torch report it.
+
+With a scaler a row closes at each `GradScaler.update()`. Without one, a row is an iteration: it
+closes once every known optimizer has stepped, or before an optimizer steps that has stepped in it
+already, or the one that began the first iteration. Each optimizer has its own losses (see
+backward_passes.py); nothing is averaged over optimizers. What cannot be read costs its own figure
+only (see evidence/careful.py). Nothing here waits for the device, but for a new optimizer in the
+midst of a run. This module imports torch.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from halfstep.clock import clock
+from halfstep.evidence.best_effort import Careful
+from halfstep.evidence.collector import Collector, skips_of
+from halfstep.monitor.backward_passes import BackwardPasses
+from halfstep.monitor.current_step import OpenRow, Value, kept_loss, mean
+from halfstep.monitor.diagnoses import Diagnoses, Intervals
+from halfstep.monitor.gradients import Gradients, module_names, parameter_names
+from halfstep.monitor.ring import Ring
+from halfstep.monitor.telemetry_rows import SCALE, SCALE_AFTER, Rows
+from halfstep.telemetry.spool import Event, Steps
+
+RELAY_SECONDS = 30.0  # for a device to finish its rows before they are laid out again
+PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
+SETTLED_AFTER = 8  # iterations, after which no further optimizer is waited for
+NEVER = Intervals()
+
+
+class Loop:
+    """Writes a row a step, and hands over what rows hold once they have arrived."""
+
+    def __init__(
+        self,
+        on_steps: Callable[[Steps], None],
+        on_event: Callable[[Event], None],
+        *,
+        optimizers: Mapping[str, Optimizer] | None = None,
+        scaler: GradScaler | None = None,
+        step: int = 0,
+        started_at: float | None = None,
+        every: Intervals = NEVER,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """optimizers, scaler: the only ones to observe; None: all.  step: done already.
+
+        started_at: what elapsed_ms counts from, by halfstep.clock; now if not given.  every: how
+        often more is measured.  say: prints a line when a figure is given up.
+        """
+        self.closed_steps = step
+        self._on_steps, self._on_event = on_steps, on_event
+        self._wanted = None if optimizers is None else {id(o): n for n, o in optimizers.items()}
+        self._scaler = scaler
+        self._modules: tuple[nn.Module, ...] = ()
+        self._names: dict[nn.Parameter, str] = {}
+        self._known: dict[int, Gradients] = {}  # by an optimizer's id, which they keep alive
+        self.ignored: set[int] = set()  # ids of optimizers within a framework's own
+        self._row_of: dict[int, OpenRow] = {}  # of the scaler that steps an optimizer, by its id
+        self._rows = Rows({}, layers_every=every.layers)
+        self._has_layers = every.layers > 0
+        wants_more = every.histogram or every.headroom
+        self._diagnoses = Diagnoses(every, on_event, say) if wants_more else None
+        self._ring: Ring | None = None
+        self._started_at = clock() if started_at is None else started_at
+        self._step_started: float | None = None
+        self._open: dict[int, OpenRow] = {}  # by a scaler's id
+        self._unscaled = OpenRow()  # of steps without a scaler
+        self._current = self._unscaled  # the row of the scaler that was called last
+        self._scalers = 0  # that have updated
+        self._loaded: WeakSet[Any] = WeakSet()  # scalers whose state was restored
+        self._explicit: list[Value] = []  # losses of the open row, in place of the loop's
+        self._passes = BackwardPasses(lambda: self._names)
+        self._careful = Careful(on_event, say, lambda: self.step)
+        self._evidence = Collector(on_event, say)
+        self._stepping: list[Optimizer] = []  # whose steps are under way, the outermost first
+        self._scaler_steps = 0  # calls of GradScaler.step under way
+        self._leader: int | None = None  # the optimizer that began the first iteration
+        self._iterations = 0  # without a scaler, since an optimizer was met
+        self._is_settled = optimizers is not None  # all optimizers of an iteration are known
+        self._uncleared: dict[int, Tensor | None] = {}  # norms of gradients, by an optimizer's id
+        self._before_clip: dict[int, Any] = {}  # gradients as measured ahead of a clip
+        self._taking_part: dict[int, list[bool]] = {}  # optimizers with gradients, by row
+        self._ended: float | None = None  # when the last step of the open row without a scaler did
+
+    @property
+    def step(self) -> int:
+        """The step that was made last: of an iteration without a scaler, the one under way."""
+        return self.closed_steps + bool(self._unscaled.stepped)
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.closed_steps = step
+
+    def add(self, modules: tuple[nn.Module, ...]) -> None:
+        """Call parameters as these modules do."""
+        self._modules += modules
+        self._names |= parameter_names(modules)
+        names = module_names(modules)
+        self._evidence.add(modules, names)
+        if self._diagnoses:
+            self._diagnoses.add(names)
+            self._diagnoses.starts(self.closed_steps + 1)
+
+    def end(self) -> None:
+        """Leave torch as it was."""
+        self._evidence.origin.disarm()
+        if self._diagnoses:
+            self._diagnoses.end()
+
+    def close(self) -> None:
+        """Close the iteration that is under way, and report the evidence that is left."""
+        if self._unscaled.stepped:
+            self._close_unscaled()
+        known = [(each, self._passes.has_changed(key)) for key, each in self._known.items()]
+        self._careful("evidence", self._evidence.end, self.closed_steps, known)
+
+    def add_loss(self, loss: Tensor | float) -> None:
+        """Take this for the next row's loss; the mean of several."""
+        self._start()
+        self._explicit.append(kept_loss(loss))
+
+    def elapsed_ms(self) -> int:
+        """Return milliseconds since the loop was first observed."""
+        return int((clock() - self._started_at) * 1000)
+
+    def drain(self, patience_seconds: float) -> bool:
+        """Hand over what the device has; return whether that was all."""
+        self._is_last = True
+        has_all = self._ring is None or self._ring.drain(patience_seconds)
+        self._is_last = False
+        if self._diagnoses:
+            self._diagnoses.report(wait=has_all)
+        self._careful("evidence", partial(self._evidence.drain, wait=has_all))
+        return has_all
+
+    _is_last = False
+
+    # ---- What the wraps report, in the order of a step ------------------------------------------
+
+    def scaled(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
+        """Remember the losses that were scaled."""
+        row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
+        if row is not None:
+            self._current = row
+            self._careful("loss", self._passes.scaled, result, outputs)
+
+    def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
+        """Note which loss a pass has, and look at what it begins from."""
+        self._start()
+        scaler, passes = self._current.scaler, self._passes
+        if self._evidence.in_a_row > 1 and accumulates and not passes.since_step:
+            self._careful("uncleared gradients", self._look_for_uncleared)
+        is_outermost, count = not passes.is_under_way, passes.count
+        scale = None if scaler is None else scaler._scale
+        losses = self._careful("loss", passes.begins, roots, arguments, accumulates, scale)
+        if accumulates and self._evidence.origin.is_armed:  # also within another pass
+            self._careful("origin", self._evidence.origin.arm, roots)
+        if is_outermost and passes.count != count:
+            self._careful(
+                "evidence",
+                partial(self._evidence.pass_begins, has_stepped=bool(self._known)),
+                self.closed_steps + 1,
+                passes.count,
+                roots,
+                losses,
+            )
+
+    def backward_ends(self) -> None:
+        """Note whose gradients it changed."""
+        self._careful("loss", self._passes.ends)
+        if self._uncleared and not self._passes.is_under_way:
+            self._careful("uncleared gradients", self._report_uncleared)
+        if self._evidence.origin.is_armed and not self._passes.is_under_way:
+            self._careful("origin", self._evidence.origin.passed)
+
+    def unscaled(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
+        """Measure gradients, before a clip can spread a NaN over them."""
+        self._measure_scaled(scaler, optimizer, None)
+
+    def checked(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
+        """The same, of gradients that are still times the scale."""
+        self._measure_scaled(scaler, optimizer, scaler._scale)
+
+    def clipping(self, parameters: Any, max_norm: Any) -> None:
+        """Measure gradients ahead of a clip; and note one of gradients that are still scaled."""
+        self._careful("clip", self._clip, parameters, max_norm)
+
+    def clipped(self) -> None:
+        """Know the clipped gradients again."""
+        self._careful("loss", self._passes.clipped)
+
+    def step_begins(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        """Note a scaler's step, in which the optimizer's own is no direct one."""
+        if scaler._enabled:
+            self._scaler_steps += 1
+            if row := self._open.get(id(scaler)):
+                row.stepped.add(id(optimizer))
+
+    def step_ends(self, scaler: GradScaler) -> None:
+        """The same."""
+        if scaler._enabled:
+            self._scaler_steps = max(self._scaler_steps - 1, 0)
+
+    def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
+        """Note why a scaler refused a call."""
+        self._careful(
+            "refused calls",
+            self._evidence.raised,
+            self.closed_steps + 1,
+            method,
+            error,
+            list(self._known.values()),
+        )
+
+    def loaded(self, scaler: GradScaler) -> None:
+        """Note that a scaler's state was restored."""
+        self._loaded.add(scaler)
+
+    def schedule_steps(self, scheduler: Any) -> None:
+        """Note a scheduler's step, after its optimizer's last attempt."""
+        self._careful("schedule", self._schedule, scheduler)
+
+    def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
+        """Read flags and scale, which this call is about to change in place."""
+        row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
+        if row is None:
+            return
+        if row.number is None:
+            row.number, self._scalers = self._scalers, self._scalers + 1
+        scale, ring = scaler._scale, self._ring
+        if ring is None or scale is None:
+            return
+        for optimizer, state in scaler._per_optimizer_states.items():
+            if optimizer in row.measured and (flags := state["found_inf_per_device"]):
+                row.found_inf[optimizer] = _joint(flags, ring.is_on_host)
+        if row.found_inf:
+            if ring.is_on_host or scale.is_cpu:
+                row.scale = scale.item()
+            else:
+                row.scale = scale
+                self._write(row, scale)
+
+    def updated(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
+        """Close the row. A scale given by hand shows in the next one, as set."""
+        row, ring = self._open.get(id(scaler)), self._ring
+        if row is None or not row.found_inf or ring is None or (after := scaler._scale) is None:
+            return
+        if self._is_ascent(row):
+            row.ascents += 1
+            row.is_continued = True
+            row.measured, row.found_inf = {}, {}
+            return
+        if ring.is_on_host or after.is_cpu:
+            self._write(row, after.item() if new_scale is None else row.scale)
+        elif new_scale is None:
+            ring.row[SCALE_AFTER].copy_(after)
+        self._close(row)
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        """Note a step under way. One that is there already had raised."""
+        stepping = self._stepping
+        while any(each is optimizer for each in stepping):
+            stepping.pop()
+        if stepping and _shares(stepping[-1], optimizer):  # which may clear its gradients
+            self._careful("gradient norms", self._measure_within, stepping[0])
+        stepping.append(optimizer)
+
+    def _measure_within(self, outer: Optimizer) -> None:
+        """Measure gradients when an optimizer steps by another one."""
+        gradients = self._known.get(id(outer))
+        if gradients is not None and gradients.is_current() and self._is_wanted(outer):
+            self._before_clip[id(outer)] = gradients.measure()
+            gradients.steps -= 1
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """Note a step, unless it is a part of another optimizer's, as in SAM."""
+        stepping = self._stepping
+        while stepping and stepping.pop() is not optimizer:
+            pass
+        if not self._is_wanted(optimizer) or any(
+            self._is_wanted(outer) and _shares(outer, optimizer) for outer in stepping
+        ):
+            return
+        if self._scaler_steps and id(optimizer) in self._row_of:
+            return
+        self._careful("steps", self._stepped, optimizer)
+
+    # ---- Steps --------------------------------------------------------------------------------
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        """Take a step that no scaler makes: of a loop without one, or past it."""
+        identity = id(optimizer)
+        scaled = self._row_of.get(identity)
+        if scaled is not None:
+            is_unscaled = identity in scaled.measured
+            if is_unscaled or not self._passes.since_step:
+                self._step_directly(optimizer, scaled, is_scaled=False)
+                return
+            if scaled is self._current and self._passes.is_scaled:
+                self._step_directly(optimizer, scaled, is_scaled=True)
+                return
+            self._current = self._unscaled  # the scaler is no longer used
+        row = self._current
+        if row is not self._unscaled:
+            if identity not in row.measured:
+                is_scaled = self._passes.holds_scaled(identity)
+                scale = row.scaler._scale if row.scaler is not None and is_scaled else None
+                self._measure(row, optimizer, scale)
+                row.stepped.add(identity)
+                if is_scaled:
+                    self._step_directly(optimizer, row, is_scaled=True)
+                return
+            # The scaler is used for its losses only: it never updates.
+            if self._passes.is_scaled:
+                self._careful(
+                    "direct steps",
+                    partial(self._evidence.direct_step, is_scaled=True),
+                    self.closed_steps + 1,
+                    self._known[identity].name,
+                )
+            self._write(row, row.scale)
+            self._close(row)
+            self._measure(row, optimizer)
+            row.stepped.add(identity)
+            return
+        if self._leader is None:
+            self._leader = identity
+        if identity not in self._known:  # which may step in some iterations only
+            self._iterations = 0
+        if row.stepped and (identity in row.stepped or identity == self._leader):
+            self._close_unscaled()
+            self._iterations += 1
+            self._is_settled |= self._iterations >= SETTLED_AFTER
+        row.stepped.add(identity)
+        self._measure(row, optimizer)
+        self._ended = time.perf_counter()
+        expected = self._known.keys() if self._wanted is None else self._wanted.keys()
+        if self._is_settled and row.stepped >= expected:
+            self._close_unscaled()
+
+    def _step_directly(self, optimizer: Optimizer, row: OpenRow, *, is_scaled: bool) -> None:
+        """Note an optimizer's step outside of its scaler, which takes an inf as it is."""
+        identity, ring = id(optimizer), self._ring
+        step = self.closed_steps
+        if identity in row.measured or is_scaled:
+            step += 1
+            if identity in self._row_of:
+                row.direct.add(identity)
+            row.stepped.add(identity)
+        elif ring is not None:
+            ring.holds_last = True
+            if ring.is_here(ring.number - 1):
+                self._rows.note(ring.number - 1).is_direct = True
+        name = self._known[identity].name
+        self._careful(
+            "direct steps", partial(self._evidence.direct_step, is_scaled=is_scaled), step, name
+        )
+
+    def _measure_scaled(
+        self, scaler: GradScaler, optimizer: Optimizer, scale: Tensor | None
+    ) -> None:
+        row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
+        if row is None or not self._is_wanted(optimizer):
+            return
+        identity = id(optimizer)
+        before = self._row_of.get(identity)
+        if before is not row:
+            self._row_of[identity] = row
+            if before is not None and row.number is None and not before.measured:
+                self._replace(before, row)
+        if identity not in row.measured:  # a clip was ahead of it, if it is
+            self._measure(row, optimizer, scale)
+
+    def _is_ascent(self, row: OpenRow) -> bool:
+        """Return whether the scaler was updated in the midst of a step, as by SAM's first half.
+
+        The loop moved the weights by hand, and the step of the optimizer follows.
+        """
+        if row.stepped or row.direct:
+            row.is_by_hand = False
+            return False
+        row.is_by_hand = all(map(self._passes.has_moved, row.measured))
+        return row.is_by_hand and not row.ascents
+
+    def _replace(self, before: OpenRow, row: OpenRow) -> None:
+        """Let a scaler go on where another one was that stepped the same optimizer."""
+        row.number = before.number
+        if before.scaler is not None and before not in self._row_of.values():
+            self._open.pop(id(before.scaler), None)
+        row.has_replaced = row.scaler not in self._loaded
+
+    def _look_for_uncleared(self) -> None:
+        """Measure gradients that nothing has cleared since the last step, before a pass."""
+        for identity in self._passes.uncleared():
+            if identity in self._row_of and (gradients := self._known.get(identity)):
+                self._uncleared[identity] = gradients.norms_now()
+
+    def _report_uncleared(self) -> None:
+        """Report those to which the pass has added."""
+        for identity, norms in self._uncleared.items():
+            if norms is not None and identity in self._passes.changed:
+                name = self._known[identity].name
+                self._evidence.uncleared(self.closed_steps + 1, name, norms)
+        self._uncleared.clear()
+
+    def _clip(self, parameters: Any, max_norm: Any) -> None:
+        clipped = {id(parameters)} if isinstance(parameters, Tensor) else set(map(id, parameters))
+        for identity, gradients in self._known.items():
+            first = next(iter(gradients.parameters), None)
+            if id(first) not in clipped or not gradients.is_current():
+                continue
+            row = self._row_of.get(identity)
+            if row is None or row is not self._current or row.scaler is None:
+                if self._current is self._unscaled:
+                    self._before_clip[identity] = gradients.measure()
+                    gradients.steps -= 1
+                continue
+            states = row.scaler._per_optimizer_states
+            stage = states[identity].get("stage") if identity in states else None
+            if getattr(stage, "name", "READY") == "READY" and self._passes.is_scaled:
+                self._measure(row, gradients.optimizer, row.scaler._scale)
+                self._evidence.scaled_clip(self.closed_steps + 1, gradients.name, max_norm)
+
+    def _schedule(self, scheduler: Any) -> None:
+        optimizer = scheduler.optimizer
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # as Accelerate wraps it
+        gradients, ring = self._known.get(id(optimizer)), self._ring
+        if gradients is not None and ring is not None and id(optimizer) in self._row_of:
+            is_open = id(optimizer) in self._row_of[id(optimizer)].measured
+            number = ring.number - (not is_open)
+            name = type(scheduler).__name__
+            self._evidence.schedule.stepped(number, gradients.name, name)
+
+    # ---- Rows ---------------------------------------------------------------------------------
+
+    def _measure(self, row: OpenRow, optimizer: Optimizer, scale: Tensor | None = None) -> None:
+        identity = id(optimizer)
+        gradients = self._known.get(identity)
+        if gradients is None or not gradients.is_current():
+            gradients = self._meet(optimizer)
+            row.measured.pop(identity, None)  # of other parameters
+        if row.rate is None:
+            rate = gradients.rate()  # a schedule may change a tensor in place
+            row.rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
+        losses = self._careful("loss", self._passes.take, optimizer)
+        row.losses.setdefault(identity, losses or [])  # an ascent's is the step's
+        measured = self._before_clip.pop(identity, None) if self._before_clip else None
+        if measured is None:
+            measured = self._careful(
+                f"gradient norms of {gradients.name}", gradients.measure, scale
+            )
+        else:
+            gradients.steps += 1
+        step = self.closed_steps + 1
+        if measured is not None:
+            row.measured[identity] = measured
+            if self._diagnoses:
+                self._diagnoses.measured(step, row, gradients, scale)
+        if gradients.without_gradient:
+            self._careful(
+                "missing gradients",
+                partial(self._evidence.measured, has_changed=self._passes.has_changed(identity)),
+                step,
+                gradients,
+            )
+
+    def _start(self) -> None:
+        if self._step_started is None:
+            self._step_started = time.perf_counter()
+
+    def _meet(self, optimizer: Optimizer) -> Gradients:
+        """Know an optimizer from here on; the rows have to be laid out for it."""
+        self._start()
+        known = self._known.get(id(optimizer))
+        name = self._name(optimizer) if known is None else known.name
+        if known is not None:  # a parameter is another one now
+            self._names |= parameter_names(self._modules)
+        gradients = Gradients(optimizer, name, self._names)
+        if self._ring is not None and not self._ring.drain(RELAY_SECONDS):
+            raise RuntimeError(f"the device has not finished its steps in {RELAY_SECONDS:g} s")
+        self._passes.forget(id(optimizer)) if known is not None else None
+        self._known[id(optimizer)] = gradients
+        self._careful("optimizers", self._evidence.meets, self.closed_steps + 1, gradients)
+        has_rates = isinstance(gradients.rate(), Tensor)
+        names = {each.name: each.names for each in self._known.values()}
+        self._rows = self._rows.relaid(
+            names, has_rates=has_rates, has_own_losses=len(self._known) > 1
+        )
+        self._evidence.schedule.forget_rows()
+        self._taking_part.clear()
+        self._ring = Ring(
+            self._rows.columns,
+            self._rows.scalars,
+            gradients.device,
+            self._started_at,
+            self._hand_over,
+        )
+        return gradients
+
+    def _name(self, optimizer: Optimizer) -> str:
+        if self._wanted is not None:
+            return self._wanted[id(optimizer)]
+        name = type(optimizer).__name__
+        others = [type(each.optimizer).__name__ for each in self._known.values()]
+        return f"{name}{others.count(name) + 1}" if name in others else name
+
+    def _write(self, row: OpenRow, scale_after: Value) -> None:
+        """Write a row: on a CPU its numbers, else by two kernels."""
+        ring = self._ring
+        if ring is None:
+            return
+        found: list[Value] = []
+        totals: list[Value] = []
+        for identity, gradients in self._known.items():
+            found.append(row.found_inf.get(identity, 0.0))
+            if measured := row.measured.get(identity):
+                total, _norms, _factor, counts = measured
+                totals.append(total)
+                if counts:
+                    self._rows.count(ring.number, gradients.name, counts)
+            else:
+                totals.append(0.0)
+        losses = self._explicit or next(filter(None, row.losses.values()), [])
+        loss = losses[0] if len(losses) == 1 else mean(losses)
+        row.loss = loss
+        self._note(ring.number, row, has_loss=bool(losses))
+        rate = row.rate
+        if rate is None or isinstance(rate, float):
+            rate = 0.0  # for the host knows it
+        elif ring.is_on_host:
+            rate = rate.item()
+        own = self._own_losses(row) if len(self._known) > 1 else ()
+        values = [loss, row.scale, scale_after, rate, *found, *totals, *totals, *own]
+        if not ring.is_on_host:
+            self._queue(ring.row, row, values)
+            return
+        ring.values = values  # what lies on another device is waited for
+        if self._has_layers and self._rows.is_for_layers(self.step + 1):
+            self._rows.hold(ring.number, self._norms(row))
+
+    def _own_losses(self, row: OpenRow) -> list[Value]:
+        return [mean(row.losses.get(identity) or []) for identity in self._known]
+
+    def _note(self, number: int, row: OpenRow, *, has_loss: bool) -> None:
+        """Note what the host knows of a row that is being written."""
+        if not has_loss:
+            self._rows.note(number).has_loss = False
+        if row.is_continued:
+            self._rows.note(number).is_continued = True
+            row.is_continued = False
+        if row.has_replaced:
+            self._rows.note(number).replaced = True
+            row.has_replaced = False
+        if row.direct:
+            self._rows.note(number).is_direct = True
+        elif row.found_inf and not row.is_by_hand and not row.stepped >= row.found_inf.keys():
+            self._rows.note(number).is_stepped = bool(row.stepped)
+            self._careful("steps left out", self._evidence.not_stepped, self.closed_steps + 1)
+        if len(row.losses) > 1 and not _are_one(list(row.losses.values())):
+            known = list(self._known)
+            own = [known.index(each) for each, losses in row.losses.items() if losses]
+            self._rows.note(number).own_losses = own
+
+    def _norms(self, row: OpenRow) -> list[float]:
+        norms: list[float] = []
+        for identity, gradients in self._known.items():
+            measured = row.measured.get(identity)
+            if measured is None or isinstance(measured[1], Tensor):
+                norms += [0.0] * len(gradients.names)
+            else:
+                _total, own, factor, _counts = measured
+                norms += [norm / factor for norm in own]
+        return norms
+
+    def _queue(self, target: Tensor, row: OpenRow, values: list[Value]) -> None:
+        """Have the device write a row's scalars, and norms of parameters behind them."""
+        norms = [
+            row.measured[identity][1] if identity in row.measured else gradients.no_norms
+            for identity, gradients in self._known.items()
+        ]
+        scalars = torch.stack([_tensor(value, target.device) for value in values])
+        torch.cat([scalars, *(_tensor(each, target.device) for each in norms)], out=target)
+
+    def _close_unscaled(self) -> None:
+        self._write(self._unscaled, 1.0)
+        self._close(self._unscaled, self._ended)
+
+    def _close(self, row: OpenRow, ended: float | None = None) -> None:
+        """End the row: from here on the next step's time runs. ended: None for now."""
+        ring = self._ring
+        if ring is None or self._step_started is None:
+            return
+        self.closed_steps += 1
+        step = self.closed_steps
+        self._taking_part[ring.number] = [identity in row.measured for identity in self._known]
+        if row.number:
+            self._rows.belongs(ring.number, row.number)
+        if self._diagnoses:
+            scale = row.scale if ring.is_on_host else ring.row[SCALE]
+            self._diagnoses.closed(step, row, scale)
+        if row.scaler is not None:
+            scale = row.scale if ring.is_on_host else ring.row[SCALE]
+            self._careful("origin", self._evidence.closed, step, row, self._known, scale, row.loss)
+        self._careful("loss", self._passes.iteration_ends)
+        rate = row.rate if isinstance(row.rate, float) else 0.0
+        if row.stepped:
+            row.ascents = 0
+        row.clear()
+        if self._explicit:
+            self._explicit = []
+        self._step_started = ring.close(step, self._step_started, rate, ended=ended)
+
+    def _hand_over(self, first: int, rows: NDArray[np.float32], records: Steps) -> None:
+        events = self._rows.read(first, rows, records)
+        self._on_steps(records)
+        for event in events:
+            if event["event"] != "nonfinite":
+                self._on_event(event)
+        self._careful("evidence", self._read_evidence, first, records, events)
+        if self._diagnoses:
+            self._diagnoses.report()
+
+    def _read_evidence(self, first: int, records: Steps, events: list[Event]) -> None:
+        ring, names = self._ring, [each.name for each in self._known.values()]
+        numbers = range(first, first + len(records))
+        taking_part = [self._taking_part.pop(number, [False] * len(names)) for number in numbers]
+        taking_part = [[*each, *[False] * (len(names) - len(each))] for each in taking_part]
+        skips = skips_of(records, names, taking_part)
+        steps = records["step"].tolist()
+        self._evidence.arrived(
+            list(zip(numbers, steps, skips, strict=True)),
+            records,
+            events,
+            is_on_host=ring is None or ring.is_on_host,
+            is_scaled=bool(self._row_of),
+            may_see_rates=len(names) == 1 and self._scalers == 1,
+            is_last=self._is_last,
+        )
+
+    def _meet_scaler(self, scaler: GradScaler) -> OpenRow | None:
+        """Return the row of a scaler that is new, if it is one to observe."""
+        if not scaler._enabled or self._scaler not in (None, scaler):
+            return None
+        _check_attributes(scaler)
+        self._start()
+        row = self._open[id(scaler)] = OpenRow(scaler)
+        if self._unscaled.stepped:
+            self._close_unscaled()
+        return row
+
+    def _is_wanted(self, optimizer: Optimizer) -> bool:
+        identity = id(optimizer)
+        return (self._wanted is None or identity in self._wanted) and identity not in self.ignored
+
+
+def _check_attributes(scaler: GradScaler) -> None:
+    """Raise if torch's scaler is not built as those are that we know."""
+    if missing := [name for name in PRIVATE if not hasattr(scaler, name)]:
+        raise AttributeError(
+            f"torch {torch.__version__}'s {type(scaler).__name__} has no {', '.join(missing)}, "
+            "from which skips and scale are read; which torch is supported, docs/watch.md says"
+        )
+
+
+def _joint(flags: Mapping[torch.device, Tensor], is_read: bool) -> Value:
+    """Return one flag of those of several devices: a number, or a tensor of the first one.
+
+    is_read: the host reads all that it can of a step, and waits for the rest.
+    """
+    first, *others = flags.values()
+    for other in others:
+        first = first + other.to(first.device, non_blocking=True)
+    return first.item() if is_read or (first.is_cpu and not others) else first.reshape(())
+
+
+def _tensor(value: Value | list[float], device: torch.device) -> Tensor:
+    """Return a value as a tensor of this device, without a wait."""
+    if isinstance(value, float):
+        return torch.full((), value, device=device)
+    return torch.as_tensor(value).to(device, torch.float32, non_blocking=True)
+
+
+def _shares(outer: Optimizer, inner: Optimizer) -> bool:
+    """Return whether an optimizer's step is made by another one on the same parameters."""
+    own = {id(p) for group in outer.param_groups for p in group["params"]}
+    return any(id(p) in own for group in inner.param_groups for p in group["params"])
+
+
+def _are_one(losses: list[list[Value]]) -> bool:
+    """Return whether several optimizers' losses are those of the same backward passes."""
+    first = losses[0]
+    return all(
+        len(each) == len(first) and all(a is b for a, b in zip(each, first, strict=True))
+        for each in losses[1:]
+    )

@@ -1,0 +1,210 @@
+"""A ring of rows on the device, and its way to the host without a wait.
+
+A loop writes one row a step. Now and then the rows that are complete are copied to pinned memory
+behind the work already queued; an event, polled at each step's end, says when they have arrived.
+The host never waits for the device, except in `drain`.
+
+What the host knows of a step by itself, its number and its times, stands in a ring of its own, and
+on a CPU so does the row: there is none on the device. It is handed over with the row, as a record
+of the spool's format, which is made of many steps at once. This module imports torch.
+"""
+
+import math
+import struct
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, SupportsFloat
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halfstep.clock import clock
+from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, Steps
+
+RING_ROWS = 1024  # must exceed what is drained at once plus what may be in flight
+DRAIN_ROWS = 512
+DRAIN_SECONDS = 0.3
+POLL_SECONDS = 0.001
+LONGEST_US = 2**31 - 1
+KNOWN = 5  # what the host knows of a step: step, clock, seconds, learning rate, µs of waiting
+
+#: What takes rows that have arrived: the first one's number, the rows in fp32, and their records.
+OnArrival = Callable[[int, NDArray[np.float32], Steps], None]
+
+
+class Ring:
+    """Rows of fp32 columns, numbered from 0 as they are written. One is open: the next to close.
+
+    is_on_host: a row's numbers are assigned to `values`, rather than written into `row`.
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        scalars: int,
+        device: torch.device,
+        started_at: float,
+        on_arrival: OnArrival,
+    ) -> None:
+        """scalars: how many of the columns, the first ones, are written where the host writes.
+
+        started_at: from when on elapsed_ms counts, by halfstep.clock.
+        """
+        self.number = 0  # of the open row
+        self._sent = self._read = 0  # rows, ever: read ≤ sent ≤ number
+        self._columns, self._device = columns, device
+        self._started_at, self._on_arrival = started_at, on_arrival
+        self._drained_at = clock()
+        #: Whether the newest row waits for the next one: a loop of this kind may add to it.
+        self.holds_last = False
+        # What is known of a row, and its values.
+        kept = [("known", "<f8", (KNOWN,)), ("values", "<f4", (scalars,))]
+        self._layout = struct.Struct(f"<{KNOWN}d{scalars}f")
+        self._memory = bytearray(RING_ROWS * self._layout.size)
+        self._kept = np.frombuffer(self._memory, kept)  # the same, to read
+        self.is_on_host = device.type == "cpu"
+        self.values: Sequence[SupportsFloat] = (0.0,) * scalars  # of the open row
+        self._pinned: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._pinned = torch.empty(RING_ROWS, columns, pin_memory=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    @property
+    def row(self) -> Tensor:
+        """The open row, on its device."""
+        return self._device_rows[self.number % RING_ROWS]
+
+    def is_here(self, number: int) -> bool:
+        """Return whether this row is closed, and not handed over yet."""
+        return self._sent <= number < self.number
+
+    def close(
+        self,
+        step: int,
+        started: float,
+        rate: float,
+        waited_seconds: float | None = None,
+        ended: float | None = None,
+    ) -> float:
+        """End the open row, and hand over what is due; return when it ended, by perf_counter.
+
+        started, ended: of the step, by the same clock; ended now if not given.  waited_seconds: of
+        it, for data; None if it is not known.
+
+        On CUDA the host runs ahead of the device until the launch queue is full: a single time is
+        how long queueing took, and the mean of many is the device's own pace.
+        """
+        ended, now = time.perf_counter() if ended is None else ended, clock()
+        waited_us = UNKNOWN_US if waited_seconds is None else waited_seconds * 1e6
+        self._keep((step, now, ended - started, rate, waited_us))
+        self.number += 1
+        if self._sent != self._read:
+            self._receive(wait=self.number - self._read == RING_ROWS)
+        if self.number - self._sent >= DRAIN_ROWS or now - self._drained_at >= DRAIN_SECONDS:
+            self._send(now, keep=int(self.holds_last))
+        return ended
+
+    def _keep(self, known: tuple[float, ...]) -> None:
+        at = self.number % RING_ROWS * self._layout.size
+        try:
+            self._layout.pack_into(self._memory, at, *known, *self.values)
+        except OverflowError:  # one is beyond fp32
+            with np.errstate(over="ignore"):
+                values = [np.float32(float(value)) for value in self.values]
+            self._layout.pack_into(self._memory, at, *known, *values)
+
+    def drain(self, patience_seconds: float = math.inf) -> bool:
+        """Wait for the device, so long at most; tell whether every closed row is handed over."""
+        self._await(patience_seconds)
+        self._send(clock())
+        self._await(patience_seconds)
+        return self._read == self.number
+
+    def _await(self, patience_seconds: float) -> None:
+        if patience_seconds == math.inf:
+            self._receive(wait=True)
+            return
+        until = clock() + patience_seconds
+        while self._sent != self._read and clock() < until:  # a lost device never answers
+            self._receive(wait=False)
+            time.sleep(POLL_SECONDS)
+
+    def _send(self, now: float, keep: int = 0) -> None:
+        """Start to copy the rows not sent yet, unless the last copy is still under way.
+
+        keep: how many of the newest stay.
+        """
+        if self._pinned is not None and self._sent != self._read:
+            return
+        until = self.number - keep
+        if until < self._sent:
+            return
+        self._drained_at = now
+        if self._pinned is None or self._arrived is None:
+            self._sent = until  # also of what a Ctrl-C broke off
+            self._hand_over()
+            return
+        # On the same stream as the steps: the rows are complete when the copy begins, and copied
+        # before a later step can write over them.
+        for rows in _slices(self._sent, until):
+            self._pinned[rows].copy_(self._device_ring[rows], non_blocking=True)
+        self._arrived.record(torch.cuda.current_stream(self._device_ring.device))
+        self._sent = until
+
+    def _receive(self, *, wait: bool) -> None:
+        if self._sent == self._read or self._pinned is None or self._arrived is None:
+            return
+        if wait:
+            self._arrived.synchronize()
+        if self._arrived.query():  # type: ignore[no-untyped-call]
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._read == self._sent:
+            return
+        slices = _slices(self._read, self._sent)
+        kept = _joined(self._kept, slices)
+        arrived = kept["values"] if self.is_on_host else _joined(self._arrivals, slices)
+        first, self._read = self._read, self._sent
+        self._on_arrival(first, arrived, self._records(*kept["known"].T))
+
+    def _records(self, *known: NDArray[np.float64]) -> Steps:
+        step, now, seconds, rate, waited_us = known
+        records = np.zeros(len(step), STEP_DTYPE)
+        records["step"] = step
+        records["elapsed_ms"] = (now - self._started_at) * 1000
+        records["step_us"] = step_us = np.minimum(seconds * 1e6, LONGEST_US)
+        records["lr"] = rate
+        records["data_us"] = np.minimum(waited_us, step_us)
+        return records
+
+    @cached_property
+    def _device_ring(self) -> Tensor:
+        return torch.zeros(RING_ROWS, self._columns, device=self._device)
+
+    @cached_property
+    def _device_rows(self) -> tuple[Tensor, ...]:
+        return self._device_ring.unbind(0)  # views, made once
+
+    @cached_property
+    def _arrivals(self) -> NDArray[Any]:
+        """Where the host reads what has come from a device."""
+        return (self._device_ring if self._pinned is None else self._pinned).numpy()
+
+
+def _joined(rows: NDArray[Any], slices: list[slice]) -> NDArray[Any]:
+    """Return slices of rows, one behind the other; of a single one it is a view."""
+    parts = [rows[each] for each in slices]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _slices(start: int, stop: int) -> list[slice]:
+    """Return where in the ring the rows start…stop are: one slice, or two if they wrap."""
+    first, last = start % RING_ROWS, (stop - 1) % RING_ROWS
+    if first <= last:
+        return [slice(first, last + 1)]
+    return [slice(first, RING_ROWS), slice(0, last + 1)]

@@ -1,0 +1,1 @@
+"""A watched run in its process: arguments, logging, exit, notebooks."""

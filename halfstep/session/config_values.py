@@ -1,0 +1,290 @@
+"""Converts what scripts use as a configuration into JSON, value by value.
+
+numpy's and torch's scalars become numbers, enums their values, paths, dtypes, devices, functions
+and classes texts, dataclasses, namespaces, models of pydantic and attrs, and configurations of
+OmegaConf objects. A value that cannot be converted becomes a note, and costs nothing else.
+"""
+
+import dataclasses
+import enum
+import heapq
+import itertools
+import json
+import math
+import numbers
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from decimal import Decimal
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halfstep.telemetry.events import CONFIG_CHARACTERS, LARGEST_WHOLE, cleaned, shown
+
+#: Of objects and lists within each other, entries of one and of all, and characters of a text.
+MAX_DEPTH, MAX_ITEMS, MAX_ENTRIES, MAX_TEXT, MAX_NAME = 9, 1000, 2000, 2000, 200
+MAX_LINES = 20  # on stderr, for one configuration
+MISSING = "???"  # as OmegaConf writes a value that is yet to be given
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+OnLoss = Callable[[str], None]
+
+
+def as_config(value: Any, on_loss: OnLoss = lambda _: None) -> Any:
+    """Return a configuration as JSON; a note in place of each value that JSON cannot hold.
+
+    on_loss: called with a line for each of those, MAX_LINES at most. No tensor is read that is not
+    on the CPU.
+    """
+    converter = _Converter(on_loss)
+    return _fitting(converter.convert(value), converter.report)
+
+
+class _Place(NamedTuple):
+    """Where in the configuration a value lies."""
+
+    path: str
+    parents: tuple[int, ...]  # the ids of what it lies in
+    entries: int  # of all of those together
+
+
+class _Converter:
+    """Converts small objects and lists first: of the large ones entries are left out."""
+
+    def __init__(self, on_loss: OnLoss) -> None:
+        self._on_loss = on_loss
+        self._lines, self._entries_left = 0, MAX_ENTRIES
+        self._count = itertools.count()
+        self._waiting: list[tuple[int, int, Any]] = []  # a heap
+
+    def convert(self, value: Any) -> Any:
+        """Convert a value and all that it holds."""
+        converted = self._converted(lambda: value, _Place("", (), 0))
+        while self._waiting:
+            heapq.heappop(self._waiting)[2]()
+        return converted
+
+    def report(self, line: str) -> None:
+        """Report a loss, unless many have been."""
+        self._lines += 1
+        if self._lines < MAX_LINES:
+            self._on_loss(line)
+        elif self._lines == MAX_LINES:
+            self._on_loss("config: more values are not as they were; notes stand in their places")
+
+    def _converted(self, get: Callable[[], Any], place: _Place) -> Any:
+        try:
+            return self._convert(get(), place)
+        except Exception as error:  # a proxy, a property, an interpolation of the script's
+            if type(error).__name__ == "MissingMandatoryValue":
+                self._lost(place.path, "missing")
+                return MISSING
+            return self._lost(place.path, _why(error))
+
+    def _convert(self, value: Any, place: _Place) -> Any:
+        if value is None or type(value) in (bool, float):
+            return value
+        if isinstance(value, enum.Enum):
+            is_plain = isinstance(value.value, bool | int | float | str)
+            return self._convert(value.value if is_plain else value.name, place)
+        if isinstance(value, str | bytes | os.PathLike):
+            return self._text(value, place.path)
+        if type(value) is int and abs(value) <= LARGEST_WHOLE:
+            return value
+        if _is_array(value):
+            if (summary := _summary(value)) is not None:
+                return self._lost(place.path, summary)
+            value = _on_numpy(value)
+        if (number := _number(value)) is not None:
+            return number
+        if id(value) in place.parents:
+            return self._lost(place.path, "a cycle: it contains itself")
+        entries = _entries(value)
+        items = None if entries is not None else _items(value)
+        if entries is None and items is None:
+            return self._text(_words(value), place.path)
+        if len(place.parents) >= MAX_DEPTH:
+            return self._lost(place.path, f"nested deeper than {MAX_DEPTH} levels")
+        total = place.entries + (len(value) if hasattr(value, "__len__") else 0)
+        inner = _Place(place.path, (*place.parents, id(value)), total)
+        converted: Any = [] if entries is None else {}
+        fill = self._fill_list if entries is None else self._fill_object
+        work = partial(self._filled, fill, converted, items if entries is None else entries, inner)
+        heapq.heappush(self._waiting, (total, next(self._count), work))
+        return converted
+
+    def _filled(self, fill: Any, converted: Any, entries: Any, place: _Place) -> None:
+        """Fill an object or a list; one that cannot be gone through keeps what was read."""
+        try:
+            fill(converted, entries, place)
+        except Exception as error:
+            note = self._lost(place.path, _why(error))
+            converted.update({"…": note}) if isinstance(converted, dict) else converted.append(note)
+
+    def _text(self, value: Any, path: str) -> str:
+        raw = os.fspath(value) if isinstance(value, os.PathLike) else value
+        text = raw.decode(errors="backslashreplace") if isinstance(raw, bytes) else str(raw)
+        text = cleaned(text)
+        if len(text) <= MAX_TEXT:
+            return text
+        self._lost(path, f"cut to {MAX_TEXT:,} of {len(text):,} characters")
+        return f"{text[:MAX_TEXT]}…"
+
+    def _fill_object(
+        self,
+        converted: dict[str, Any],
+        entries: Iterator[tuple[Any, Callable[[], Any]]],
+        place: _Place,
+    ) -> None:
+        for key, get in self._taken(entries):
+            name = cleaned(str(key.name if isinstance(key, enum.Enum) else key))[:MAX_NAME]
+            converted[name] = self._converted(get, _below(place, name))
+        if next(entries, None) is not None:
+            converted["…"] = self._lost(place.path, self._too_many())
+
+    def _fill_list(
+        self, converted: list[Any], items: Iterator[Callable[[], Any]], place: _Place
+    ) -> None:
+        for number, get in enumerate(self._taken(items)):
+            converted.append(self._converted(get, _below(place, str(number))))
+        if next(items, None) is not None:
+            converted.append(self._lost(place.path, self._too_many()))
+
+    def _taken(self, entries: Iterator[Any]) -> list[Any]:
+        """Return the entries of one object or list that are converted."""
+        taken = list(islice(entries, min(MAX_ITEMS, self._entries_left)))
+        self._entries_left -= len(taken)
+        return taken
+
+    def _too_many(self) -> str:
+        bound = f"{MAX_ITEMS:,} entries" if self._entries_left else f"{MAX_ENTRIES:,} in all"
+        return f"more than {bound}, the rest is left out"
+
+    def _lost(self, path: str, why: str) -> str:
+        self.report(f"config: {path or 'it'} is {why}")
+        return f"({why})"
+
+
+def _below(place: _Place, name: str) -> _Place:
+    return place._replace(path=f"{place.path}.{name}" if place.path else name)
+
+
+def _why(error: Exception) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"unreadable: {cleaned(text)[:MAX_NAME]}"
+
+
+def _is_array(value: Any) -> bool:
+    return not isinstance(value, type) and hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _summary(value: Any) -> str | None:
+    """Describe an array or tensor that is on a device or large; None of one that can be read."""
+    is_tensor = hasattr(value, "detach")
+    device = value.device if is_tensor else getattr(value, "device", "an unknown device")
+    is_on_host = getattr(device, "type", None) == "cpu" if is_tensor else _is_numpys(value)
+    if is_on_host and math.prod(value.shape) <= MAX_ITEMS:
+        return None
+    kind = "a tensor" if is_tensor else "an array"
+    where = "the CPU" if is_on_host else str(device)
+    return f"{kind} of {value.dtype}, shape {tuple(value.shape)}, on {where}"
+
+
+def _is_numpys(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic)
+
+
+def _on_numpy(value: Any) -> Any:
+    """Return a tensor of the CPU as an array; an array as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach()
+    try:
+        return value.numpy()
+    except TypeError:  # bfloat16 and what else numpy lacks
+        return value.float().numpy()
+
+
+def _number(value: Any) -> int | float | str | None:
+    """Return what is one number as Python has it, at its own precision; None of all else."""
+    if isinstance(value, np.ndarray) and not value.ndim:
+        value = value[()]
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, np.floating) and not isinstance(value, float):
+        return float(str(value))  # float32 0.1 is 0.1, not 0.10000000149011612
+    if isinstance(value, numbers.Integral):
+        whole = int(value)
+        return whole if abs(whole) <= LARGEST_WHOLE else shown(whole)
+    return float(value) if isinstance(value, numbers.Real | Decimal) else None
+
+
+def _entries(value: Any) -> Iterator[tuple[Any, Callable[[], Any]]] | None:
+    """Return the names within an object, each with what reads its value; None of what is none."""
+    if isinstance(value, Mapping):
+        return ((key, partial(value.__getitem__, key)) for key in value)
+    if isinstance(value, type) or callable(value):
+        return None
+    names = _field_names(value)
+    return None if names is None else ((name, partial(getattr, value, name)) for name in names)
+
+
+def _field_names(value: Any) -> list[str] | None:
+    kind = type(value)
+    if dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(kind)]
+    elif hasattr(kind, "__attrs_attrs__"):
+        names = [field.name for field in kind.__attrs_attrs__]
+    elif isinstance(value, tuple) and hasattr(kind, "_fields"):
+        names = [*kind._fields]
+    elif isinstance(value, Sequence | Set) or hasattr(value, "ndim"):
+        return None
+    else:
+        names = [*getattr(value, "__dict__", ()), *(getattr(value, "__pydantic_extra__", ()) or ())]
+        names = [name for name in names if not str(name).startswith("_")]
+        return list(dict.fromkeys(names)) or None  # a SecretStr has only private ones
+    return names
+
+
+def _items(value: Any) -> Iterator[Callable[[], Any]] | None:
+    """Return what reads each entry of a list, a set or an array, in order; None of what is none."""
+    if isinstance(value, type):
+        return None
+    if isinstance(value, np.ndarray):
+        return (partial(value.__getitem__, number) for number in range(len(value)))
+    if isinstance(value, Set):
+        ordered: Any = value
+        with suppress(TypeError):
+            ordered = sorted(value) if len(value) <= MAX_ITEMS else value
+        return (partial(lambda entry: entry, entry) for entry in ordered)
+    if isinstance(value, Sequence):
+        return (partial(value.__getitem__, number) for number in range(len(value)))
+    return None
+
+
+def _words(value: Any) -> str:
+    """Return a text of any other object, the same in each process."""
+    if isinstance(value, type) or hasattr(value, "__qualname__"):
+        module = getattr(value, "__module__", None)
+        prefix = "" if module in (None, "builtins", "__main__") else f"{module}."
+        return f"{prefix}{value.__qualname__}"
+    return ADDRESS.sub("", str(value))
+
+
+def _fitting(config: Any, on_loss: OnLoss) -> Any:
+    """Return a configuration without its largest values if it is too long to be kept."""
+    if not isinstance(config, dict):
+        return config
+    sizes = {name: len(json.dumps(value)) + len(name) for name, value in config.items()}
+    for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        if sum(sizes.values()) <= CONFIG_CHARACTERS // 2:  # its separators and escapes come on top
+            break
+        why = f"left out, for it has {sizes[name]:,} characters"
+        on_loss(f"config: {name} is {why}")
+        config[name] = f"({why})"
+        sizes[name] = len(config[name])
+    return config

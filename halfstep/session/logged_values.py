@@ -1,0 +1,287 @@
+"""What a person logs, by its kind: numbers become metrics, all else files to be looked at."""
+
+import csv
+import io
+import json
+import math
+import numbers
+import struct
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halfstep.telemetry.run_folder import slug
+
+MOST_BYTES = 32 * 2**20  # of one file
+MOST_BINS = 512
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values by size. values: numbers of any shape; those not finite are left out."""
+
+    values: Any
+    bins: int = 64
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A histogram that somebody has counted already, in bins of one width."""
+
+    lowest: float
+    highest: float
+    counts: list[float]
+
+
+@dataclass(frozen=True)
+class Audio:
+    """A sound. samples: in −1 … 1, of shape (T,) or (T, channels); rate: samples a second."""
+
+    samples: Any
+    rate: int
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is one number, wherever it lies: on the host, or on a device.
+
+    A tensor or an array of one number is that, whatever its shape.
+    """
+    if isinstance(value, numbers.Real):
+        return True
+    if not hasattr(value, "item"):
+        return False
+    shape = getattr(value, "shape", None) if hasattr(value, "reshape") else None
+    is_one = isinstance(shape, tuple) and all(size == 1 for size in shape)
+    return is_one or getattr(value, "ndim", None) == 0
+
+
+def as_scalar(value: Any) -> Any:
+    """Return one number without dimensions, where it lies."""
+    return value.reshape(()) if getattr(value, "ndim", 0) else value
+
+
+def file_of(name: str, value: Any) -> tuple[str, bytes]:
+    """Return the name and bytes of the file that shows a value; raises as `as_file` does."""
+    suffix, content = as_file(value)
+    return f"{slug(name)[:80]}.{suffix}", content
+
+
+def as_file(value: Any) -> tuple[str, bytes]:
+    """Return the suffix and bytes of what shows this value.
+
+    A text; an image, as a picture of Pillow, a figure of matplotlib, or an array or tensor of
+    (H, W), (H, W, 1, 3 or 4) or (1, 3 or 4, H, W), or a batch of these, uint8, uint16, bool, or
+    numbers in 0 … 1, −1 … 1 or 0 … 255; a table, as a list of dictionaries or something with
+    `to_csv`; a Histogram; Audio. A tensor on a device is waited for. Raises TypeError for others,
+    and ValueError for what is too large, or for pixels in none of these ranges.
+    """
+    suffix, content = _as_file(value)
+    if len(content) > MOST_BYTES:
+        largest = f"{MOST_BYTES // 2**20} MiB"
+        raise ValueError(f"it is {len(content) / 2**20:.1f} MiB as .{suffix}; allowed: {largest}")
+    return suffix, content
+
+
+def _as_file(value: Any) -> tuple[str, bytes]:
+    if isinstance(value, str):
+        return "txt", _encoded(value)
+    if isinstance(value, Histogram):
+        return "histogram.json", _histogram(value)
+    if isinstance(value, Counts):
+        return "histogram.json", json.dumps(asdict(value) | {"nonfinite": 0}).encode()
+    if isinstance(value, Audio):
+        return "wav", _wav(value)
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        return "csv", _csv(value)
+    if hasattr(value, "to_csv"):  # pandas
+        return "csv", _encoded(str(value.to_csv(index=False)))
+    if hasattr(value, "savefig"):  # matplotlib
+        return "png", _saved(value.savefig)
+    if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow
+        return "png", _saved(picture(value).save)
+    if hasattr(value, "detach"):  # torch
+        if value.ndim in (2, 3, 4):
+            is_float = value.is_floating_point()
+            return "png", _png(pixels(_host(value.float() if is_float else value)))
+    elif isinstance(value, np.ndarray) and value.ndim in (2, 3, 4):
+        return "png", _png(pixels(value))
+    allowed = (
+        "a number, a text, a picture, a figure, an array or tensor of pixels, a list of "
+        "dictionaries, a Histogram or Audio"
+    )
+    raise TypeError(f"{_kind(value)} cannot be logged; allowed: {allowed}")
+
+
+def _kind(value: Any) -> str:
+    if hasattr(value, "detach"):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    return f"a value of type {type(value).__name__}"
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
+
+
+def _host(tensor: Any) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
+
+
+def _saved(save: Any) -> bytes:
+    file = io.BytesIO()
+    save(file, format="PNG")
+    return file.getvalue()
+
+
+def pixels(array: NDArray[Any], *, is_spread: bool = True) -> NDArray[np.uint8]:
+    """Return pixels of 8 bits, channels last; of a batch (N, C, H, W) or (N, H, W, C) a grid.
+
+    is_spread: floats may also be in 0 … 1 or −1 … 1. Raises ValueError for numbers in no range.
+    """
+    array = _channels_last(array)
+    if array.ndim == 4:
+        array = _grid(array)
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * 255
+    if array.dtype == np.uint16:
+        return np.rint(array / 257).astype(np.uint8)
+    if array.dtype == np.uint8:
+        return np.asarray(array, np.uint8)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"an image is of {array.dtype}; allowed: integers, floats and bool")
+    return _scaled(array, is_spread=is_spread and array.dtype.kind == "f")
+
+
+def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an image or a batch as (…, H, W, C), whichever way its channels are."""
+    channels = (1, 3, 4)
+    is_first = array.ndim in (3, 4) and array.shape[-3] in channels
+    is_last = array.ndim in (3, 4) and array.shape[-1] in channels
+    return np.moveaxis(array, -3, -1) if is_first and not is_last else array
+
+
+def _grid(images: NDArray[Any]) -> NDArray[Any]:
+    """Return a batch (N, H, W, C) as one image, in rows from the left, with 2 pixels between."""
+    count, height, width, channels = images.shape
+    if not count:
+        raise ValueError(f"a batch of images has shape {images.shape}; allowed: 1 image or more")
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    shape = (rows * (height + 2) - 2, columns * (width + 2) - 2, channels)
+    grid = np.full(shape, images.min() if images.dtype.kind == "f" else 0, images.dtype)
+    for number, image in enumerate(images):
+        y, x = number // columns * (height + 2), number % columns * (width + 2)
+        grid[y : y + height, x : x + width] = image
+    return grid
+
+
+def _scaled(array: NDArray[Any], *, is_spread: bool) -> NDArray[np.uint8]:
+    """Return numbers as 0 … 255, by the range that they are in; what is not finite at its ends."""
+    finite = array[np.isfinite(array)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    ends = _ends(low, high, is_spread=is_spread)
+    if ends is None:
+        allowed = "0 … 1, -1 … 1 or 0 … 255" if is_spread else "0 … 255"
+        raise ValueError(f"an image has values from {low:g} to {high:g}; allowed: {allowed}")
+    first, last = ends
+    numbers = np.nan_to_num(array.astype(np.float64), nan=first, posinf=last, neginf=first)
+    scaled = (numbers - first) / (last - first) * 255
+    return np.asarray(np.rint(scaled.clip(0, 255)), np.uint8)  # at most half a grey is cut
+
+
+def _ends(low: float, high: float, *, is_spread: bool) -> tuple[float, float] | None:
+    """Return what becomes 0 and 255. Floats up to 2 are no 0 … 255, but 0 … 1 that overshoots."""
+    margin = 0.5 / 255  # of rounding
+    if is_spread and high <= 1 + margin:
+        if low >= -margin:
+            return 0.0, 1.0
+        return (-1.0, 1.0) if low >= -1 - margin else None
+    is_bytes = low >= -0.5 and high <= 255.5 and (high > 2 or not is_spread)
+    return (0.0, 255.0) if is_bytes else None
+
+
+def picture(image: Any) -> Any:
+    """Return a picture of Pillow in a mode that browsers show; others are converted."""
+    if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
+        return image
+    import PIL.Image
+
+    if image.mode.startswith("I") or image.mode == "F":
+        return PIL.Image.fromarray(pixels(_numbers(image)))
+    if image.mode == "LAB":
+        from PIL import ImageCms
+
+        lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        return ImageCms.applyTransform(image, ImageCms.buildTransform(lab, rgb, "LAB", "RGB"))
+    return image.convert({"PA": "RGBA", "RGBa": "RGBA", "La": "LA"}.get(image.mode, "RGB"))
+
+
+def _numbers(image: Any) -> NDArray[Any]:
+    """Return the grey values of a picture: of 32-bit integers beyond 255 as those of 16 bits."""
+    numbers = np.asarray(image)
+    if numbers.dtype.kind == "i" and numbers.size and numbers.min() >= 0:
+        is_16_bit = 255 < numbers.max() < 2**16
+        return numbers.astype(np.uint16) if is_16_bit else numbers
+    return numbers.astype(np.uint16) if numbers.dtype.kind == "u" else numbers
+
+
+def _histogram(histogram: Histogram) -> bytes:
+    values = histogram.values
+    values = _host(values.float()) if hasattr(values, "detach") else np.asarray(values, np.float64)
+    if not 1 <= histogram.bins <= MOST_BINS:
+        raise ValueError(f"bins is {histogram.bins}; allowed: 1 to {MOST_BINS}")
+    finite = values[np.isfinite(values)]
+    counts, edges = np.histogram(finite, histogram.bins)
+    told = {"lowest": float(edges[0]), "highest": float(edges[-1]), "counts": counts.tolist()}
+    return json.dumps(told | {"nonfinite": int(values.size - finite.size)}).encode()
+
+
+def _wav(audio: Audio) -> bytes:
+    """Return a sound of 16 bits a sample, as RIFF has it."""
+    samples = audio.samples
+    samples = _host(samples.float()) if hasattr(samples, "detach") else np.asarray(samples)
+    if samples.ndim not in (1, 2) or not 1 <= audio.rate <= 384_000:
+        raise ValueError(
+            f"a sound has shape {samples.shape} and rate {audio.rate}; "
+            "allowed: (T,) or (T, channels), and 1 to 384,000"
+        )
+    channels = 1 if samples.ndim == 1 else samples.shape[1]
+    data = np.rint(np.clip(np.nan_to_num(samples), -1, 1) * 32767).astype("<i2").tobytes()
+    frame = channels * 2  # bytes
+    form = struct.pack("<HHIIHH", 1, channels, audio.rate, audio.rate * frame, frame, 16)
+    chunks = b"WAVE" + _chunk(b"fmt ", form) + _chunk(b"data", data)
+    return _chunk(b"RIFF", chunks)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return kind + struct.pack("<I", len(content)) + content
+
+
+def _csv(rows: list[dict[str, Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    return _encoded(text.getvalue())
+
+
+def _png(image: NDArray[np.uint8]) -> bytes:
+    """Return an image of 8 bits a channel: (H, W), (H, W, 3) or (H, W, 4)."""
+    colours = {(2, 1): 0, (3, 1): 0, (3, 3): 2, (3, 4): 6}
+    channels = image.shape[2] if image.ndim == 3 else 1
+    if (image.ndim, channels) not in colours:
+        raise TypeError(f"an image has shape {image.shape}; allowed: (H, W), (H, W, 3), (H, W, 4)")
+    height, width = image.shape[:2]
+    lines = np.zeros((height, 1 + width * channels), np.uint8)  # each begins with its filter: none
+    lines[:, 1:] = image.reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, colours[image.ndim, channels], 0, 0, 0)
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )

@@ -1,0 +1,694 @@
+"""Watch a training loop: two lines in a script, whatever framework it uses.
+
+    import halfstep
+    halfstep.watch(model)
+
+From then on every step's loss, loss scale, skips with their culprits and gradient norms go into a
+folder on the local disk (see run_folder.py), and from there to a server if one is known (see
+uploader.py). Nothing of it changes a bit of the training, makes the host wait for the device, or
+ends the script: an error of ours is one line on stderr.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from halfstep import redaction
+from halfstep.api_client import credentials
+from halfstep.api_client.credentials import Credentials, Unreadable
+from halfstep.clock import clock
+from halfstep.monitor.noop_watch import Unheard
+from halfstep.session import arguments
+from halfstep.session.exit_hooks import Ending
+from halfstep.session.logged_values import as_scalar, file_of, is_number
+from halfstep.session.notebook import Cells
+from halfstep.session.queued_run import QueuedRun, secrets
+from halfstep.session.stderr import in_a_line, say
+from halfstep.telemetry import relay, uploader
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.events import cleaned, shown
+from halfstep.telemetry.patient_spool import PatientSpool
+from halfstep.telemetry.relay import RelayReader, RelayWriter
+from halfstep.telemetry.run_folder import (
+    RunIsWritten,
+    came_to,
+    configure,
+    is_called,
+    open_run,
+    slug,
+    write_outcome,
+)
+from halfstep.telemetry.spool import BadEvent, Event, Steps
+from halfstep.telemetry.writer_lock import WriterLock
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.amp.grad_scaler import GradScaler
+    from torch.optim import Optimizer
+
+    from halfstep.monitor.hooks import Taps
+    from halfstep.monitor.loop import Loop
+
+PATIENCE_SECONDS = 5.0  # for the device at the end: a lost one never answers
+FLUSH_SECONDS = 0.2  # of what is logged while no step ends
+PAGE_SECONDS = 1.0  # for a server to say where the run's page is
+REVIVAL_SECONDS, REVIVALS = 30.0, 5  # between two looks at the uploader; how often it is restarted
+UNKNOWN = "the script has not said from which step it went on"
+
+
+def watch(
+    *modules: "nn.Module",
+    optimizers: "Mapping[str, Optimizer] | Sequence[Optimizer] | None" = None,
+    scaler: "GradScaler | None" = None,
+    name: str | None = None,
+    config: object = None,
+    project: str | None = None,
+    tags: Sequence[str] = (),
+    run: str | None = None,
+    url: str | None = None,
+    token: str | None = None,
+    folder: str | Path | None = None,
+    mode: arguments.Mode = "auto",
+    histogram_every: int = 0,
+    layers_every: int = 0,
+    headroom_every: int = 0,
+) -> "Watch":
+    """Watch what this process trains, until its end or `finish()`; a second call adds modules.
+
+    modules: they give parameters their names.  optimizers, scaler: the only ones to watch, where
+    there are others; of several optimizers without a scaler, a step is one of each.  config: of
+    the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt,
+    of whose configuration config replaces what it names.
+    url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN or those of `halfstep login` if not
+    told.  folder: where runs lie, ./halfstep-runs if not told.  mode: "offline" sends nothing,
+    "disabled" does nothing at all; HALFSTEP_MODE if not told.
+    In a command of a server's queue the run is that one, whatever name, run, server or folder say.
+
+    histogram_every: steps between histograms of the gradients' exponents; layers_every: between
+    norms of each layer's gradients; headroom_every: between looks at each module's largest numbers.
+    """
+    global _active
+    if _active is not None and not _active._is_superseded(run, name):
+        _active._called_again(run, name)
+        _active.add(*modules)
+        return _active
+    try:
+        chosen = arguments.mode(mode)
+        if chosen == "disabled" or not _is_first_rank():
+            return Watch(None)
+        every = arguments.intervals(histogram_every, layers_every, headroom_every)
+        if queued := QueuedRun.taken():
+            _active = Watch(
+                queued.files,
+                optimizers=arguments.optimizers(optimizers),
+                scaler=arguments.scaler(scaler),
+                queued=queued,
+                every=every,
+            )
+            _active.add(*modules)
+            if config is not None:
+                _active.configure(config)
+            say(f"watching; this is run {queued.files.folder.name} of the queue")
+            return _active
+        server = None if chosen == "offline" else _server(url, token)
+        lock = WriterLock()
+        files = open_run(
+            arguments.folder(folder),
+            name=arguments.label("name", name),
+            run=arguments.run(run),
+            project=arguments.label("project", project),
+            config=arguments.first_config(config),
+            tags=arguments.tags(tags),
+            secret=server.token if server else token,
+            say=say,
+            claim=lock.claim,
+        )
+        _active = Watch(
+            files,
+            optimizers=arguments.optimizers(optimizers),
+            scaler=arguments.scaler(scaler),
+            server=server,
+            lock=lock,
+            every=every,
+        )
+    except RunIsWritten as error:
+        say(f"not watching: {error}")
+        return Watch(None)
+    except Exception as error:
+        say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
+        return Watch(None)
+    _active.add(*modules)
+    _active._guard(_active._send)
+    return _active
+
+
+_active: "Watch | None" = None
+_parents: "Watch | None" = None  # that of the process that forked or spawned this one
+
+
+def current() -> "Watch | None":
+    """Return the run of this process, or, in a child of multiprocessing, that of its parent."""
+    global _parents
+    if _active is None and _parents is None and (files := relay.announced()):
+        _parents = _relayed(files)
+    return _active or _parents
+
+
+class Watch:
+    """A watched run. A context manager; it ends with the script if it was not finished before."""
+
+    def __init__(
+        self,
+        files: AttemptFiles | None,
+        *,
+        optimizers: "Mapping[str, Optimizer] | None" = None,
+        scaler: "GradScaler | None" = None,
+        server: Credentials | None = None,
+        queued: QueuedRun | None = None,
+        lock: WriterLock | None = None,
+        every: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:
+        """files: where it is written; None: nothing is watched, and every method does nothing.
+
+        server: where it is sent to, if anywhere.  queued: the run is one of a queue's, see there.
+        every: steps between histograms, norms of layers and looks at the headroom, 0 for none.
+        """
+        self.files = files
+        self.page: str | None = None  # where it is to be seen, once the server has answered
+        self._server = server
+        self._queued = queued
+        self._lock = lock or WriterLock()
+        self._is_on = False
+        self._has_ended = files is None
+        self._relay: RelayWriter | None = None  # in a child process
+        if files is None:
+            return
+        relay.announce(files)
+        self._children = RelayReader(files)
+        # Called for the step of numbers that a child process logs without one.
+        self.step_of_children: Callable[[], int] = self._last_step
+        first_step, sequence, started_at = 0, 0, clock()
+        self._resumed: Event | None = None
+        if queued:  # its next attempt begins anew, unless the script resumes it
+            first_step, sequence, started_at = queued.step, queued.sequence, queued.started_at
+        elif files.attempt > 1:
+            first_step, seconds = came_to(files)
+            started_at -= seconds
+            self._resumed = _resumed(first_step, [UNKNOWN])
+        self._spool = PatientSpool(files.spool, files.attempt, say, sequence)
+        self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
+        self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
+        self._logged_step = first_step
+        self._flushed_at = clock()
+        self._looked_at = clock()
+        self._revivals = 0
+        self._complaints: set[str] = set()
+        self._ending = Ending(self._process_ends, files.exit_code, files.crash, self._part_raised)
+        self._cells = Cells(self._part_raised)
+        # Of a notebook's cell or a pool's task that raised: its step, as _end has them the others.
+        self._part_end: tuple[int, str, str] | None = None
+        self._taps.arm()
+        self._is_on = True
+
+    def _listen(
+        self,
+        optimizers: "Mapping[str, Optimizer] | None",
+        scaler: "GradScaler | None",
+        first_step: int,
+        started_at: float,
+        every: tuple[int, int, int],
+    ) -> "tuple[Loop, Taps]":
+        if not find_spec("torch"):
+            # As far as a script without torch can meet them.
+            return cast("tuple[Loop, Taps]", (Unheard(first_step, started_at),) * 2)
+        from halfstep.monitor.diagnoses import Intervals
+        from halfstep.monitor.hooks import Taps
+        from halfstep.monitor.loop import Loop
+
+        loop = Loop(
+            self._record,
+            self._spool.event,
+            optimizers=optimizers,
+            scaler=scaler,
+            step=first_step,
+            started_at=started_at,
+            every=Intervals(*every),
+            say=say,
+        )
+        return loop, Taps(loop, self._protected)  # they say nothing once they are disarmed
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the run lies; None if it is not watched."""
+        return self.files.folder if self.files else None
+
+    @property
+    def secret(self) -> str | None:
+        """What nothing that is written may hold: the token."""
+        return self._server.token if self._server else None
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether this is a child process's view of the run that its parent writes."""
+        return self._relay is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the view that a spawned child has of the run."""
+        return (Watch, (None,)) if self.files is None else (_relayed, (self.files,))
+
+    @property
+    def step(self) -> int:
+        """How many steps were attempted."""
+        return self._loop.step if self.files else 0
+
+    def add(self, *modules: "nn.Module") -> None:
+        """Call parameters as these modules do."""
+        self._asked("add", lambda: self._loop.add(arguments.modules(modules)))
+
+    def configure(self, config: object) -> None:
+        """Say what the run is configured with, in place of what was said before."""
+        self._asked("configure", lambda: self._configure(config))
+
+    def resume(self, step: int, *, exact: bool = False) -> None:
+        """Say which step the script goes on from: the next one is that plus 1."""
+        self._asked("resume", lambda: self._resume(arguments.step(step), exact))
+
+    def log_on(self, step: int) -> None:
+        """Say after which step a run that makes no step goes on to log: later ones are replaced."""
+        self._asked("log_on", lambda: self._log_on(arguments.step(step)))
+
+    def loss(self, loss: "Tensor | float") -> None:
+        """Tell the loss of the step under way, if it is another than what is scaled.
+
+        The mean of several calls is taken. A tensor is read when the step's row is.
+        """
+        self._asked("loss", lambda: self._loop.add_loss(arguments.loss(loss)))
+
+    def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Tell anything else of the last step: numbers, texts, images, figures, tables, histograms.
+
+        A number on the device is brought to the host without a wait; for pixels there it is waited.
+        step: another than the last. In a child process, numbers only, at the parent's last step.
+        """
+        if self._relay:
+            self._relay.log(values, step)
+            return
+
+        def log() -> None:
+            self._log(values, self.step if step is None else arguments.step(step))
+
+        self._asked("log", log)
+
+    def checkpoint(
+        self, path: str | Path, *, kind: str = "checkpoint", upload: bool = False
+    ) -> None:
+        """Register a file with its size and SHA-256; it is linked into the run's folder.
+
+        kind: or weights, or weights.<module>.  upload: copy it there, and send it to the server,
+        to be downloaded from the run's page. Returns once the file is read.
+        """
+        self._asked("checkpoint", lambda: self._checkpoint(Path(path), kind, upload))
+
+    def finish(self) -> None:
+        """End the run: what the device has yet is fetched, and torch is as it was."""
+        self._end("finished", None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.finish()
+        elif self.files:
+            self._ending.raised(kind, error, trace)
+
+    # ---- Where it is sent ---------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Start to send the run, if there is a server; say where it is to be seen."""
+        files = self._written
+        place = f"the run is in {files.folder}"
+        if self._server is None:
+            say(f"watching; {place}")
+            return
+        try:
+            page = uploader.start(files, self._server, PAGE_SECONDS)
+        except OSError as error:
+            command = f"`halfstep upload {files.folder}`"
+            say(f"watching; {place}, and {command} sends it: no uploader can start: {error}")
+            self._server = None
+            return
+        self.page = page or None
+        if page is None:
+            place += f"; {self._server.url} has not answered yet"
+        say(f"watching; {page or place}")
+
+    def _revive(self) -> None:
+        """Start the uploader again, should it have been killed, a few times at most."""
+        self._looked_at = clock()
+        if (
+            self._server
+            and self._revivals < REVIVALS
+            and not uploader.is_at_work(self._written.folder)
+        ):
+            self._revivals += 1
+            with suppress(OSError):  # no process to spare: at the next look, or by hand
+                uploader.start(self._written, self._server)
+
+    # ---- What is written ----------------------------------------------------------------------
+
+    def _record(self, steps: Steps) -> None:
+        if self._resumed:
+            self._spool.event(self._resumed)
+            self._resumed = None
+        self._spool.steps(steps)
+        self._flush()
+        if clock() - self._looked_at > REVIVAL_SECONDS:
+            self._revive()
+
+    def _configure(self, config: object) -> None:
+        told = arguments.config(config, self._complain)
+        if not self._queued:
+            configure(self._written.folder, told, self.secret)
+            return
+        told = redaction.without(told, *secrets())
+        try:
+            self._spool.event({"event": "configured", "config": told})
+        except BadEvent as error:
+            self._complain(f"the configuration is not recorded: {error}")
+
+    def _resume(self, step: int, exact: bool) -> None:
+        self._loop.step = step
+        self._resumed = _resumed(step, [] if exact else ["the script resumed it"])
+
+    def _log_on(self, step: int) -> None:
+        self._spool.event(_resumed(step, []))
+        self._resumed = None
+
+    def _log(self, values: Mapping[str, Any], step: int) -> None:
+        if not isinstance(values, Mapping):
+            self._complain(f"log was told {shown(values)}; allowed: a dictionary of values by name")
+            return
+        self._part_end, self._logged_step = None, step
+        for name, value in values.items():
+            try:
+                if not isinstance(name, str) or not name.strip():
+                    what = f"its name is {in_a_line(name)}; allowed: {arguments.LABEL}"
+                    self._complain(f"a value is not logged: {what}")
+                elif is_number(value):
+                    self._log_number(cleaned(name), value, step)
+                else:
+                    self._log_file(cleaned(name), value, step)
+            except Exception as error:  # of a figure, a table: whatever made them raises in here
+                self._complain(f"{str(name)[:100]} is not logged: {error}")
+        if clock() - self._flushed_at > FLUSH_SECONDS:
+            self._flush()
+
+    def _log_number(self, name: str, value: Any, step: int) -> None:
+        arrived = None
+        if hasattr(value, "detach"):
+            value = value.detach()
+        value = as_scalar(value)
+        if getattr(value, "is_cuda", False):
+            import torch
+
+            stream = torch.cuda.current_stream(value.device)
+            value = value.to("cpu", non_blocking=True)
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(stream)
+        metric = {"event": "metric", "step": step, "name": name, "value": value}
+        self._logged.append((arrived, metric | {"elapsed_ms": self._loop.elapsed_ms()}))
+
+    def _log_file(self, name: str, value: Any, step: int) -> None:
+        file_name, content = file_of(name, value)
+        place = self._inside(Path("artifacts") / f"step-{step:08}") / file_name
+        place.write_bytes(content)
+        self._spool.event({"event": "artifact", "step": step, "name": place.name} | self._of(place))
+
+    def _checkpoint(self, path: Path, kind: str, upload: bool) -> None:
+        if not path.is_file():
+            self._complain(f"{path} is no file, and not registered as a checkpoint")
+            return
+        folder = Path("checkpoints") / f"step-{self.step:08}"
+        place = self._inside(folder if kind == "checkpoint" else folder / slug(kind))
+        place /= cleaned(path.name)
+        place.unlink(missing_ok=True)
+        # What is sent or stored later, the script may have replaced by then.
+        if upload or self._queued or not _linked(place, path):
+            shutil.copyfile(path, place)
+        file = {"kind": kind, **self._of(place)}
+        event = {"event": "checkpoint", "step": self.step, "reason": "script", "files": [file]}
+        try:
+            self._spool.event(event | {"upload": upload})
+        except BadEvent as error:
+            self._complain(f"{path} is not registered: {error}")
+
+    def _inside(self, folder: Path) -> Path:
+        """Make a folder of the run's."""
+        place = self._written.folder / folder
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def _of(self, place: Path) -> Event:
+        """Return what an event says of a file."""
+        with place.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        path = place.relative_to(self._written.folder).as_posix()
+        return {"path": path, "size_bytes": place.stat().st_size, "sha256": digest}
+
+    def _flush(self) -> None:
+        """Write the numbers that were logged and have arrived."""
+        self._flushed_at = clock()
+        if self._children.is_due():
+            self._receive()
+        while self._logged and (self._logged[0][0] is None or self._logged[0][0].query()):
+            _, metric = self._logged.popleft()
+            name, value = metric["name"], metric["value"]
+            try:
+                number = float(value)
+            except Exception:  # of whatever goes by as a number
+                what = f"it is {in_a_line(value)}; allowed: a number that a float can hold"
+                self._complain(f"{name:.100} is not logged: {what}")
+                continue
+            try:
+                self._spool.event(metric | {"value": number})
+            except Exception as error:  # a name that nobody can record, say
+                self._complain(f"{name:.100} is not logged: {error}")
+
+    def _last_step(self) -> int:
+        return max(self.step, self._logged_step)
+
+    def _receive(self) -> None:
+        """Take the numbers that child processes have logged."""
+        try:
+            for numbers, step in self._children.receive():
+                at = self.step_of_children() if step is None else step
+                for name, value in numbers.items():
+                    self._log_number(cleaned(name), value, at)
+        except OSError as error:
+            self._complain(f"numbers of child processes cannot be read: {error}")
+
+    @property
+    def _written(self) -> AttemptFiles:
+        if self.files is None:
+            raise RuntimeError("nothing is watched")
+        return self.files
+
+    # ---- How it ends, and what never does -----------------------------------------------------
+
+    def _guard(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
+        """Call something of ours. Whatever it raises is said in a line, and we are gone."""
+        if self._is_on:
+            self._protected(call, *given, **named)
+
+    def _asked(self, method: str, call: Callable[[], None]) -> None:
+        """Do what the script asks. What cannot be done is said in a line, and passed over."""
+        if self._relay:
+            self._relay.refuse(f"{method} in a child process is passed over; call it in the parent")
+
+        def done() -> None:
+            try:
+                call()
+            except arguments.BadArgument as error:
+                self._complain(f"{method} is passed over: {error}")
+            except Exception as error:
+                self._complain(f"{method} is passed over: {type(error).__name__}: {error}")
+
+        self._guard(done)
+
+    def _protected(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
+        ending = self._ending
+        ending.held += 1
+        try:
+            call(*given, **named)
+        except Exception as error:
+            self._fail(error)
+        finally:  # a Ctrl-C goes through
+            ending.held -= 1
+        if ending.is_due and not ending.held:
+            ending.terminate()
+
+    def _process_ends(self, status: str, error: str | None, exit_code: int | None) -> None:
+        if status == "finished":
+            self._end_after_parts(status, exit_code)
+        else:
+            self._end(status, error, exit_code)
+
+    def _end(self, status: str, error: str | None, exit_code: int | None = None) -> None:
+        if not self._has_ended:
+            self._protected(self._finish, status, error, exit_code)
+
+    def _is_superseded(self, *names: object) -> bool:
+        """End the run if a call of `watch` begins another; return whether it did.
+
+        A notebook's later cell does, and in a child of multiprocessing, a pool's next task say,
+        the name of another run.
+        """
+        if self._queued or self._has_ended:
+            return False
+        if self._cells.has_ended:
+            self._end_after_parts("interrupted")
+        elif self._ending.is_child and self._is_other(*names):
+            self._end_after_parts("finished")
+        return self._has_ended
+
+    def _end_after_parts(self, status: str, exit_code: int | None = None) -> None:
+        """End as the last cell or task that trained did, if it raised."""
+        step, part_status, error = self._part_end or (-1, "", "")
+        if step == self.step:
+            self._end(part_status, error)
+        else:
+            self._end(status, None, exit_code)
+
+    def _part_raised(self, error: BaseException) -> None:
+        """Keep what a notebook's cell or a pool's task raised, after which the process goes on."""
+        status = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
+        self._part_end = self.step, status, "".join(traceback.format_exception(error))
+
+    def _finish(self, status: str, error: str | None, exit_code: int | None) -> None:
+        is_heard = self._is_on
+        self._disarm()
+        try:
+            self._write_rest()
+        except Exception as problem:
+            if is_heard:  # and else what ended the watching does so again
+                self._fail(problem)
+        self._spool.close()
+        write_outcome(self._written, status, self.step, error, exit_code)
+        self._children.close()
+        relay.retract()
+        self._lock.release()
+        self._ending.cancel()  # not before: a pool sends SIGTERM while its workers end
+        if self._queued:
+            self._queued.leave(self.step)
+        self._revive()
+
+    def _write_rest(self) -> None:
+        self._loop.close()
+        if not self._loop.drain(PATIENCE_SECONDS):
+            self._complain(f"the device did not answer within {PATIENCE_SECONDS:g} s")
+        self._receive()
+        self._flush()
+
+    def _fail(self, error: Exception) -> None:
+        """Hear no more. What was heard is written, and the end will be told as it is."""
+        self._hear_no_more()
+        text = " ".join(f"{type(error).__name__}: {error}".split())  # one line
+        say(f"{text}; the training goes on unwatched")
+        with suppress(Exception):  # it may be this that failed
+            self._loop.drain(0.0)
+        note = {"event": "failed_diagnosis", "step": self.step, "diagnosis": "watch"}
+        try:
+            self._spool.event(note | {"error": text[:1000]})
+        except (OSError, ValueError):  # what failed was the disk, or had been closed
+            return
+
+    def _hear_no_more(self) -> None:
+        self._is_on = False
+        self._taps.disarm()
+        self._loop.end()
+
+    def _disarm(self) -> None:
+        """Leave torch and Python as they were."""
+        global _active
+        self._has_ended, _active = True, None
+        self._hear_no_more()
+        self._cells.forget()
+
+    def _called_again(self, *names: object) -> None:
+        """Say so where another run is wanted than the one that is watched."""
+        if not self._queued and self._is_on and self._is_other(*names):
+            self._complain(f"{self.folder} goes on; `finish()` ends it before another begins")
+
+    def _is_other(self, *names: object) -> bool:
+        """Return whether the first name that is given is another run's."""
+        wanted = next((name for name in names if isinstance(name, str) and name), None)
+        return wanted is not None and not is_called(self._written.folder, wanted)
+
+    def _complain(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._complaints and len(self._complaints) < 20:
+            self._complaints.add(text)
+            say(text)
+
+
+def _after_fork() -> None:
+    """In a forked process, a loader's worker say: the run is its parent's."""
+    global _parents
+    if _active is not None:
+        _parents = _active
+        if _active._is_on and _active.files:
+            _active._relay = RelayWriter(_active.files)
+        _active._ending.cancel()
+        _active._lock.release()
+        _active._disarm()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _relayed(files: AttemptFiles) -> Watch:
+    """Return a run as a child process has it; in the process that writes it, the run itself."""
+    if _active is not None and _active.files == files:
+        return _active
+    watch = Watch(None)
+    watch._relay = RelayWriter(files)
+    return watch
+
+
+def _resumed(step: int, notes: list[str]) -> Event:
+    return {"event": "resumed", "step": step, "exact": not notes, "notes": notes}
+
+
+def _server(url: str | None, token: str | None) -> Credentials | None:
+    """Return where a run is sent; nowhere, if what was stored cannot be read."""
+    try:
+        return credentials.known(url, token)
+    except Unreadable as error:
+        say(str(error))
+        return None
+
+
+def _is_first_rank() -> bool:
+    """Of several processes that train together one writes the run's history."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        return bool(distributed.get_rank() == 0)
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _linked(place: Path, path: Path) -> bool:
+    """Make one file of two names, if both lie on one file system."""
+    try:
+        place.hardlink_to(path)
+    except OSError:
+        return False
+    return True

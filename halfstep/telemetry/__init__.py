@@ -1,0 +1,1 @@
+"""The spool, the run folder, and their upload to a server."""

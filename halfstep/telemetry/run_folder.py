@@ -1,0 +1,325 @@
+"""The folder of a watched run: everything about it, for whoever reads it later, and elsewhere.
+
+    <folder>/<run>/run.json             name, project, configuration, tags, attempts
+                   spool/<attempt>-<n>.spool
+                   artifacts/step-00000400/<name>
+                   checkpoints/step-00000400/<name>
+                   outcome-<attempt>.json      how it ended; none: it has not, or nobody could say
+                   crash-<attempt>             after a fatal signal, where Python was; see ending.py
+                   uploaded.json               what has reached a server for good; see sending.py
+                   writer.lock                 held by the process that writes the run
+                   uploader.lock, .log         who sends it, and what that one has said
+                   relay-<attempt>/            numbers of child processes; see relay.py
+                   last-step                   where attempts came to whose spool was deleted
+
+    <folder>/resume                     a text file that names the run to go on with, if it is there
+
+An attempt is one process that watched; a resumed run's is the last one's plus 1.
+"""
+
+import json
+import os
+import platform
+import re
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from halfstep import process, redaction
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.events import shown
+from halfstep.telemetry.spool import Position, SpoolReader, plain, spool_files
+
+FORMAT = 1
+#: Where runs lie if nobody says. A script beside a folder of our own name may import that.
+RUNS, EARLIER_RUNS = "halfstep-runs", "halfstep"
+RESUME, LAST_STEP = "resume", "last-step"
+PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm", "halfstep")
+
+
+def runs_folder(base: Path = Path()) -> Path:
+    """Return where runs lie if nobody says: an earlier version's folder, if it holds some."""
+    earlier = base / EARLIER_RUNS
+    return earlier if any(earlier.glob("*/run.json")) else base / RUNS
+
+
+def open_run(
+    folder: Path,
+    *,
+    name: str | None = None,
+    run: str | None = None,
+    project: str | None = None,
+    config: object = None,
+    tags: Sequence[str] = (),
+    secret: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    claim: Callable[[Path], bool] = lambda _: True,
+) -> AttemptFiles:
+    """Make a run's folder, or find that of `run`, and note a new attempt in it.
+
+    config: of one that is there it replaces what it names.  secret: what is hidden wherever it
+    stands.  say: told a line if there is no such run.  claim: returns False if another process
+    writes the run in this folder. Raises RunIsWritten.
+    """
+    resume = folder / RESUME
+    if run is None and resume.is_file():
+        run = resume.read_text().strip() or None
+    place, written = _place(folder, name, run), {}
+    is_free = claim(place)
+    if (place / "run.json").exists():
+        written = read_run(place)
+    elif run is not None:
+        say(f"there is no run {shown(run)} in {folder}: this is a new one")
+    attempts = written.get("attempts", [])
+    if not is_free or (attempts and _is_written(place, attempts[-1])):
+        raise RunIsWritten(place, attempts[-1] if attempts else {})
+    numbers = [attempt["attempt"] for attempt in attempts]
+    files = AttemptFiles(place, max([*numbers, *_spooled(place)], default=0) + 1)
+    described: dict[str, Any] = {
+        "format": FORMAT,
+        "id": uuid.uuid4().hex,
+        "name": name or run or place.name,
+        **({} if run in (None, place.name) else {"run": run}),  # that its folder cannot say
+        "project": project,
+        "config": None,
+        "tags": list(tags),
+        "started": _now(),
+    } | written
+    if config is not None:
+        redacted = redaction.without(config, secret)
+        described["config"] = {**(described["config"] or {}), **redacted}
+    described["attempts"] = [*attempts, _attempt(files.attempt, secret)]
+    write_json(place / "run.json", described)
+    return files
+
+
+class RunIsWritten(Exception):
+    """Another process writes the run; the message names it, and what to do."""
+
+    def __init__(self, place: Path, attempt: Mapping[str, Any]) -> None:
+        who = f"process {attempt.get('pid', '(unknown)')} on {attempt.get('host', 'some host')}"
+        super().__init__(
+            f"{who} is writing the run in {place}; allowed: one process at a time. "
+            "Give this one another `run` or `name`"
+        )
+
+
+def _is_written(place: Path, attempt: Mapping[str, Any]) -> bool:
+    """Return whether another process that lives here has not ended its attempt."""
+    is_ours = attempt.get("pid") == os.getpid()
+    ended = AttemptFiles(place, attempt["attempt"]).outcome.exists()
+    return not is_ours and not ended and lives(attempt)
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return what run.json says. Raises ValueError if it is damaged."""
+    try:
+        run: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"run.json is damaged: {error}") from error
+    if not isinstance(run, dict):
+        raise ValueError(f"run.json is damaged: it holds {shown(run)}; allowed: an object")
+    return run
+
+
+def described_in(folder: Path) -> dict[str, Any]:
+    """Return what there is to know of a run: of one that was queued, its queue knows the rest."""
+    is_own = (folder / "run.json").exists()
+    return read_run(folder) if is_own else {"id": folder.name, "name": f"run {folder.name}"}
+
+
+def configure(folder: Path, config: object, secret: str | None = None) -> None:
+    """Write a run's configuration anew. secret: is hidden wherever it is."""
+    described = read_run(folder)
+    write_json(folder / "run.json", described | {"config": redaction.without(config, secret)})
+
+
+def last_step(files: AttemptFiles) -> int:
+    """Return the last step that the attempts before this one spooled, as far as it lies here."""
+    return _last_row(files)[0]
+
+
+def came_to(files: AttemptFiles) -> tuple[int, float]:
+    """Return the last step of the attempts before, and how many seconds ago the run began.
+
+    By this machine's clock, but no less than those attempts have counted: it may have been set.
+    """
+    step, elapsed_ms = _last_row(files)
+    started = datetime.fromisoformat(read_run(files.folder)["started"])
+    return step, max((datetime.now(UTC) - started).total_seconds(), elapsed_ms / 1000)
+
+
+def _last_row(files: AttemptFiles) -> tuple[int, int]:
+    """Return the last step before this attempt, and its elapsed_ms: 0 if its spool is deleted."""
+    earlier = [_numbers(path) for path in spool_files(files.spool)]
+    for attempt, sequence in reversed([each for each in earlier if each[0] < files.attempt]):
+        reader, step, elapsed_ms = SpoolReader(files.spool, Position(attempt, sequence, 0)), 0, 0
+        while items := reader.poll():
+            if reader.position()[:2] > (attempt, sequence):  # type: ignore[index]
+                break
+            for steps in (each for each in items if not isinstance(each, dict | tuple)):
+                step = max(step, int(steps["step"].max()))
+                elapsed_ms = max(elapsed_ms, int(steps["elapsed_ms"].max()))
+        if step:
+            return step, elapsed_ms
+    remembered = files.folder / LAST_STEP
+    return int(remembered.read_text()) if remembered.exists() else 0, 0
+
+
+def last_logged(files: AttemptFiles) -> int | None:
+    """Return the last step that earlier attempts logged a number of, if any lies here."""
+    reader, last = SpoolReader(files.spool), -1
+    while items := reader.poll():
+        events = (each for each in items if isinstance(each, dict) and each["event"] == "metric")
+        last = max(last, *(event["step"] for event in events), -1)
+    return None if last < 0 else last
+
+
+def remember_last_step(folder: Path, step: int) -> None:
+    """Keep what `last_step` finds, before the spool that says it is deleted."""
+    temporary = folder / f".{LAST_STEP}"
+    temporary.write_text(str(step))
+    temporary.replace(folder / LAST_STEP)
+
+
+def write_outcome(
+    files: AttemptFiles,
+    status: str,
+    step: int,
+    error: str | None = None,
+    exit_code: int | None = None,
+) -> None:
+    """Write how the attempt ended. status: finished, failed, terminated, interrupted or vanished.
+
+    error: its traceback, or another text.  exit_code: of its process, negative for a signal; None
+    if that went on, or it is not known.
+    """
+    outcome = {"status": status, "step": step, "error": error, "exit_code": exit_code}
+    write_json(files.outcome, outcome | {"ended": _now()})
+
+
+def read_outcome(files: AttemptFiles, *, lives: bool = False) -> dict[str, Any] | None:
+    """Return how the attempt ended, with its exit code; None: it has not, as far as is known yet.
+
+    lives: its process does. Raises ValueError if the file is damaged.
+    """
+    try:
+        outcome: dict[str, Any] = json.loads(files.outcome.read_text())
+    except FileNotFoundError:
+        return None
+    if outcome["status"] == "finished" and files.exit_code.exists():
+        code = files.exit_code.read_bytes()
+        if not code and lives:
+            return None
+        if code and code[0]:
+            return outcome | {"status": "failed", "exit_code": code[0]}
+    return outcome
+
+
+def is_here(attempt: Mapping[str, Any]) -> bool:
+    """Return whether this process sees the PIDs that the attempt's process saw.
+
+    False in another container, on another machine and after a reboot, even with one host name.
+    """
+    space = process.pid_space()
+    return space is not None and attempt.get("pid_space") == space
+
+
+def lives(attempt: Mapping[str, Any]) -> bool:
+    """Return whether the process of an attempt, as run.json describes it, lives here."""
+    return is_here(attempt) and process.lives(attempt.get("pid", 0), attempt.get("pid_started"))
+
+
+def is_dead(attempt: Mapping[str, Any]) -> bool:
+    """Return whether the process of an attempt is known to be gone."""
+    return (
+        is_here(attempt)
+        and attempt.get("pid_started") is not None
+        and not process.lives(attempt["pid"], attempt["pid_started"])
+    )
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file that is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(plain(content), indent=2, allow_nan=False))
+    temporary.replace(path)
+
+
+def is_called(place: Path, name: str) -> bool:
+    """Return whether a run is called so: as its folder, or as that cannot be, "my run/1" say."""
+    if name == place.name:
+        return True
+    with suppress(OSError, ValueError):
+        described = read_run(place)
+        return name in (described.get("run"), described.get("name"))
+    return False
+
+
+def slug(name: str) -> str:
+    """Return a name as a folder may have it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "run"
+
+
+def _place(folder: Path, name: str | None, run: str | None) -> Path:
+    """Return the folder of a run to go on with, or one that was not there."""
+    if run is not None and slug(run) == run:
+        place = folder / run
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+    script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c") else "run"
+    wanted = slug(run or name or f"{script}-{datetime.now():%Y%m%d-%H%M%S}")
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        place = folder / (wanted if number == 1 else f"{wanted}-{number}")
+        try:
+            place.mkdir()
+        except FileExistsError:
+            if run is not None and is_called(place, run):
+                return place
+            number += 1
+        else:
+            return place
+
+
+def _spooled(place: Path) -> list[int]:
+    return [_numbers(path)[0] for path in spool_files(place / "spool")]
+
+
+def _numbers(path: Path) -> tuple[int, int]:
+    attempt, sequence = path.stem.split("-")
+    return int(attempt), int(sequence)
+
+
+def _attempt(number: int, secret: str | None) -> dict[str, Any]:
+    return {
+        "attempt": number,
+        "started": _now(),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "pid_started": process.started(os.getpid()),
+        "pid_space": process.pid_space(),
+        "command": redaction.command(sys.argv, secret),
+        "folder": str(Path.cwd()),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,158 @@
+"""`wandb.init`, and what the module `wandb` does with the run that is active."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from halfstep.session import logged_values, watch_session
+from halfstep.session.nesting import flat
+from halfstep.telemetry.run_folder import described_in, runs_folder
+from halfstep.wandb_compat.media import Histogram, Image, Table
+from halfstep.wandb_compat.run import Run
+from halfstep.wandb_compat.settings import Entries, entries_of
+from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once
+
+MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
+MODES |= {"disabled": "disabled", "run": "auto"}
+MEDIA = {"Audio": Unserved("Audio"), "Histogram": Histogram, "Image": Image, "Table": Table}
+#: By the same names.
+OURS = {
+    "Audio": logged_values.Audio,
+    "Histogram": logged_values.Histogram,
+    "watch": watch_session.watch,
+}
+
+early = Entries()  # what is configured before `init`
+_begun: Run | None = None  # last
+
+
+def served(name: str) -> Any:
+    """Return what `halfstep` calls by this name."""
+    run = _active()
+    if name == "run":
+        return run
+    if name == "config":
+        return early if run is None else run.config
+    if name == "summary":
+        return Entries() if run is None else run.summary
+    if run is None and name in OURS:
+        return OURS[name]
+    return MEDIA.get(name) or globals()[name]
+
+
+def init(
+    entity: str | None = None,
+    project: str | None = None,
+    dir: str | Path | None = None,  # noqa: A002 - W&B's name for it
+    id: str | None = None,  # noqa: A002
+    name: str | None = None,
+    notes: str | None = None,
+    tags: Sequence[str] | None = None,
+    config: Any = None,
+    config_exclude_keys: Sequence[str] | None = None,
+    config_include_keys: Sequence[str] | None = None,
+    allow_val_change: bool | None = None,
+    group: str | None = None,
+    job_type: str | None = None,
+    mode: str | None = None,
+    force: bool | None = None,
+    reinit: Any = None,
+    resume: Any = None,
+    **further: Any,
+) -> Run:
+    """Begin a run. One that is active is returned, or with `reinit` finished first."""
+    global _begun
+    if (before := _active()) is not None:
+        if reinit in (None, False, "default", "return_previous"):
+            return before
+        if reinit == "create_new":
+            say_once("init(reinit='create_new') is not served: the run before it is finished")
+        before.finish()
+    ignored("init", further)
+    labels = {"name": name, "entity": entity, "notes": notes, "group": group, "job_type": job_type}
+    try:
+        settings = early.as_dict() | entries_of(config)
+        early.clear()
+        if config_include_keys:
+            settings = {k: v for k, v in settings.items() if k in config_include_keys}
+        settings = {k: v for k, v in settings.items() if k not in (config_exclude_keys or ())}
+        own = {key: labels[key] for key in ("notes", "group", "job_type") if labels[key]}
+        settings = own | settings
+        watch = watch_session.watch(
+            name=name or os.environ.get("WANDB_NAME") or id,
+            project=project or os.environ.get("WANDB_PROJECT"),
+            config=settings,
+            tags=(tags,) if isinstance(tags, str) else tuple(tags or _listed("WANDB_TAGS")),
+            run=id or os.environ.get("WANDB_RUN_ID"),
+            folder=runs_folder(Path(dir or os.environ.get("WANDB_DIR") or ".")),
+            mode=_mode(mode),
+        )
+        described = described_in(watch.files.folder) if watch.files else {}
+        _begun = Run(watch, described, labels)
+        vars(_begun.config)["_entries"].update((described.get("config") or {}) | settings)
+    except Exception as error:
+        say_once(f"init() fails, and nothing is kept: {type(error).__name__}: {error}")
+        _begun = Run(watch_session.Watch(None), {}, labels)
+    return _begun
+
+
+def log(
+    data: Mapping[str, Any],
+    step: int | None = None,
+    commit: bool | None = None,
+    sync: bool | None = None,
+) -> None:
+    """Log values of the active run, or else of what `watch` watches."""
+    if _active() is None and (watch := watch_session.current()) is not None:
+        watch.log(flat(data) if isinstance(data, Mapping) else data, step=step)
+        return
+    _of_active("log", data, step=step, commit=commit, sync=sync)
+
+
+def watch(models: Any, *arguments: Any, **named: Any) -> Any:
+    """Name parameters as these modules do, of the active run."""
+    return _of_active("watch", models, *arguments, **named)
+
+
+def define_metric(name: str = "*", *arguments: Any, **named: Any) -> Any:
+    """Choose which value of a metric stands in the active run's summary, and its x axis."""
+    return _of_active("define_metric", name, *arguments, **named)
+
+
+def alert(title: str, *arguments: Any, **named: Any) -> None:
+    """Say something on stderr, and keep it with the active run."""
+    _of_active("alert", title, *arguments, **named)
+
+
+def save(glob_str: Any = None, *arguments: Any, **named: Any) -> Any:
+    """Send files along with the active run."""
+    return _of_active("save", glob_str, *arguments, **named)
+
+
+def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:
+    """End the active run, if there is one."""
+    if (run := _active()) is not None:
+        run.finish(exit_code, quiet)
+
+
+def _of_active(method: str, *arguments: Any, **named: Any) -> Any:
+    if (run := _active()) is None:
+        say_once(f"{method}() without init() is passed over")
+        return None
+    return getattr(run, method)(*arguments, **named)
+
+
+def _active() -> Run | None:
+    return None if _begun is None or _begun.is_finished else _begun
+
+
+def _mode(mode: str | None) -> Any:
+    wanted = mode or os.environ.get("WANDB_MODE") or "online"
+    if wanted not in MODES:
+        say_once(f"init(mode={wanted!r}) is not served; allowed: {', '.join(MODES)}")
+    return MODES.get(wanted, "auto")
+
+
+def _listed(variable: str) -> list[str]:
+    return [text.strip() for text in os.environ.get(variable, "").split(",") if text.strip()]

@@ -1,0 +1,44 @@
+"""What a script hands to `wandb.log`, as `Watch.log` takes it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from halfstep.session.logged_values import is_number
+from halfstep.wandb_compat.media import Histogram, Image, Table
+from halfstep.wandb_compat.unsupported import Unserved, say_once
+
+
+def show(shown: dict[str, Any], name: str, value: Any) -> None:
+    """Add a value as `Watch.log` takes it; of a list of images each by its number."""
+    if isinstance(value, Image | Table | Histogram):
+        try:
+            shown[name] = value.shown()
+        except Exception as error:
+            say_once(f"{name} is not logged: {type(error).__name__}: {error}")
+            return
+        if isinstance(value, Image) and value.caption:
+            shown[f"{name}.caption"] = value.caption
+    elif isinstance(value, list | tuple) and any(isinstance(each, Image) for each in value):
+        for number, each in enumerate(value):
+            show(shown, f"{name}-{number}", each)
+    elif isinstance(value, Unserved):
+        return
+    elif hasattr(value, "savefig"):
+        show(shown, name, Image(value))
+    elif is_number(value):
+        shown[name] = value
+    elif getattr(value, "ndim", 0) or (isinstance(value, list | tuple) and _are_numbers(value)):
+        shown[name] = Histogram(value).shown()  # as W&B does with an array
+    else:
+        shown[name] = value
+
+
+def worded(value: Any) -> Any:
+    """Return a value of the summary as a cell of a table."""
+    if isinstance(value, dict):
+        return ", ".join(f"{kind} {each}" for kind, each in value.items() if kind != "count")
+    return value.item() if hasattr(value, "item") else value
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return bool(values) and all(is_number(each) for each in values)

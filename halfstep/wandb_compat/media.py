@@ -1,0 +1,152 @@
+"""`wandb.Image`, `Table` and `Histogram`, as far as a run's files can show them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halfstep.session.logged_values import Counts, picture, pixels
+from halfstep.wandb_compat.unsupported import ignored, say_once
+
+BINS = 64
+MOST_BINS = 512
+
+
+class Image:
+    """A picture: of Pillow, an array (H, W), (H, W, C), a tensor (C, H, W), a figure, or a file's.
+
+    Numbers from 0 to 1, or from -1 to 1, are spread over 0 to 255; a batch is shown as a grid.
+    """
+
+    def __init__(
+        self,
+        data_or_path: Any,
+        mode: str | None = None,
+        caption: str | None = None,
+        grouping: int | None = None,
+        classes: Any = None,
+        boxes: Any = None,
+        masks: Any = None,
+        file_type: str | None = None,
+        normalize: bool = True,
+    ) -> None:
+        ignored("Image", {"classes": classes, "boxes": boxes, "masks": masks})
+        self.caption, self._mode, self._normalize = caption, mode, normalize
+        self._data = data_or_path
+
+    def shown(self) -> Any:
+        """Return what can be logged: a picture of Pillow, or an array of uint8."""
+        data = self._data
+        if isinstance(data, Image):
+            return data.shown()
+        if isinstance(data, str | Path):
+            import PIL.Image
+
+            with PIL.Image.open(data) as image:
+                image.load()
+                return self._in_mode(image)
+        if hasattr(data, "savefig"):  # matplotlib
+            data.canvas.draw()
+            return np.asarray(data.canvas.buffer_rgba(), np.uint8)
+        if hasattr(data, "save") and hasattr(data, "mode"):
+            return self._in_mode(data)
+        is_tensor = hasattr(data, "detach")
+        if is_tensor:
+            data = data.detach().cpu()
+            data = (data.float() if data.is_floating_point() else data).numpy()
+        array = np.asarray(data)
+        if is_tensor and array.ndim in (3, 4):
+            array = np.moveaxis(array, -3, -1)
+        return pixels(array, is_spread=self._normalize)
+
+    def _in_mode(self, image: Any) -> Any:
+        converted = picture(image)
+        return converted.convert(self._mode) if self._mode else converted
+
+
+class Table:
+    """Rows of named columns."""
+
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        data: Any = None,
+        rows: Any = None,
+        dataframe: Any = None,
+        dtype: Any = None,
+        optional: Any = True,
+        allow_mixed_types: bool = False,
+        log_mode: str | None = None,
+    ) -> None:
+        if dataframe is None and hasattr(data, "to_dict"):  # pandas
+            dataframe = data
+        if dataframe is not None:
+            columns, data = list(dataframe.columns), dataframe.to_numpy().tolist()
+        given = data if data is not None else rows
+        self.data: list[list[Any]] = [list(row) for row in given] if given is not None else []
+        widest = max(map(len, self.data), default=0)
+        names = columns if columns is not None else [str(i + 1) for i in range(widest)]
+        self.columns: list[str] = [str(name) for name in names]
+
+    def add_data(self, *values: Any) -> None:
+        """Add a row."""
+        self.data.append(list(values))
+
+    add_row = add_data
+
+    def add_column(self, name: str, data: Iterable[Any], optional: bool = False) -> None:
+        """Add a column."""
+        values = list(data)
+        self.data = self.data or [[] for _ in values]
+        for row, value in zip(self.data, values, strict=False):
+            row.append(value)
+        self.columns.append(name)
+
+    def get_column(self, name: str, convert_to: str | None = None) -> Any:
+        """Return a column; "numpy": as an array."""
+        at = self.columns.index(name)
+        values = [row[at] for row in self.data]
+        return np.array(values) if convert_to == "numpy" else values
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return what can be logged."""
+        rows = [
+            {name: _cell(value) for name, value in zip(self.columns, row, strict=False)}
+            for row in self.data
+        ]
+        return rows or [dict.fromkeys(self.columns or ["empty"], "")]
+
+
+class Histogram:
+    """How many values lie where: of values, or of counts and edges as numpy.histogram has them."""
+
+    def __init__(
+        self, sequence: Any = None, np_histogram: Any = None, num_bins: int = BINS
+    ) -> None:
+        if np_histogram is not None:
+            counts, edges = np_histogram[:2]
+        else:
+            if hasattr(sequence, "detach"):
+                sequence = sequence.detach().float().cpu().numpy()
+            values = np.asarray(sequence, np.float64).ravel()
+            values = values[np.isfinite(values)]
+            counts, edges = np.histogram(values, bins=max(1, min(num_bins, MOST_BINS)))
+        self.histogram = np.asarray(counts).tolist()
+        self.bins = np.asarray(edges).tolist()
+
+    def shown(self) -> Counts | list[dict[str, Any]]:
+        """Return what can be logged: of bins that differ in width a table, a row a bin."""
+        widths = np.diff(self.bins)
+        is_drawn = 1 <= len(widths) <= MOST_BINS and 0 < widths[0] < np.inf
+        if is_drawn and np.allclose(widths, widths[0], atol=0.0):
+            return Counts(self.bins[0], self.bins[-1], self.histogram)
+        edges = zip(self.bins, self.bins[1:], self.histogram, strict=False)
+        return [{"from": low, "to": high, "count": count} for low, high, count in edges]
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Image):
+        say_once("an Image in a Table is not served: its caption stands there")
+        return value.caption or "(image)"
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value

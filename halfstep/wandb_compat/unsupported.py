@@ -1,0 +1,126 @@
+"""What is not served, and how that is said: once, on stderr, and never by an exception."""
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from halfstep.session.stderr import say
+
+#: Names of wandb's that a script may use, and that do nothing here.
+UNSERVED = (
+    "AlertLevel",
+    "Api",
+    "Artifact",
+    "Bokeh",
+    "Classes",
+    "Graph",
+    "Html",
+    "JoinedTable",
+    "Molecule",
+    "Object3D",
+    "Plotly",
+    "Run",
+    "Settings",
+    "Video",
+    "agent",
+    "apis",
+    "controller",
+    "data_types",
+    "env",
+    "integration",
+    "link_artifact",
+    "log_artifact",
+    "log_code",
+    "log_model",
+    "login",
+    "mark_preempting",
+    "plot",
+    "plot_table",
+    "plots",
+    "require",
+    "restore",
+    "sdk",
+    "setup",
+    "sklearn",
+    "sweep",
+    "teardown",
+    "termerror",
+    "termlog",
+    "termwarn",
+    "unwatch",
+    "use_artifact",
+    "use_model",
+    "util",
+)
+_said: set[str] = set()
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Error(Exception):
+    """What wandb raises, for those who catch it: nothing here does."""
+
+
+#: By the names that `wandb` has for it.
+ERRORS = dict.fromkeys(("CommError", "Error", "UsageError"), Error)
+
+
+class Unserved:
+    """Takes whatever is done to it, and does nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *_: Any, **__: Any) -> "Unserved":  # noqa: D102
+        say_once(f"{self._name} is not served, and does nothing")
+        return self
+
+    def __getattr__(self, name: str) -> "Unserved":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Unserved(f"{self._name}.{name}")
+
+    def __enter__(self) -> "Unserved":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __getitem__(self, key: Any) -> "Unserved":
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def say_once(text: str) -> None:
+    """Say something of what a script wanted, the first time."""
+    if text not in _said:
+        _said.add(text)
+        say(f"as wandb: {text}")
+
+
+def unraised(method: Callable[P, R]) -> Callable[P, R | None]:
+    """Let a function of ours raise nothing into somebody's script."""
+
+    @wraps(method)
+    def guarded(*arguments: P.args, **named: P.kwargs) -> R | None:
+        try:
+            return method(*arguments, **named)
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            say_once(f"{method.__name__}() is passed over: {text}")
+            return None
+
+    return guarded
+
+
+def ignored(function: str, given: dict[str, Any]) -> None:
+    """Say of arguments that were given what becomes of them: nothing."""
+    for name, value in given.items():
+        if value not in (None, False, (), [], {}):
+            say_once(f"{function}({name}=…) is not served, and ignored")

@@ -1,0 +1,440 @@
+"""Deliveries: what receivers get, what becomes of their answers, and where alerts may not go."""
+
+import asyncio
+import email
+import hashlib
+import hmac
+import json
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from email import policy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import select, update
+from starlette.testclient import TestClient
+
+from app.alerts import alert_senders
+from app.alerts.alert_delivery import Deliverer
+from app.alerts.alert_senders import deliver
+from app.http import url_policy
+from db.access import accounts, secrets
+from db.alerts import alert_evaluation, channels, deliveries, rules
+from db.alerts.channels import Reach
+from db.alerts.deliveries import PAUSES, Outcome
+from db.database import Database
+from db.errors import Conflict, Invalid, NotFound
+from db.settings import Settings
+from db.tables import Channel, Delivery, Run, User
+from tests.app.receivers import Receiver, http_receiver, smtp_receiver
+
+BODY = json.dumps({"event": "test", "text": "A <b> & c", "url": "http://here/alerts"})
+
+
+@pytest.fixture
+def hook() -> Iterator[Receiver]:
+    with http_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Settings:
+    """Settings of an operator who lets alerts go to this machine."""
+    return Settings(data=tmp_path, alerts_private=True)
+
+
+def sent(settings: Settings, kind: str, address: str, secret: str = "") -> Outcome:
+    return asyncio.run(deliver(settings, Reach(kind, address, secret), 7, BODY))
+
+
+def test_a_webhook_is_signed(inside: Settings, hook: Receiver) -> None:
+    """Its secret signs when it was sent and what; the answer is noted."""
+    assert sent(inside, "webhook", hook.url, "s3cret") == Outcome(True, "200 ok")
+    [(headers, body)] = hook.got
+    assert body == BODY.encode()
+    signed = f"{headers['X-Halfstep-Timestamp']}.{BODY}".encode()
+    expected = hmac.new(b"s3cret", signed, hashlib.sha256).hexdigest()
+    assert headers["X-Halfstep-Signature"] == f"sha256={expected}"
+    assert headers["X-Halfstep-Delivery"] == "7"
+    assert headers["Host"] == f"localhost:{hook.port}"
+
+
+def test_slack_gets_its_own_words(inside: Settings, hook: Receiver) -> None:
+    """Text with its three special characters escaped, and a link."""
+    sent(inside, "slack", hook.url)
+    [(headers, body)] = hook.got
+    said = json.loads(body)
+    assert said == {"text": "A &lt;b&gt; &amp; c\n<http://here/alerts>"}
+    assert "X-Halfstep-Signature" not in headers
+
+
+def test_answers_are_short_and_hold_no_address(inside: Settings, hook: Receiver) -> None:
+    """A redirect is not followed; what a page shows of an answer is bounded, and printable."""
+    hook.answer = (302, {"Location": hook.url}, b"")
+    assert sent(inside, "slack", hook.url) == Outcome(False, "302")
+    assert len(hook.got) == 1
+    hook.answer = (404, {}, b"Cannot POST /hook/secret-path\n" + b"\x00x" * 100_000)
+    outcome = sent(inside, "slack", hook.url)
+    assert not outcome.is_delivered
+    assert outcome.answer.startswith("404 Cannot POST /…")
+    assert outcome.answer.isprintable()
+    assert len(outcome.answer) == deliveries.ANSWER_CHARACTERS
+
+
+def test_a_receiver_that_says_nothing_is_left(
+    inside: Settings, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has so many seconds for all of it; and nobody at all is an answer too."""
+    monkeypatch.setattr(alert_senders, "SECONDS", 0.05)
+    hook.silent = threading.Event()
+    assert "no answer within" in sent(inside, "slack", hook.url).answer
+    hook.silent.set()
+    monkeypatch.undo()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/"
+    outcome = sent(inside, "slack", url)
+    assert (outcome.is_delivered, outcome.is_final) == (False, False)
+    assert outcome.answer
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0"),
+        *("100.100.100.200", "168.63.129.16", "224.0.0.1", "255.255.255.255", "::1", "::"),
+        *("fe80::1", "fd00:ec2::254", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::"),
+        *("::127.0.0.1", "ff02::1", "2001:0:1::1"),
+        *("192.0.0.8", "192.0.0.170", "192.88.99.1", "198.18.0.1", "203.0.113.9", "240.0.0.1"),
+        *("64:ff9b::808:808", "::ffff:8.8.8.8", "::ffff:0:8.8.8.8", "64:ff9b::ffff:ffff"),
+        *("64:ff9b::a9fe:a9fe", "64:ff9b:1::808:808", "::ffff:10.0.0.1", "::ffff:0:127.0.0.1"),
+        *("::ffff:0:169.254.169.254", "fec0::1", "3fff::1", "5f00::1", "100::1", "2001:db8::1"),
+        *("2606:4700::5efe:10.0.0.1", "2606:4700::200:5efe:7f00:1", "fe80::5efe:808:808"),
+        *("2002:a9fe:a9fe::", "2002:c0a8:101::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2"),
+    ],
+)
+def test_addresses_of_ones_own_network(address: str) -> None:
+    """Loopback, private, link-local, metadata, however they are wrapped."""
+    assert not url_policy.is_public(address)
+
+
+def test_addresses_of_the_internet() -> None:
+    """They are public in both versions, and by 6to4 and ISATAP of one in the other."""
+    for address in (
+        *("8.8.8.8", "2606:4700::1111", "192.0.1.1"),
+        *("2606:4700::5efe:808:808", "2002:808:808::1"),
+    ):
+        assert url_policy.is_public(address)
+
+
+def test_nothing_goes_into_ones_own_network(
+    tmp_path: Path, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a name, a number in any spelling, or a name of which one address is there."""
+    outside = Settings(data=tmp_path)
+    for host in ("localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]"):
+        outcome = sent(outside, "slack", f"http://{host}:{hook.port}/")
+        assert "within the server's own network" in outcome.answer
+        assert outcome.is_final
+    known = socket.getaddrinfo
+
+    def mixed(host: str, port: int, *rest: Any, **more: Any) -> Any:
+        found = known("127.0.0.1", port, *rest, **more)
+        public = [(*each[:4], ("8.8.8.8", port)) for each in found]
+        return public + found
+
+    monkeypatch.setattr(socket, "getaddrinfo", mixed)
+    assert sent(outside, "slack", "http://mixed.example/").is_final
+    assert hook.got == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]", "169.254.169.254"),
+        *("[64:ff9b::7f00:1]", "[::ffff:0:127.0.0.1]", "internal.example"),
+    ],
+)
+def test_a_channel_into_ones_own_network_is_not_made(
+    browser: TestClient, settings: Settings, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By page and API: 422 names the field; a name that does not resolve is judged when sending."""
+    known = socket.getaddrinfo
+
+    def lookup(name: str, port: int, *rest: Any, **more: Any) -> Any:
+        if name == "nowhere.example":
+            raise socket.gaierror
+        return known("10.1.2.3" if name == "internal.example" else name, port, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    settings.data.mkdir(exist_ok=True)  # of the key that encrypts addresses
+    wanted = {"kind": "webhook", "name": "hook", "address": f"http://{host}:8080/x"}
+    answer = browser.post("/api/v1/alerts/channels", json=wanted)
+    assert answer.status_code == 422
+    assert "within the server's own network" in answer.json()["errors"]["address"]
+    assert browser.post("/alerts/channels", data=wanted).status_code == 422
+    assert browser.get("/api/v1/alerts/channels").json() == []
+    wanted["address"] = "https://nowhere.example/x"
+    assert browser.post("/api/v1/alerts/channels", json=wanted).status_code == 201
+
+
+def test_no_name_is_looked_up_for_a_stranger(
+    stranger: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither without a sign-in nor with a token that is not known."""
+    monkeypatch.setattr(url_policy, "resolved", None)  # raises, were it called
+    wanted = {"kind": "webhook", "name": "hook", "address": "http://internal.example"}
+    for headers in ({}, {"Authorization": "Bearer hs_unknown"}):
+        answer = stranger.post("/api/v1/alerts/channels", json=wanted, headers=headers)
+        assert answer.status_code == 401
+        assert stranger.post("/alerts/channels", data=wanted, headers=headers).status_code in (
+            303,
+            401,
+        )
+
+
+def test_mail_goes_to_a_domain_and_no_number(browser: TestClient) -> None:
+    """The operator's mail server would connect to an IPv4 address as to a domain."""
+    for address in ("me@10.0.0.12", "me@127.0.0.1", "me@[127.0.0.1]"):
+        wanted = {"kind": "email", "name": "mail", "address": address}
+        assert browser.post("/api/v1/alerts/channels", json=wanted).status_code == 422, address
+
+
+def test_the_connection_goes_to_the_address_that_was_judged(
+    inside: Settings, hook: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is resolved once; the receiver hears the name all the same."""
+    known, asked = socket.getaddrinfo, []
+
+    def rebound(host: Any, port: int, *rest: Any, **more: Any) -> Any:
+        asked.append(host)
+        return known("127.0.0.1" if host == "hook.example" else host, port, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebound)
+    outcome = sent(inside, "slack", f"http://hook.example:{hook.port}/")
+    assert outcome.is_delivered
+    assert asked.count("hook.example") == 1
+    assert hook.got[0][0]["Host"] == f"hook.example:{hook.port}"
+
+
+def test_mail(inside: Settings) -> None:
+    """One message to one person, with a subject of one line and a link."""
+    with smtp_receiver() as server:
+        url = SecretStr(f"smtp://127.0.0.1:{server.port}")
+        settings = inside.model_copy(update={"smtp_url": url, "smtp_from": "hs@here.example"})
+        body = json.dumps({"text": "Run é,\nfailed", "run": {"url": "http://here/runs/1"}})
+        reach = Reach("email", "ada@x.example")
+        assert asyncio.run(deliver(settings, reach, 1, body)).is_delivered
+        [(to, text)] = server.got
+        message = email.message_from_string(text, policy=policy.default)
+        assert to == ["ada@x.example"]
+        assert message["subject"] == "[Halfstep] Run é, failed"
+        assert message["from"] == "hs@here.example"
+        assert "http://here/runs/1" in message.get_content()
+        server.answer = (550, {}, b"")
+        assert "550" in asyncio.run(deliver(settings, reach, 1, body)).answer
+
+
+def test_no_password_leaves_without_tls(inside: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor stands in an answer or a log; without a mail server the answer names the setting."""
+    with smtp_receiver() as server, caplog.at_level(logging.DEBUG):
+        for url, answer in (
+            (f"smtp://u:hush@127.0.0.1:{server.port}", "no TLS"),
+            (f"smtps://u:hush@127.0.0.1:{server.port}", ""),
+            ("smpt://u:hush@127.0.0.1", "HALFSTEP_SMTP_URL: allowed: smtp://"),
+            ("", "HALFSTEP_SMTP_URL: the operator has set none"),
+        ):
+            settings = inside.model_copy(update={"smtp_url": SecretStr(url)})
+            outcome = sent(settings, "email", "ada@x.example")
+            assert not outcome.is_delivered
+            assert answer in outcome.answer
+            assert "hush" not in outcome.answer + caplog.text + repr(settings)
+        assert server.got == []
+
+
+def test_channels_are_checked_and_keep_their_secrets(
+    database: Database, ada: User, tmp_path: Path
+) -> None:
+    """A row has no URL that could be read; what is refused is not repeated if it may be secret."""
+    key = tmp_path / "key"
+    with database.writing() as session:
+        for kind, address, message in (
+            ("fax", "x", "kind: 'fax' is not allowed; allowed: webhook, slack, email"),
+            ("email", "a@b.example, c@d.example", "address: 'a@b.example, c@d.example' is not"),
+            ("email", "a@b.example\nBcc: x@y.example", "address"),
+            ("webhook", "ftp://h/hush", "address: its scheme is 'ftp'; allowed: https"),
+            ("webhook", "https:///hush", "it names no host"),
+            ("slack", "https://u:hush@h/", "it names a user"),
+            ("slack", "https://h:99999/hush", "it is not a URL"),
+            ("slack", "https://h/" + "hush" * 1000, "it has 4,010 characters of at most 2,000"),
+        ):
+            with pytest.raises(Invalid, match=message) as refused:
+                channels.make(session, key, ada, kind=kind, name="n", address=address)
+            assert "hush" not in str(refused.value)
+        url = "https://hooks.example/services/hush"
+        row, secret = channels.make(session, key, ada, kind="webhook", name="", address=url)
+        assert row.name == row.target == "hooks.example"
+        assert "hush" not in row.ciphertext + row.target
+        assert secret not in row.ciphertext
+        assert channels.reach(key, row) == Reach("webhook", url, secret)
+        bob = accounts.make_user(session, "bob")
+        for act in (channels.delete, channels.mine):
+            with pytest.raises(NotFound):
+                act(session, bob, row.id)
+        (tmp_path / "key").write_bytes(secrets.Fernet.generate_key())
+        with pytest.raises(secrets.Unreadable):
+            channels.reach(key, row)
+
+
+def test_an_alert_goes_all_the_way_once(
+    database: Database, running: Run, ada: User, inside: Settings, hook: Receiver
+) -> None:
+    """From the figure of a run to the receiver; of two servers that deliver at once, one does."""
+    with database.writing() as session:
+        what = {"kind": "webhook", "name": "n", "address": hook.url}
+        channels.make(session, inside.secrets_key, ada, **what)
+        rules.make(session, ada, condition="loss_above", scope="all", value=1.0)
+        session.execute(update(Run).values(loss=2.0))
+    notices = [
+        partial(alert_evaluation.look, database, alert_evaluation.Seen(), "") for _ in range(2)
+    ]
+    deliverers = [Deliverer(inside, database, threading.Event()).look for _ in range(2)]
+    for works in (notices, deliverers):
+        threads = [threading.Thread(target=work) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    [(_headers, body)] = hook.got
+    assert json.loads(body)["text"] == "Run 1, digits-fp16, has the loss at 2, above 1."
+    with database.reading() as session:
+        [row] = session.scalars(select(Delivery))
+        assert (row.is_delivered, row.attempts, row.answer) == (True, 1, "200 ok")
+        assert row.body == body.decode()
+
+
+def test_attempts_are_bounded_with_growing_pauses(
+    database: Database, ada: User, inside: Settings, hook: Receiver
+) -> None:
+    """Each failure puts it off for longer; the last one gives it up, and a test says why."""
+    hook.answer = (500, {}, b"broken")
+    with database.writing() as session:
+        what = {"kind": "slack", "name": "n", "address": hook.url}
+        channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
+        deliveries.test(session, ada, channel.id, "http://here")
+    server, pauses = Deliverer(inside, database, threading.Event()), []
+    for _ in range(len(PAUSES) + 2):
+        server.look()
+        with database.writing() as session:
+            [row] = session.scalars(select(Delivery))
+            if row.ended_at is None:
+                assert row.tried_at is not None
+                pauses.append(round(row.due_at - row.tried_at, -1))
+                row.due_at = 0.0
+    assert pauses == list(PAUSES)
+    assert (row.attempts, row.answer, row.is_delivered) == (len(PAUSES) + 1, "500 broken", False)
+    assert len(hook.got) == len(PAUSES) + 1
+
+
+def test_what_a_server_took_and_never_answered_is_tried_again(
+    database: Database, ada: User, inside: Settings, hook: Receiver
+) -> None:
+    """After a while; and what the one before says then comes too late."""
+    with database.writing() as session:
+        what = {"kind": "slack", "name": "n", "address": hook.url}
+        channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
+        deliveries.test(session, ada, channel.id, "http://here")
+    with database.writing() as session:
+        [(row, _channel, _is_visible)] = deliveries.take(session)
+        assert deliveries.take(session) == []
+    server = Deliverer(inside, database, threading.Event())
+    server.look()
+    assert hook.got == []
+    with database.writing() as session:
+        session.execute(update(Delivery).values(due_at=0.0))
+    server.look()
+    with database.writing() as session:
+        deliveries.note(session, row.id, 1, Outcome(False, "late"))
+        session.execute(update(Channel).values(is_on=False))
+    with database.reading() as session:
+        [row] = session.scalars(select(Delivery))
+        assert (row.is_delivered, row.attempts) == (True, 2)
+    with database.writing() as session:
+        for _ in range(deliveries.MOST_TESTS):
+            deliveries.test(session, ada, channel.id, "http://here")
+        with pytest.raises(Conflict, match="5 tests are under way"):
+            deliveries.test(session, ada, channel.id, "http://here")
+        channels.delete(session, ada, channel.id)
+        assert session.scalars(select(Delivery)).all() == []
+
+
+def test_one_that_fails_keeps_no_other(
+    database: Database,
+    ada: User,
+    inside: Settings,
+    hook: Receiver,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One whose channel cannot be decrypted says so, and the one beside it arrives."""
+    with database.writing() as session:
+        for name in "ab":
+            what = {"kind": "slack", "name": name, "address": hook.url}
+            channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
+            deliveries.test(session, ada, channel.id, "http://here")
+        channel.ciphertext = "x"
+    Deliverer(inside, database, threading.Event()).look()
+    with database.reading() as session:
+        rows = session.scalars(select(Delivery).order_by(Delivery.id)).all()
+    assert [row.is_delivered for row in rows] == [True, False]
+    assert "cannot decrypt" in rows[1].answer
+    assert "secret-path" not in caplog.text
+
+
+def test_a_certificate_must_have_the_name(
+    inside: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """TLS is checked against the name in the URL, not the address that is connected to."""
+    certificate = made_certificate(tmp_path, "hook.example")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    known = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda _host, *rest, **more: known("127.0.0.1", *rest, **more)
+    )
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    monkeypatch.setattr(alert_senders, "_trusted", lambda: trusting)
+    with http_receiver(context) as hook:
+        assert sent(inside, "slack", f"https://hook.example:{hook.port}/").is_delivered
+        outcome = sent(inside, "slack", f"https://other.example:{hook.port}/")
+        assert "certificate" in outcome.answer.lower()
+        assert len(hook.got) == 1
+
+
+def made_certificate(folder: Path, name: str) -> Path:
+    """Make a certificate of that name, signed by itself, with its key."""
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    who = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    made = x509.CertificateBuilder(who, who, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(datetime.now(UTC) - timedelta(days=1))
+    made = made.not_valid_after(datetime.now(UTC) + timedelta(days=1))
+    names = x509.SubjectAlternativeName([x509.DNSName(name)])
+    signed = made.add_extension(names, critical=False).sign(key, hashes.SHA256())
+    path = folder / "certificate.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
+    return path

@@ -1,0 +1,175 @@
+"""The page of alerts, and the API that does the same."""
+
+import re
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from starlette.testclient import TestClient
+
+from db.alerts import alert_evaluation
+from db.alerts.alert_evaluation import Seen, look
+from db.database import Database
+from db.settings import Settings
+from db.tables import AlertRule, Channel, Delivery, Run, Status
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+URL = "https://hooks.example/services/T/B/hush"
+
+
+@pytest.fixture
+def folder(settings: Settings) -> None:
+    """The data folder, where the key of channels is made."""
+    settings.data.mkdir(exist_ok=True)
+
+
+def posted(browser: TestClient, address: str, **fields: Any) -> int:
+    return browser.post(address, data=fields).status_code
+
+
+def told(database: Database, run: Run) -> int:
+    """Let a run end, and the server look."""
+    with database.writing() as session:
+        row = session.get_one(Run, run.id)
+        row.status, row.revision = Status.PAUSED, row.revision + 1
+    return look(database, Seen(), "http://here")
+
+
+def test_rules_and_channels_are_made_switched_and_deleted(
+    browser: TestClient, database: Database, running: Run
+) -> None:
+    """All that the page does; the secret of a webhook is shown once, its URL never."""
+    made = browser.post("/alerts/channels", data={"kind": "webhook", "address": URL, "name": "ops"})
+    [secret] = re.findall(r'class="secret">(hs_[\w-]{43})<', made.text)
+    again = browser.post(
+        "/alerts/channels", data={"kind": "webhook", "address": URL, "name": "ops"}
+    )
+    assert "is a channel of yours already" in again.text
+    assert browser.get("/alerts/channels").headers["location"] == "/alerts#channels"
+    rule = {"scope": "run", "run_id": "1", "condition": "scale_below", "value": "1", "channel": "1"}
+    assert posted(browser, "/alerts/rules", **rule) == 303
+    page = browser.get("/alerts").text
+    assert "run 1 has a loss scale below 1" in page
+    assert "hooks.example" in page
+    assert secret not in page
+    assert "hush" not in page + made.text
+    with database.reading() as session:
+        assert session.scalars(select(AlertRule.channel_ids)).one() == [1]
+    for kind in ("rules", "channels"):
+        assert posted(browser, f"/alerts/{kind}/1/switch") == 303
+        assert "(off)" in browser.get("/alerts").text
+        assert posted(browser, f"/alerts/{kind}/1/switch", on="1") == 303
+        assert "(off)" not in browser.get("/alerts").text
+    assert posted(browser, "/alerts/channels/1/tests") == 303
+    assert "on its way" in browser.get("/alerts").text
+    for kind in ("rules", "channels"):
+        assert posted(browser, f"/alerts/{kind}/1/deletion") == 303
+        assert posted(browser, f"/alerts/{kind}/1/deletion") == 404
+    with database.reading() as session:
+        for table in (AlertRule, Channel, Delivery):
+            assert session.scalars(select(table)).all() == []
+
+
+def test_what_is_wrong_stands_beside_its_field(browser: TestClient) -> None:
+    """What was typed is kept; of a URL, which may be a secret, nothing is."""
+    wrong: list[tuple[str, dict[str, Any], str]] = [
+        ("rules", {"scope": "run", "run_id": "x", "condition": "ended"}, "'x' is not allowed"),
+        ("rules", {"scope": "all", "condition": "loss_above", "value": "y"}, "'y' is not allowed"),
+        ("rules", {"scope": "all", "condition": "loss_above"}, "allowed: a number"),
+        ("channels", {"kind": "slack", "address": "ftp://h/hush"}, "Its scheme is"),
+        ("channels", {"kind": "slack", "address": URL, "name": "n" * 101}, "It has 101"),
+    ]
+    for kind, fields, message in wrong:
+        answer = browser.post(f"/alerts/{kind}", data=fields)
+        assert answer.status_code == 422
+        assert message in answer.text.replace("&#39;", "'")
+        assert "hush" not in answer.text
+    assert browser.get("/alerts?run=%22%3E%3Cscript%3E").text.count("<script>") == 0
+
+
+def test_notices_are_read(browser: TestClient, database: Database, running: Run) -> None:
+    """A bell counts what is new; a page marks it as read; a run's button makes its rule."""
+    assert browser.post("/api/v1/runs/1/alerts", json={"condition": "paused"}).status_code == 201
+    assert posted(browser, "/runs/1/alerts", condition="paused") == 303
+    assert told(database, running) == 1
+    news = browser.get("/api/v1/alerts/notices/news").json()
+    assert news["unread"] == 1
+    assert news["newest"][0]["text"] == "Run 1, digits-fp16, is paused."
+    assert browser.get("/api/v1/alerts/notices/news?than=1").json()["newest"] == []
+    assert "Mark 1 as read" in browser.get("/alerts").text
+    assert posted(browser, "/alerts/notices/reading", up_to="1") == 303
+    assert browser.get("/api/v1/alerts/notices/news").json()["unread"] == 0
+    [notice] = browser.get("/api/v1/alerts/notices").json()["notices"]
+    assert notice["read_at"] is not None
+
+
+def test_the_api_does_what_the_page_does(
+    script: TestClient, database: Database, running: Run
+) -> None:
+    """Rules, channels, tests and deliveries; of a channel only what may be seen."""
+    what = {"kind": "webhook", "address": URL}
+    made = script.post("/api/v1/alerts/channels", json=what).json()
+    assert made["secret"].startswith("hs_")
+    [channel] = script.get("/api/v1/alerts/channels").json()
+    assert channel == {key: made[key] for key in channel}
+    assert "secret" not in channel
+    rule = script.post("/api/v1/alerts/rules", json={"condition": "paused"}).json()
+    assert (rule["text"], rule["channel_ids"]) == ("a run of mine is paused", [channel["id"]])
+    assert script.get("/api/v1/alerts/rules").json() == [rule]
+    script.patch(f"/api/v1/alerts/channels/{channel['id']}", json={"is_on": False})
+    assert script.post(f"/api/v1/alerts/channels/{channel['id']}/tests").status_code == 201
+    script.patch(f"/api/v1/alerts/channels/{channel['id']}", json={"is_on": True})
+    assert told(database, running) == 1
+    found = script.get("/api/v1/alerts/deliveries").json()
+    assert [each["notice_id"] for each in found["deliveries"]] == [1, None]
+    assert URL not in str(found)
+    answer = script.post("/api/v1/alerts/rules", json={"condition": "nice"})
+    assert (answer.status_code, list(answer.json()["errors"])) == (422, ["condition"])
+    off = script.patch(f"/api/v1/alerts/rules/{rule['id']}", json={"is_on": False})
+    assert off.json()["is_on"] is False
+    assert script.delete(f"/api/v1/alerts/rules/{rule['id']}").status_code == 204
+    assert script.delete(f"/api/v1/alerts/channels/{channel['id']}").status_code == 204
+    assert script.get("/api/v1/alerts/notices").json()["total"] == 1
+
+
+def test_nobody_gets_in_without_a_session_or_a_forms_token(
+    stranger: TestClient, browser: TestClient
+) -> None:
+    """Like every page and every form."""
+    assert stranger.get("/alerts").status_code == 303
+    assert stranger.get("/api/v1/alerts/deliveries").status_code == 401
+    del browser.headers["x-csrf-token"]
+    for address in ("rules", "channels", "rules/1/switch", "channels/1/tests", "notices/reading"):
+        assert posted(browser, f"/alerts/{address}", up_to="1") == 403
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_look_at_ten_thousand_runs_costs_a_few_queries(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Only those that have not ended, and of them those that changed, cost anything."""
+    from tests.app.test_looks import counted, noted
+
+    browser.post("/api/v1/alerts/rules", json={"condition": "collapsing", "scope": "all"})
+    row = {"recipe": "digits", "config": {"precision": "fp16"}, "precision": "fp16"}
+    row |= {"owner_id": running.owner_id, "steps_total": 9}
+    seen = Seen()
+    look(database, seen, "")
+    with counted(database) as few:
+        look(database, seen, "")
+    with database.writing() as session:
+        ended = {"status": Status.FINISHED, "ended_at": 1.0}
+        session.add_all([Run(name=f"r{n}", **row, **ended) for n in range(10_000)])
+    with counted(database) as many:
+        look(database, seen, "")
+    assert many[0] <= few[0] + 2
+    with database.writing() as session:
+        session.add_all(Run(name=f"r{n}", **row, status=Status.RUNNING) for n in range(400))
+    with noted(database) as statements:
+        look(database, seen, "")
+    assert len(statements) < 12
+    with noted(database) as statements:
+        look(database, seen, "")
+    assert len(statements) <= 5
+    assert alert_evaluation.MOST_RUNS > 400

@@ -1,0 +1,346 @@
+"""Every route for every kind of identity, on an installation with rows in every table.
+
+No route is known by name: paths, parameters and fields are read from the server's own routes.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import pytest
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import iter_route_contexts
+from fastapi.sse import EventSourceResponse
+from pydantic import BaseModel
+from sqlalchemy import select, update
+from starlette.testclient import TestClient
+
+from app.auth.authentication import cookie_name
+from db.access import accounts, shared_links
+from db.database import Database
+from db.settings import Settings
+from db.tables import ApiToken, SharedLink, SignInSession, User
+from tests.app.auth.test_authentication import PUBLIC
+from tests.app.installation import (
+    FILE_MARK,
+    HIDDEN,
+    MARK,
+    NEAR,
+    OPEN,
+    Installation,
+    Side,
+    empty_tables,
+    install,
+    tables,
+)
+
+#: On PostgreSQL in `make test-journeys`: the conditions themselves are tested on both.
+pytestmark = [] if os.environ.get("HALFSTEP_FAULTS") == "full" else pytest.mark.only_on("sqlite")
+SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass(frozen=True)
+class Route:
+    """One method of one path. fields: of its JSON body."""
+
+    method: str
+    path: str
+    parameters: frozenset[str]
+    fields: dict[str, Any]
+    is_stream: bool
+
+    @property
+    def is_api(self) -> bool:
+        return self.path.startswith("/api/")
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def routes_of(app: FastAPI) -> Iterator[Route]:
+    """Yield what the server serves to those who have signed in."""
+    for context in iter_route_contexts(app.routes):
+        route = context.original_route
+        if not context.path or context.path in PUBLIC or not hasattr(route, "dependant"):
+            continue
+        flat = list(_dependants(route.dependant))
+        fields: dict[str, Any] = {}
+        for parameter in (each for dependant in flat for each in dependant.body_params):
+            annotation = parameter.field_info.annotation
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                fields |= {key: each.annotation for key, each in annotation.model_fields.items()}
+        names = frozenset(each.alias for dependant in flat for each in dependant.query_params)
+        is_stream = route.response_class is EventSourceResponse
+        for method in sorted(route.methods):
+            yield Route(method, context.path, names, fields, is_stream)
+
+
+def _dependants(dependant: Dependant) -> Iterator[Dependant]:
+    yield dependant
+    for each in dependant.dependencies:
+        yield from _dependants(each)
+
+
+def values(side: Side, user: str, variant: int) -> dict[str, Any]:
+    """Return what an attacker sends, by name of the field: ids and names of a project."""
+    run, other = side.runs[0], side.runs[-1]
+    return {
+        **side.ids,
+        **dict.fromkeys(("run", "from", "before", "parent_id", "compared_with", "after_id"), run),
+        **{"before_id": other, "run_id": run, "runs": side.runs, "group_id": run},
+        **{"project": side.project, "name": side.project, "user": user, "role": "maintainer"},
+        "scope": ("run", f"in:{side.project}", "all")[variant],
+        "action": ("cancel", "delete", "tag")[variant],
+        **{"filter": f"{NEAR}>1", "tag": "stolen", "label": "stolen", "note": "stolen"},
+        **dict.fromkeys(("sort", "values", "by", "group", "columns", "metric", "names"), NEAR),
+        **{"recipe": "digits", "config": {}, "space": {"training.batch_size": [8]}},
+        **{"goal": "minimise", "condition": "ended", "kind": ("webhook", "full", "read")[variant]},
+        **{"address": "https://8.8.8.8/x", "new_name": "stolen", "viewers_download": True},
+        **{"is_on": False, "priority": 1, "scale": 1024.0, "step": 1, "days": 7, "stop": False},
+        **{"checkpoint_days": 1.0, "log_days": 1.0, "up_to": 2**31 - 1, "parent_step": 5},
+        **{"value": "stolen", "change": "operator", "on": "", "confirmed": "1", "secret": "s"},
+    }
+
+
+def request_of(route: Route, side: Side, user: str, variant: int) -> tuple[str, dict[str, Any]]:
+    """Return the address and the options of a request. variant 0: without any parameter."""
+    known = values(side, user, variant)
+    ids = {"worker_id": 1, "user_id": side.owner.id} | known
+    address = re.sub(r"\{(\w+)[^}]*\}", lambda m: str(ids.get(m[1], 1)), route.path)
+    options: dict[str, Any] = {}
+    if variant or route.method not in SAFE:
+        chosen = {name: known[name] for name in route.parameters if name in known}
+        options["params"] = {name: _typed(value) for name, value in chosen.items()}
+    if route.method not in SAFE:
+        if route.is_api:
+            fields = {name: kind for name, kind in route.fields.items() if name in known}
+            options["json"] = {name: _json(kind, known[name]) for name, kind in fields.items()}
+        else:
+            options["data"] = {name: _typed(value) for name, value in known.items()}
+    return address, options
+
+
+def _typed(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _json(kind: Any, value: Any) -> Any:
+    """Return a value as a field of this type takes it."""
+    is_list = "list" in str(kind)
+    if isinstance(value, list) != is_list and (is_list or "str" in map(_called, get_args(kind))):
+        return [value] if is_list else _typed(value)
+    return value
+
+
+def _called(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
+
+
+@pytest.fixture
+def installed(settings: Settings, database: Database, ada: User, offered: None) -> Installation:
+    """Two projects in use, without a member in common."""
+    installation = install(settings, database, ada)
+    with database.reading() as session:
+        assert empty_tables(session) == []
+    return installation
+
+
+def rows_of(database: Database, side: Side, *, but: int) -> dict[str, list[tuple[Any, ...]]]:
+    """Return all rows of a project, its runs and its owner; but: whose own are left out.
+
+    Neither the audit log, which records refusals, nor when a token was used.
+    """
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    with database.reading() as session:
+        for table in tables():
+            columns = [each for each in table.columns if each.name != "used_at"]
+            rows = session.execute(select(*columns)).mappings().all()
+            mine = [row for row in rows if table.name != "deeds" and _is_of(table.name, row, side)]
+            kept = [row for row in mine if row.get("user_id", row.get("owner_id")) != but]
+            found[table.name] = sorted((tuple(row.values()) for row in kept), key=repr)
+    return found
+
+
+def _is_of(table: str, row: Any, side: Side) -> bool:
+    return (
+        row.get("run_id") in side.runs
+        or row.get("project") == side.project
+        or row.get("user_id", row.get("owner_id")) == side.owner.id
+        or (table == "runs" and row["id"] in side.runs)
+        or (table == "users" and row["id"] == side.owner.id)
+        or (table == "projects" and row["name"] == side.project)
+        or (table == "notes" and side.mark in row["text"])
+    )
+
+
+@dataclass
+class Caller:
+    """Who asks. user: whose rows may change; sees: whether the hidden project's texts."""
+
+    client: TestClient
+    user: User | None = None
+    sees: bool = False
+    is_refused: bool = False
+
+
+Identity = Callable[[FastAPI, Database, Installation], Caller]
+
+
+def _client(app: FastAPI, **headers: str) -> TestClient:
+    options: dict[str, Any] = {"base_url": "http://localhost", "follow_redirects": False}
+    return TestClient(app, headers=headers, raise_server_exceptions=False, **options)
+
+
+def _by_token(name: str, *, sees: bool = False, **of: Any) -> Identity:
+    def caller(app: FastAPI, database: Database, installed: Installation) -> Caller:
+        user = installed.users[name]
+        with database.writing() as session:
+            token, _row = accounts.make_api_token(session, user, "attack", **of)
+        return Caller(_client(app, Authorization=f"Bearer {token}"), user, sees)
+
+    return caller
+
+
+def _by_session(name: str, *, sees: bool = False) -> Identity:
+    def caller(app: FastAPI, database: Database, installed: Installation) -> Caller:
+        user = installed.users[name]
+        with database.writing() as session:
+            secret, row = accounts.start_session(session, user)
+            csrf = row.csrf_token
+        client = _client(app, **{"x-csrf-token": csrf, "origin": "http://localhost"})
+        client.cookies.set(cookie_name(app.state.settings), secret, domain="localhost.local")
+        return Caller(client, user, sees)
+
+    return caller
+
+
+def _ended(identity: Identity, *statements: Any) -> Identity:
+    """Return an identity whose secret has expired or was revoked."""
+
+    def caller(app: FastAPI, database: Database, installed: Installation) -> Caller:
+        found = identity(app, database, installed)
+        with database.writing() as session:
+            for statement in statements:
+                session.execute(statement)
+        return Caller(found.client, is_refused=True)
+
+    return caller
+
+
+def _by_link(app: FastAPI, database: Database, installed: Installation) -> Caller:
+    with database.writing() as session:
+        secret, row = shared_links.make(
+            session, installed.open.owner, installed.open.runs[:1], days=1
+        )
+        link_id = row.id
+    client = _client(app, origin="http://localhost")
+    answer = client.post("/shared", data={"secret": secret})
+    assert answer.status_code == 303
+    assert "agora run" in client.get(f"/shared/{link_id}").text
+    name = f"{cookie_name(app.state.settings)}-link"
+    client.cookies.set(name, secret, domain="localhost.local", path="/")
+    return Caller(client, is_refused=True)
+
+
+EXPIRED = update(ApiToken).where(ApiToken.name == "attack").values(expires_at=1.0)
+IDENTITIES: dict[str, Identity] = {
+    "anonymous": lambda app, _database, _installed: Caller(_client(app), is_refused=True),
+    "unknown token": lambda app, _database, _installed: Caller(
+        _client(app, Authorization="Bearer hs_unknown"), is_refused=True
+    ),
+    "expired token": _ended(_by_token("owner"), EXPIRED),
+    "revoked token": _ended(_by_token("owner"), ApiToken.__table__.delete()),
+    "expired session": _ended(_by_session("owner"), update(SignInSession).values(expires_at=1.0)),
+    "ended session": _ended(_by_session("owner"), SignInSession.__table__.delete()),
+    "deactivated": _ended(_by_token("owner"), update(User).values(deactivated_at=1.0)),
+    "read-only link": _by_link,
+    "ended link": _ended(_by_link, update(SharedLink).values(expires_at=1.0)),
+    "outsider": _by_token("outsider"),
+    "outsider's browser": _by_session("outsider"),
+    "left the project": _by_token("left"),
+    "limited token": _by_token("both", project=OPEN),
+    "limited token to read": _by_token("both", kind="read", project=OPEN),
+    "limited token to steer": _by_token("both", kind="steer", project=OPEN),
+    "limited token of the operator": _by_token("operator", project=OPEN),
+    "token to send": _by_token("both", kind="write"),
+    "viewer": _by_token("viewer", sees=True),
+    "viewer's browser": _by_session("viewer", sees=True),
+    "token to read": _by_token("owner", kind="read", sees=True),
+}
+#: Those whose requests change nothing at all, not even what is their own.
+CHANGE_NOTHING = ("limited token", "token to read")
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_no_route_opens_what_an_identity_may_not_see(
+    app: FastAPI,
+    database: Database,
+    installed: Installation,
+    name: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """No 5xx; no text or file of a project that one does not see; nothing of it changed."""
+    caller = IDENTITIES[name](app, database, installed)
+    user = "" if caller.user is None else caller.user.name
+    changes_nothing = name.startswith(CHANGE_NOTHING)
+    but = 0 if changes_nothing or caller.user is None else caller.user.id
+    before = rows_of(database, installed.hidden, but=but)
+    mine = [] if caller.user is None else _account_of(database, caller.user)
+    requests, wrong = 0, []
+    # Those that change nothing come first: later ones may store what they send as the caller's own.
+    for route in sorted(routes_of(app), key=lambda each: each.method not in SAFE):
+        if route.is_stream and not caller.is_refused and ("_id" not in route.path or caller.sees):
+            continue  # it would not end
+        for variant in range(3):
+            address, options = request_of(route, installed.hidden, user, variant)
+            answer = caller.client.request(route.method, address, **options)
+            requests += 1
+            said = f"{route} {options}: {answer.status_code} {answer.text[:300]}"
+            sent = address + str(options)
+            wrong += [f"{why}: {said}" for why in _faults(caller, route, answer, sent)]
+    if wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
+    assert rows_of(database, installed.hidden, but=but) == before
+    if changes_nothing and caller.user is not None:
+        assert _account_of(database, caller.user) == mine
+    record_property("requests", requests)
+    assert requests > 300
+
+
+def _faults(caller: Caller, route: Route, answer: Any, sent: str) -> Iterator[str]:
+    if answer.status_code >= 500:
+        yield "a server's error"
+    if MARK in answer.text and not caller.sees:
+        yield "shows a hidden text"
+    if FILE_MARK in answer.text and not (caller.user and caller.user.name.startswith(MARK)):
+        yield "shows a hidden file"
+    is_named = HIDDEN in answer.text and HIDDEN not in sent
+    if is_named and route.method in SAFE and not caller.sees:
+        yield "shows a hidden project's name"
+    if caller.is_refused:
+        is_led = answer.status_code == 303 and "/sign-in" in answer.headers.get("location", "")
+        if not is_led and answer.status_code not in (401, 404, 405):
+            yield "lets in one who may not"
+    elif (
+        not caller.sees
+        and route.method not in SAFE
+        and "run_id" in route.path
+        and answer.status_code not in (401, 403, 404, 422)
+    ):
+        yield "is done to a hidden run"
+
+
+def _account_of(database: Database, user: User) -> list[tuple[Any, ...]]:
+    """Return the rows that are a user's own, as far as they outlive a request."""
+    names = ("channels", "alert_rules", "api_tokens", "shared_links", "saved_views", "presets")
+    with database.reading() as session:
+        return [
+            (table.name, *(value for key, value in row.items() if key != "used_at"))
+            for table in tables()
+            if table.name in (*names, "memberships", "users", "sessions")
+            for row in session.execute(select(table).order_by(*table.primary_key)).mappings()
+            if row.get("user_id", row.get("id")) == user.id
+        ]

@@ -1,0 +1,183 @@
+"""Password and tokens."""
+
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from httpx2 import Response
+from sqlalchemy import literal, update
+from starlette.testclient import TestClient
+
+from db.access import accounts, projects
+from db.database import Database
+from db.tables import Run, SignInSession, User
+from tests.app.conftest import csrf_token
+from tests.app.uploading import Uploader, write_token
+
+
+def test_password_is_set_and_other_browsers_are_signed_out(
+    browser: TestClient, stranger: TestClient
+) -> None:
+    """The browser that set it stays signed in; the password opens the door from then on."""
+    before = dict(browser.cookies)
+    assert "Password changed" not in browser.get("/account").text
+    changed = browser.post("/account/password", data={"password": "a long secret"})
+    assert changed.status_code == 303
+    assert "Password changed." in browser.get(changed.headers["location"]).text
+    stranger.cookies.update(before)
+    assert stranger.get("/account").status_code == 303
+    form = {"name": "ada", "password": "a long secret"}
+    assert stranger.post("/sign-in", data=form).headers["location"] == "/"
+
+
+def test_a_new_password_ends_whatever_let_its_user_in_before(
+    browser: TestClient, stranger: TestClient, script: TestClient, database: Database, ada: User
+) -> None:
+    """Tokens, links and sessions, wherever they may have got to; other users keep theirs."""
+    with database.writing() as session:
+        link = accounts.make_link_token(session, ada)
+        bob = accounts.user_named(session, "bob")
+        of_bob, _row = accounts.make_api_token(session, bob, "bob's")
+    assert browser.post("/account/password", data={"password": "a long secret"}).status_code == 303
+    assert script.get("/api/v1/runs").status_code == 401
+    assert stranger.post("/", data={"token": link}).headers["location"].startswith("/sign-in")
+    bearer = {"Authorization": f"Bearer {of_bob}"}
+    assert stranger.get("/api/v1/runs", headers=bearer).status_code == 200
+
+
+def set_password(browser: TestClient, **form: str) -> Response:
+    browser.headers["x-csrf-token"] = csrf_token(browser)
+    return browser.post("/account/password", data={"password": "another secret", **form})
+
+
+def test_the_current_password_is_asked_for(browser: TestClient, stranger: TestClient) -> None:
+    """A browser that was left open is not enough; neither is a session by a password."""
+    assert "Current password" not in browser.get("/account").text  # a link has just let it in
+    assert set_password(browser, password="a long secret").status_code == 303
+    stranger.post("/sign-in", data={"name": "ada", "password": "a long secret"})
+    for each in (browser, stranger):
+        assert "Current password" in each.get("/account").text
+        for wrong in ({}, {"current": "a long guess"}):
+            answer = set_password(each, **wrong)
+            assert answer.status_code == 422
+            assert "It is not the one that was typed" in answer.text
+    assert set_password(browser, current="a long secret").status_code == 303
+    form = {"name": "ada", "password": "another secret"}
+    assert stranger.post("/sign-in", data=form).headers["location"] == "/"
+
+
+def test_guesses_of_the_current_password_have_to_wait(
+    monkeypatch: pytest.MonkeyPatch, browser: TestClient
+) -> None:
+    """As at the sign-in, whoever was wrong a few times is told when to try again."""
+    monkeypatch.setattr(
+        "db.access.login_attempts.now", lambda: literal(0.0)
+    )  # however long they take here
+    set_password(browser)
+    answers = [set_password(browser, current="a guess") for _ in range(6)]
+    assert [answer.status_code for answer in answers] == [422] * 5 + [429]
+    assert "Try again in" in answers[-1].text
+
+
+def test_a_link_is_fresh_for_ten_minutes(browser: TestClient, database: Database) -> None:
+    """Later the password is asked for; who has none yet is told to use a new link."""
+    with database.writing() as session:
+        aged = update(SignInSession).values(created_at=SignInSession.created_at - 601)
+        session.execute(aged)
+    answer = set_password(browser)
+    assert answer.status_code == 422
+    assert "sign in with a new one (halfstep link ada)" in answer.text
+
+
+def test_a_token_does_not_open_the_account(app: FastAPI, script: TestClient, ada: User) -> None:
+    """It sets no password and receives no session, by no route of the account."""
+    found = [
+        (method, route.path)
+        for route in iter_route_contexts(app.routes)
+        if (route.path or "").startswith("/account")
+        for method in getattr(route.original_route, "methods", ())
+    ]
+    assert len(found) >= 4
+    for method, path in found:
+        address = str(path).replace("{token_id}", "1")
+        answer = script.request(method, address, data={"password": "a long secret"})
+        assert answer.status_code == 403
+        assert "An API token does not open the account" in answer.text
+        assert not answer.cookies
+    assert script.get("/api/v1/runs").status_code == 200
+
+
+def test_short_password_is_refused(browser: TestClient) -> None:
+    """The page says how long it has to be."""
+    answer = browser.post("/account/password", data={"password": "short"})
+    assert answer.status_code == 422
+    assert "has 5 characters; 8 to 200 are allowed" in answer.text
+
+
+def test_token_is_shown_once(browser: TestClient) -> None:
+    """It stands on the page that made it and on no other; revoking takes it off the list."""
+    page = browser.post("/account/tokens", data={"name": "ci"}).text
+    token = page.partition('class="secret">')[2].partition("<")[0]
+    assert token.startswith("hs_")
+    later = browser.get("/account").text
+    assert token not in later
+    assert "<td>ci</td>" in later
+    browser.post("/account/tokens/1/revocation")
+    assert "<td>ci</td>" not in browser.get("/account").text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/api/v1/tokens"), ("DELETE", "/api/v1/tokens/99")]
+)
+def test_account_shows_when_a_token_was_last_used(
+    browser: TestClient, script: TestClient, method: str, path: str
+) -> None:
+    """A token that nobody used says so; reading and writing both count as a use."""
+    assert "<td>never</td>" in browser.get("/account").text
+    script.request(method, path)
+    assert "<td>never</td>" not in browser.get("/account").text
+
+
+def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> None:
+    """The page offers the kind, says of each token what it may, and refuses other kinds."""
+    made = browser.post("/account/tokens", data={"name": "gpu-7", "kind": "write"})
+    assert "<td>gpu-7</td><td>send watched runs</td>" in made.text
+    wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})
+    assert wrong.status_code == 422
+    assert (
+        "&#39;root&#39; is not allowed; allowed: full, read, submit, steer, write, run"
+        in wrong.text
+    )
+
+
+def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
+    browser: TestClient,
+    stranger: TestClient,
+    database: Database,
+    ada: User,
+    running: Run,
+    tmp_path: Path,
+) -> None:
+    """Neither none, nor a run of a worker's, nor somebody else's, and no other kind names one."""
+    uploader = Uploader(stranger, write_token(database, ada), tmp_path)
+    mine = uploader.begin().json()["run"]
+    with database.writing() as session:
+        bob = accounts.user_named(session, "bob")
+        projects.set_role(session, bob, "digits", "member")
+    uploader.headers = {"Authorization": f"Bearer {write_token(database, bob)}"}
+    theirs = uploader.begin().json()["run"]
+    for kind, run_id in (("run", ""), ("run", running.id), ("run", theirs), ("write", mine)):
+        form = {"name": "x", "kind": kind, "run_id": str(run_id)}
+        refused = browser.post("/account/tokens", data=form)
+        assert (refused.status_code, "is not allowed; allowed: of kind" in refused.text) == (
+            422,
+            True,
+        )
+    for run_id in ("x", "0", str(2**63), "9" * 400):
+        form = {"name": "x", "kind": "run", "run_id": run_id}
+        assert browser.post("/account/tokens", data=form).status_code == 422
+    made = browser.post("/account/tokens", data={"name": "its", "kind": "run", "run_id": str(mine)})
+    assert f'send one watched run: <a href="/runs/{mine}">' in made.text
+    wanted = {"name": "its", "kind": "run", "run_id": mine}
+    assert browser.post("/api/v1/tokens", json=wanted).json()["run_id"] == mine

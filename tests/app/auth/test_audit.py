@@ -1,0 +1,150 @@
+"""Who did what: what is written down of each deed, and that nothing else is."""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from fastapi import FastAPI
+from sqlalchemy import select
+from starlette.testclient import TestClient
+
+from app.auth.audit import DETAIL_CHARACTERS, audited_fields
+from db.access import accounts, projects
+from db.database import Database
+from db.tables import Deed, User
+from tests.app.auth.test_permissions import routes_of
+from tests.app.auth.test_users_pages import browser_of
+from tests.app.conftest import submit
+from tests.app.uploading import write_token
+
+#: What no deed may tell, whatever it is called.
+SECRETS = {"password", "current", "token", "secret", "value", "note", "address", "config", "line"}
+#: What safetensors begins with, of a file without tensors.
+EMPTY = (2).to_bytes(8, "little") + b"{}"
+
+
+def told(database: Database) -> list[tuple[str | None, str, str, int | None]]:
+    """Who, what, more of it, and to which run, oldest first."""
+    query = select(User.name, Deed.deed, Deed.detail, Deed.run_id)
+    query = query.select_from(Deed).outerjoin(User, User.id == Deed.user_id).order_by(Deed.id)
+    with database.reading() as session:
+        return [(row[0], row[1], row[2], row[3]) for row in session.execute(query)]
+
+
+def test_no_route_audits_a_secret_field(app: FastAPI) -> None:
+    """The fields that routes name for the audit log hold no secrets."""
+    fields = {field for *_, route in routes_of(app) for field in audited_fields(route)}
+    assert {"role", "scale", "before_id"} <= fields
+    assert not SECRETS & fields
+
+
+def test_a_deed_says_what_was_done_and_to_which_runs(
+    database: Database, ada: User, browser: TestClient, script: TestClient, offered: None
+) -> None:
+    """Whom a role was given to; each run of a request for many; files and watched runs that are
+    sent, once each. A form that was refused is no deed. A run's history names who did it, too.
+    """
+    with database.writing() as session:
+        accounts.make_user(session, "carol")
+    given = {"user": "carol", "role": "viewer", "project": ""}
+    assert browser.put("/api/v1/projects/roles", json=given).status_code == 204
+    assert browser.post("/projects/roles", data=given | {"role": "king"}).status_code == 422
+    first, second = submit(database, ada).id, submit(database, ada).id
+    for path, body in (
+        (f"/runs/{first}/pause", None),
+        (f"/runs/{first}/priority", {"priority": 3}),
+        (f"/runs/{first}", {"name": "mine", "note": "hush-hush"}),
+        ("/runs/bulk", {"action": "cancel", "runs": [first, second, 99]}),
+        ("/runs", {"recipe": "digits", "name": "n" * 100, "tags": "hush-hush"}),
+        ("/tokens", {"name": "ci", "kind": "read", "days": 3}),
+    ):
+        method = {"priority": "PUT", str(first): "PATCH"}.get(path.rpartition("/")[2], "POST")
+        answer = browser.request(method, f"/api/v1{path}", json=body)
+        assert answer.status_code in (200, 201), (path, answer.text)
+    assert browser.delete(f"/api/v1/tokens/{answer.json()['id']}").status_code == 204
+    assert script.put("/api/v1/uploads/net.safetensors", content=EMPTY).status_code == 201
+    watched: dict[str, Any] = {"id": "a" * 32, "attempt": 1, "name": "w"}
+    watched["started"] = "2026-01-01T00:00:00Z"
+    for _ in range(2):
+        headers = {"Authorization": f"Bearer {write_token(database, ada)}"}
+        answer = script.post("/api/v1/ingest", json=watched, headers=headers)
+        assert answer.status_code == 200
+    watched |= {"id": "b" * 32, "project": "mistyped"}
+    assert script.post("/api/v1/ingest", json=watched, headers=headers).status_code == 200
+    deeds = told(database)
+    assert [each[2:] for each in deeds[:3]] == [
+        ("user carol, role viewer", None),
+        ("", first),
+        ("priority 3", first),
+    ]
+    assert [(deed, *more) for _who, deed, *more in deeds[4:6]] == [
+        ("POST /api/v1/runs/bulk", "action cancel", first),
+        ("POST /api/v1/runs/bulk", "action cancel", second),
+    ]
+    assert deeds[6][2:] == (f"name {'n' * 100}, recipe digits", second + 1)
+    assert [each[2] for each in deeds[7:9]] == ["name ci, kind read, days 3", "name ci"]
+    assert deeds[9][2].endswith("/net.safetensors, 10 bytes")
+    began = "a watched run began"
+    assert deeds[10:] == [
+        ("ada", "POST /api/v1/ingest", began, second + 2),
+        ("ada", "POST /api/v1/ingest", f"{began}, and made its project mistyped", second + 3),
+    ]
+    assert "hush" not in str(deeds)
+    page = browser.get(f"/runs/{first}").text.partition('id="history"')[2]
+    for why in ("paused by ada", "priority 3, by ada", "renamed by ada", "cancelled by ada"):
+        assert why in page
+
+
+def test_coming_in_and_being_refused_is_written_down(
+    app: FastAPI, database: Database, ada: User, browser: TestClient, stranger: TestClient
+) -> None:
+    """How somebody came in; a refusal once a minute for each user from an address, and without a
+    name that is nobody's, which may be a password. They are found by person, run and day.
+    """
+    with database.writing() as session:
+        bob = accounts.user_named(session, "bob")
+        accounts.set_password(session, bob, "correct horse")
+        link = accounts.make_link_token(session, bob)
+    for name, password in (("bob", "wrong"), ("hunter2", "x"), ("BOB", "wrong"), ("hunter3", "x")):
+        tried = stranger.post("/sign-in", data={"name": name, "password": password})
+        assert tried.status_code == 401
+    stranger.post("/sign-in", data={"name": "bob", "password": "correct horse"})
+    stranger.post("/", data={"token": link})
+    stranger.post("/", data={"token": link})
+    assert browser_of(app, database, bob).post("/sign-out").status_code == 303
+    assert [each[:3] for each in told(database)] == [
+        ("bob", "POST /sign-in", "refused"),
+        (None, "POST /sign-in", "refused"),
+        ("bob", "POST /sign-in", "signed in by a password"),
+        ("bob", "POST /", "signed in by a link"),
+        (None, "POST /", "refused"),
+        ("bob", "POST /sign-out", ""),
+    ]
+    today = datetime.now(UTC).date()
+
+    def found(**asked: str | date) -> int:
+        given = {name: str(value) for name, value in asked.items()}
+        count = browser.get("/api/v1/deeds", params=given).json()["total"]
+        page = browser.get("/deeds", params=given | {"run": ""}).text
+        assert page.count("<td><code>") == count
+        return int(count)
+
+    assert found() == len(browser.get("/api/v1/deeds/export").text.splitlines()) == 6
+    assert found(user="Bob", since=today - timedelta(days=1)) == 4
+    assert found(since=today + timedelta(days=2)) == 0
+    for wrong in ({"user": "nobody"}, {"since": "soon"}, {"run": "x"}):
+        assert browser.get("/deeds", params=wrong).status_code == 422
+        assert browser.get("/api/v1/deeds", params=wrong).status_code == 422
+
+
+def test_a_detail_has_an_end(database: Database, ada: User, browser: TestClient) -> None:
+    """Whatever is sent, of whatever kind."""
+    with database.writing() as session:
+        projects.make(session, "p" * 200)
+    name = "\u202e" + "x" * 900
+    for sent in ({"user": name, "role": name, "project": "p" * 200}, {"user": {"a": 1}}, [1]):
+        browser.put("/api/v1/projects/roles", json=sent)
+    given = {"user": "ada", "role": "viewer", "project": "p" * 200}
+    assert browser.put("/api/v1/projects/roles", json=given).status_code == 204
+    ((_who, _deed, detail, _run),) = told(database)
+    assert detail == f"user ada, role viewer, project {'p' * 100}"
+    assert len(detail) <= DETAIL_CHARACTERS

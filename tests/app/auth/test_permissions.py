@@ -1,0 +1,313 @@
+"""Who may use what: every route, every role, one's own runs, others' and other projects'."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from fastapi.sse import EventSourceResponse
+from starlette.testclient import TestClient
+
+from app.auth.permissions import (
+    ACCOUNT,
+    ANYBODY,
+    COMMAND,
+    LINK,
+    NO_SUBMITTING,
+    OPERATE,
+    SUBMITTER,
+    access_of,
+)
+from app.http.active_requests import STREAM
+from app.sweeps.sweep_submission import SweepSubmission, begin
+from db.access import accounts, projects
+from db.access.permissions import MAINTAINER, MEMBER, VIEWER, Right
+from db.database import Database
+from db.tables import Checkpoint, Run, Sweep, User
+from tests.app.auth.test_authentication import PUBLIC
+from tests.app.conftest import submit
+
+#: What each role may, word for word as docs/teams.md has it: of one's own runs, and of others'.
+ALLOWED = {
+    VIEWER: ({"see", "download"}, {"see", "download"}),
+    MEMBER: ({"see", "download", "submit", "steer"}, {"see", "download", "submit"}),
+    MAINTAINER: (set(Right), set(Right)),
+}
+PROJECT, HIDDEN = "vision", "hush-hush"
+
+
+@pytest.fixture
+def people(database: Database, ada: User, offered: None) -> dict[str, User]:
+    """One of each role in a project, and one who has a role in another alone."""
+    with database.writing() as session:
+        projects.make(session, PROJECT)
+        projects.make(session, "speech")
+        found = {role: accounts.make_user(session, role) for role in ALLOWED}
+        for role, user in found.items():
+            projects.set_role(session, user, PROJECT, role)
+        found["outsider"] = accounts.make_user(session, "outsider")
+        projects.set_role(session, found["outsider"], "speech", MAINTAINER)
+    return found
+
+
+def routes_of(app: FastAPI) -> list[tuple[str, str, Callable[..., Any]]]:
+    """Method, path and function of each route that needs a sign-in."""
+    return [
+        (method, route.path, route.original_route.endpoint)
+        for route in iter_route_contexts(app.routes)
+        for method in sorted(getattr(route.original_route, "methods", ()) or ())
+        if route.path and route.path not in PUBLIC and "/ingest" not in route.path
+    ]
+
+
+def _script(app: FastAPI, database: Database, user: User) -> TestClient:
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, user, "script")
+    headers = {"Authorization": f"Bearer {token}"}
+    return TestClient(app, base_url="http://localhost", headers=headers, follow_redirects=False)
+
+
+def _sweep(database: Database, user: User, **place: Any) -> Sweep:
+    space: dict[str, Any] = {"training.batch_size": [8, 16]}
+    given = SweepSubmission(recipe="digits", space=space, goal="minimise", **place)
+    with database.writing() as session:
+        return begin(session, user, given)
+
+
+def test_every_route_declares_what_it_requires(app: FastAPI) -> None:
+    """A route without a declaration would be open to operators only, by accident."""
+    undeclared = [path for _method, path, route in routes_of(app) if not hasattr(route, "access")]
+    assert not undeclared
+
+
+def test_streams_count_against_the_limit_of_streams(app: FastAPI) -> None:
+    """Event streams, and no other routes."""
+    routes = [route.original_route for route in iter_route_contexts(app.routes)]
+    streams = [
+        route for route in routes if getattr(route, "response_class", 0) is EventSourceResponse
+    ]
+    counted = [
+        route for route in routes if access_of(getattr(route, "endpoint", None)).lasts == STREAM
+    ]
+    assert len(streams) == 4
+    assert counted == streams
+
+
+def test_a_role_allows_what_it_says_on_every_route(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """Refused is what the role does not allow, with 403 and a sentence; what one may not see is not
+    there. Roles come in order of what they may, so that nothing is deleted before all have asked.
+    """
+    for role, user in people.items():
+        client = _script(app, database, user)
+        own = submit(database, user if role == MEMBER else ada, project=PROJECT)
+        others = submit(database, ada, project=PROJECT)
+        sweeps = [
+            _sweep(database, user if role == MEMBER else ada, project=PROJECT),
+            _sweep(database, ada, project=PROJECT),
+        ]
+        for method, path, endpoint in routes_of(app):
+            need = access_of(endpoint).need
+            is_stream = path.endswith("/live") and need in ALLOWED.get(role, ((),))[0]
+            if need in (ANYBODY, ACCOUNT, LINK) or is_stream:  # which would not end
+                continue
+            for i, run in enumerate((own, others)):
+                ids = {"run_id": run.id, "sweep_id": sweeps[i].id}
+                address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: str(ids.get(m[1], 1)), path)
+                answer = client.request(method, address)
+                told = f"{role} {method} {address}: {answer.status_code} {answer.text[:200]}"
+                is_placed = need not in (COMMAND, OPERATE)
+                missing = f"There is no {'run' if 'run_id' in path else 'sweep'} "
+                is_hidden = answer.status_code == 404 and missing in answer.text
+                if need == SUBMITTER:  # an outsider submits to a project of their own
+                    assert (answer.status_code == 403) == (role == VIEWER), told
+                elif role == "outsider" and is_placed:
+                    assert is_hidden or (method, answer.status_code) == ("HEAD", 404), told
+                elif is_placed and need in ALLOWED[role][i]:
+                    assert answer.status_code != 403, told
+                    assert not is_hidden, told
+                else:
+                    assert answer.status_code == 403, told
+                    assert method == "HEAD" or answer.json()["code"] == "forbidden", told
+
+
+def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: User) -> None:
+    """The first account of all is one."""
+    client = _script(app, database, ada)
+    for method, path, _endpoint in routes_of(app):
+        if path.endswith("/live"):  # which would not end
+            continue
+        answer = client.request(method, re.sub(r"\{[^}]+\}", "1", path))
+        assert answer.status_code != 403 or answer.json()["code"] == "not_for_scripts", path
+
+
+def test_what_one_may_not_see_is_on_no_page(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """Neither in lists nor counts, nor words, nor by its id: each page and list of an outsider."""
+    hidden = submit(database, ada, project=PROJECT, name=HIDDEN, tags=HIDDEN)
+    sweep = _sweep(database, ada, project=PROJECT, name=HIDDEN)
+    with database.writing() as session:
+        session.get_one(Run, hidden.id).group_id = hidden.id
+        projects.make(session, HIDDEN)
+    submit(database, ada, project=HIDDEN)
+    outsider = _script(app, database, people["outsider"])
+    viewer = _script(app, database, people[VIEWER])
+    pages = [path for method, path, _ in routes_of(app) if method == "GET" and "live" not in path]
+    seen = 0
+    for path in pages:
+        ids = {"sweep_id": str(sweep.id)}
+        address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: ids.get(m[1], str(hidden.id)), path)
+        questions = {"runs": str(hidden.id), "from": str(hidden.id), "filter": ""}
+        if path.startswith("/api/v1/"):  # which refuses what it does not know
+            unknown = outsider.get(address, params=questions).json().get("errors", {})
+            questions = {name: each for name, each in questions.items() if name not in unknown}
+        assert HIDDEN not in outsider.get(address, params=questions).text, address
+        seen += HIDDEN in viewer.get(address, params=questions).text
+    assert seen > 8
+    found = outsider.get("/api/v1/runs").json()
+    assert (found["runs"], found["total"]) == ([], 0)
+    assert viewer.get("/api/v1/runs").json()["total"] == 1 + 1  # and the sweep's first
+
+
+def test_a_refusal_names_what_was_asked_for(
+    app: FastAPI, database: Database, people: dict[str, User]
+) -> None:
+    """One right allows several deeds; who may submit nowhere is told that, and no project."""
+    member = _script(app, database, people[MEMBER])
+    refused = f"Your role does not let you {{}} the project {PROJECT!r}."
+    rule = {"scope": f"in:{PROJECT}", "log_days": 3}
+    answer = member.put("/api/v1/retention", json=rule)
+    assert answer.json()["detail"] == refused.format("set rules of retention of")
+    change = {"name": PROJECT, "viewers_download": True}
+    answer = member.patch("/api/v1/projects", json=change)
+    assert answer.json()["detail"] == refused.format("change")
+    viewer = _script(app, database, people[VIEWER])
+    preset = {"name": "mine", "recipe": "digits", "config": {}}
+    assert viewer.post("/api/v1/presets", json=preset).json()["detail"] == NO_SUBMITTING
+    run = {"recipe": "digits", "config": {}}
+    errors = viewer.post("/api/v1/runs", json=run).json()["errors"]
+    assert errors["project"] == NO_SUBMITTING
+
+
+def test_runs_go_where_one_may_submit(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """A run, a sweep, a watched run; the others are refused by name, with what is allowed."""
+    hidden = submit(database, ada, project="speech")
+    for role, is_allowed in ((VIEWER, False), (MEMBER, True), ("outsider", False)):
+        client = _script(app, database, people[role])
+        run = {"recipe": "digits", "project": PROJECT}
+        sweep = {**run, "space": {"training.batch_size": [8]}, "goal": "minimise"}
+        for path, given in (("/runs", run), ("/sweeps", sweep)):
+            answer = client.post(f"/api/v1{path}", json=given)
+            assert answer.status_code == (201 if is_allowed else 422), (role, path)
+            if not is_allowed:
+                why = NO_SUBMITTING if role == VIEWER else "'vision' is not allowed; allowed: "
+                assert why in answer.json()["errors"]["project"]
+        rule = {"condition": "ended", "scope": "project", "project": "speech"}
+        told = client.post("/api/v1/alerts/rules", json=rule)
+        assert told.status_code == (201 if role == "outsider" else 422), (role, told.text)
+    for given in (
+        {"project": "nowhere"},
+        {"project": PROJECT, "after_id": hidden.id},
+        {"project": PROJECT, "parent_id": hidden.id, "parent_step": 1},
+        {"project": PROJECT, "compared_with": hidden.id},
+        {"project": PROJECT, "config": {"weights": {"run": hidden.id}}},
+    ):
+        answer = _script(app, database, people[MEMBER]).post(
+            "/api/v1/runs", json={"recipe": "digits", **given}
+        )
+        assert answer.status_code in (404, 409, 422), given
+
+
+def test_weights_are_uploaded_by_whoever_may_submit(
+    app: FastAPI, database: Database, people: dict[str, User]
+) -> None:
+    """Somewhere, and by a token of one project there."""
+    body = {"content": b"PK\x03\x04 weights"}
+    for role, project, status in (
+        (VIEWER, None, 403),
+        (MEMBER, None, 201),
+        (MEMBER, PROJECT, 201),
+        (MEMBER, "speech", 403),
+    ):
+        with database.writing() as session:
+            if project == "speech":
+                projects.set_role(session, people[role], project, VIEWER)
+            user = people[role]
+            token, _row = accounts.make_api_token(session, user, "script", project=project)
+        headers = {"Authorization": f"Bearer {token}"}
+        client = TestClient(app, base_url="http://localhost", headers=headers)
+        answer = client.put("/api/v1/uploads/net.pt", **body)
+        assert answer.status_code == status, (role, project, answer.text)
+        if status == 403:
+            assert "ask a maintainer of a project" in answer.json()["detail"]
+
+
+def test_many_runs_are_each_asked_for(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """What one may is done, and of the rest it is said why not."""
+    own = submit(database, people[MEMBER], project=PROJECT)
+    others = submit(database, ada, project=PROJECT)
+    hidden = submit(database, ada, project="speech")
+    member = _script(app, database, people[MEMBER])
+    ids = [own.id, others.id, hidden.id]
+    answer = member.post("/api/v1/runs/bulk", json={"action": "cancel", "runs": ids}).json()
+    assert answer["done"] == [own.id]
+    words = {each["id"]: each["detail"] for each in answer["refused"]}
+    assert "steer other people's runs of the project 'vision'" in words[others.id]
+    assert words[hidden.id] == f"There is no run {hidden.id}."
+    answer = member.post("/api/v1/runs/bulk", json={"action": "delete", "runs": [own.id]}).json()
+    assert answer["done"] == []
+
+
+def test_nothing_is_got_round_by_submitting(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """Neither files that one may not download, by starting from them; nor a place in the queue."""
+    source = submit(database, ada, project=PROJECT)
+    with database.writing() as session:
+        projects.get(session, PROJECT).viewers_download = False
+        projects.set_role(session, people[VIEWER], "speech", MEMBER)
+        file: dict[str, Any] = {"sha256": "0" * 64, "size_bytes": 1, "attempt": 1, "reason": ""}
+        for kind in ("checkpoint", "weights"):
+            row = Checkpoint(run_id=source.id, step=5, kind=kind, key=f"{kind}.pt", **file)
+            session.add(row)
+    viewer = _script(app, database, people[VIEWER])
+    given: dict[str, dict[str, Any]] = {
+        "parent_id": {"parent_id": source.id, "parent_step": 5},
+        "weights.run": {"config": {"weights": {"run": source.id}}},
+    }
+    for field, start in given.items():
+        wanted = {"recipe": "digits", "project": "speech", **start}
+        errors = viewer.post("/api/v1/runs", json=wanted).json()["errors"]
+        assert field in errors or field.partition(".")[0] in errors, errors
+    member = _script(app, database, people[MEMBER])
+    wanted = {"recipe": "digits", "project": PROJECT, "priority": 5}
+    refused = member.post("/api/v1/runs", json=wanted).json()["errors"]
+    assert "order the queue" in refused["priority"]
+    sweep = {**wanted, "space": {"training.batch_size": [8]}, "goal": "minimise"}
+    assert member.post("/api/v1/sweeps", json=sweep).status_code == 422
+    assert member.post("/api/v1/runs", json=wanted | {"priority": -5}).status_code == 201
+    wanted = {"recipe": "digits"}  # of the only project that there is for them
+    assert member.post("/api/v1/runs", json=wanted).json()["project"] == PROJECT
+    may = member.get("/runs").text.partition('data-may="')[2].partition('"')[0].split()
+    assert "submit" in may
+    assert "order" not in may
+
+
+def test_a_token_of_one_project_is_no_operators(
+    app: FastAPI, database: Database, ada: User, people: dict[str, User]
+) -> None:
+    """Whoever made it."""
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "script", project=PROJECT)
+    headers = {"Authorization": f"Bearer {token}"}
+    client = TestClient(app, base_url="http://localhost", headers=headers)
+    for path in ("users", "deeds", "secrets"):
+        assert client.get(f"/api/v1/{path}").status_code == 403, path

@@ -1,0 +1,296 @@
+"""Accounts, projects, tokens with limits, and what is written down of who did what."""
+
+import json
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import delete, select, update
+from sqlalchemy.exc import DatabaseError
+from starlette.testclient import TestClient
+
+from app.auth.authentication import cookie_name
+from app.user_command import user
+from db.access import accounts, people, projects
+from db.access.permissions import MAINTAINER, MEMBER, VIEWER
+from db.database import Database
+from db.errors import Conflict, Invalid
+from db.settings import Settings
+from db.tables import ApiToken, Deed, User
+from tests.app.conftest import submit
+from tests.db.conftest import make_watched
+
+
+def _script(app: FastAPI, database: Database, user: User, **of: Any) -> TestClient:
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, user, "script", **of)
+    headers = {"Authorization": f"Bearer {token}"}
+    return TestClient(app, base_url="http://localhost", headers=headers)
+
+
+def browser_of(app: FastAPI, database: Database, user: User) -> TestClient:
+    """Somebody's browser."""
+    with database.writing() as session:
+        secret, row = accounts.start_session(session, user)
+        token = row.csrf_token
+    client = TestClient(app, base_url="http://localhost", follow_redirects=False)
+    client.cookies.set(cookie_name(app.state.settings), secret, domain="localhost.local")
+    client.headers["x-csrf-token"] = token
+    return client
+
+
+def test_an_operator_invites_and_shuts_out(
+    app: FastAPI, database: Database, browser: TestClient, stranger: TestClient
+) -> None:
+    """The link is shown once and signs in; a deactivated account's sessions, tokens and links end
+    at once, and come back with a new link alone.
+    """
+    page = browser.post("/people", data={"name": "Bob", "role": "viewer"})
+    assert "Send Bob this link" in page.text
+    token = page.text.partition("token=")[2].partition('"')[0].partition("<")[0]
+    assert "token=" not in browser.get("/people").text
+    assert stranger.post("/", data={"token": token}).headers["location"] == "/runs"
+    assert stranger.get("/runs").status_code == 200
+    assert stranger.get("/people").status_code == 403
+    assert "You are <b>viewer</b> of the first project." in stranger.get("/account").text
+    with database.reading() as session:
+        bob = people.named(session, "BOB")
+        assert projects.memberships(session, bob) == {"": "viewer"}
+    script = _script(app, database, bob)
+    link = browser.post(f"/people/{bob.id}/reset").text.partition("token=")[2].partition('"')[0]
+    assert stranger.get("/runs").status_code == 303
+    assert script.get("/api/v1/runs").status_code == 401
+    script = _script(app, database, bob)
+    assert browser.post(f"/people/{bob.id}/deactivate").status_code == 303
+    assert script.get("/api/v1/runs").status_code == 401
+    assert stranger.post("/", data={"token": link}).headers["location"].startswith("/sign-in")
+    browser.post(f"/people/{bob.id}/activate")
+    assert script.get("/api/v1/runs").status_code == 401
+    assert "deactivated" not in browser.get("/people").text
+    assert browser.post(f"/people/{bob.id}/remove").status_code == 303
+    assert "Bob" not in browser.get("/people").text
+
+
+def test_the_last_operator_stays(database: Database, ada: User, browser: TestClient) -> None:
+    """Else nobody could invite anybody any more."""
+    for change in ("plain", "deactivate", "remove"):
+        answer = browser.post(f"/people/{ada.id}/{change}")
+        assert answer.status_code == 422
+        assert "the last operator" in answer.text
+    with database.writing() as session, pytest.raises(Conflict):
+        accounts.set_operator(session, people.named(session, "ada"), is_operator=False)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 65, "a\x1bb", "al\u200bice", "\u202eevil"])
+def test_a_name_is_what_it_looks(database: Database, ada: User, name: str) -> None:
+    """Nothing unseen is in one, and no two look alike."""
+    with database.writing() as session:
+        with pytest.raises(Invalid, match="name"):
+            accounts.make_user(session, name)
+        for same in ("Ada", "ADA", " ada ", "\uff41da"):
+            with pytest.raises(Invalid, match="there is a user 'ada' already"):
+                accounts.make_user(session, same)
+            assert accounts.user_named(session, same).id == ada.id
+
+
+def test_maintainers_give_roles_in_their_projects(
+    app: FastAPI, database: Database, ada: User, browser: TestClient
+) -> None:
+    """And in no other; members and viewers give none."""
+    for name in ("vision", "speech"):
+        assert browser.post("/projects", data={"name": name}).status_code == 303
+    twice = browser.post("/projects", data={"name": "vision"})
+    assert (twice.status_code, "there is a project" in twice.text) == (422, True)
+    with database.writing() as session:
+        carol = accounts.make_user(session, "carol")
+        dave = accounts.make_user(session, "dave")
+        projects.set_role(session, carol, "vision", MAINTAINER)
+    script = browser_of(app, database, carol)
+    given = {"project": "vision", "user": "dave", "role": "viewer"}
+    assert script.put("/api/v1/projects/roles", json=given).status_code == 204
+    told = script.get("/api/v1/projects/roles", params={"project": "vision"}).json()
+    assert {each["user"]: each["role"] for each in told} == {"carol": MAINTAINER, "dave": VIEWER}
+    wrongs: tuple[tuple[dict[str, str], int], ...] = (
+        ({"project": "speech"}, 404),
+        ({"role": "king"}, 422),
+        ({"user": "x"}, 404),
+    )
+    for wrong, status in wrongs:
+        assert script.put("/api/v1/projects/roles", json=given | wrong).status_code == status
+    assert browser_of(app, database, dave).post("/projects/roles", data=given).status_code == 403
+    assert "speech" not in script.get("/projects").text
+    assert script.post("/projects/roles", data=given | {"role": MEMBER}).status_code == 303
+    assert script.post("/projects/roles", data=given | {"user": "nobody"}).status_code == 422
+    with database.reading() as session:
+        assert projects.memberships(session, dave) == {"vision": MEMBER}
+    answer = script.post("/projects/roles/deletion", data=given)
+    assert answer.status_code == 303
+    changes = {"name": "vision", "viewers_download": False}
+    assert changes.items() <= script.patch("/api/v1/projects", json=changes).json().items()
+    assert script.put("/api/v1/projects/quota", json={"name": "vision"}).status_code == 403
+    with database.reading() as session:
+        assert projects.memberships(session, dave) == {}
+
+
+def test_a_token_may_no_more_than_it_says(
+    app: FastAPI, database: Database, ada: User, offered: None
+) -> None:
+    """Of an operator's too: by kind, in its project alone, until it ends."""
+    with database.writing() as session:
+        projects.make(session, "vision")
+    run = submit(database, ada)
+    inside = submit(database, ada, project="vision")
+    wanted = {"recipe": "digits"}
+    for kind, allowed in (("read", 0), ("submit", 1), ("steer", 2)):
+        script = _script(app, database, ada, kind=kind)
+        assert script.get(f"/api/v1/runs/{run.id}").status_code == 200
+        deeds = (
+            script.post("/api/v1/runs", json=wanted),
+            script.post(f"/api/v1/runs/{run.id}/pause"),
+            script.put("/api/v1/secrets/A", json={"value": "12345678"}),
+        )
+        for i, answer in enumerate(deeds):
+            assert (answer.status_code == 403) == (i >= allowed), (kind, i, answer.text)
+        assert script.post("/api/v1/ingest", json={}).status_code == 403
+        assert script.get("/api/v1/users").status_code == 403
+        if allowed:
+            answer = script.post("/api/v1/runs", json={"command": {"line": "python it.py"}})
+            assert "this token queues no command lines" in answer.json()["errors"]["command"]
+    full = _script(app, database, ada)
+    answer = full.post("/api/v1/runs", json={"command": {"line": "python it.py"}})
+    assert answer.status_code == 201, answer.text
+    script = _script(app, database, ada, kind="submit", project="vision")
+    assert [each["id"] for each in script.get("/api/v1/runs").json()["runs"]] == [inside.id]
+    assert script.get(f"/api/v1/runs/{run.id}").status_code == 404
+    assert script.post("/api/v1/runs", json=wanted | {"project": ""}).status_code == 422
+    assert script.post("/api/v1/runs", json=wanted).json()["project"] == "vision"
+    with database.writing() as session:
+        session.execute(update(ApiToken).values(expires_at=1.0))
+    assert script.get("/api/v1/runs").status_code == 401
+
+
+def test_tokens_are_asked_for_with_their_limits(browser: TestClient) -> None:
+    """Ninety days if nobody says; what cannot be is refused by name."""
+    made = browser.post("/api/v1/tokens", json={"name": "a"}).json()
+    assert round(made["expires_at"] - made["created_at"]) == accounts.TOKEN_DAYS * 86_400
+    assert (
+        browser.post("/api/v1/tokens", json={"name": "a", "days": None}).json()["expires_at"]
+        is None
+    )
+    for wrong in ({"days": 0}, {"days": 9999}, {"project": "nowhere"}, {"kind": "king"}):
+        answer = browser.post("/api/v1/tokens", json={"name": "a"} | wrong)
+        assert answer.status_code == 422, wrong
+    page = browser.post("/account/tokens", data={"name": "b", "kind": "read", "days": "-1"})
+    assert "is not allowed" in page.text
+    page = browser.post("/account/tokens", data={"name": "b", "kind": "read", "days": "7"})
+    assert "look and download" in page.text
+    for n in range(accounts.MOST_TOKENS - 3):
+        assert browser.post("/api/v1/tokens", json={"name": f"n{n}"}).status_code == 201
+    assert "revoke some" in browser.post("/api/v1/tokens", json={"name": "one more"}).text
+
+
+def test_who_did_what_is_written_down(
+    app: FastAPI, database: Database, ada: User, browser: TestClient, offered: None
+) -> None:
+    """With each change, in its transaction; what was refused, or sent, is not; and nobody changes
+    what was written.
+    """
+    run = submit(database, ada)
+    script = _script(app, database, ada)
+    assert script.post(f"/api/v1/runs/{run.id}/checkpoints").status_code == 409
+    assert script.put(f"/api/v1/runs/{run.id}/priority", json={"priority": 3}).status_code == 200
+    browser.post("/views", data={"name": "hush-hush", "filter": "", "sort": "", "columns": ""})
+    told = browser.get("/api/v1/deeds").json()
+    newest, before = told["deeds"][:2]
+    assert (newest["user"], newest["token"], newest["deed"]) == ("ada", None, "POST /views")
+    assert (before["token"], before["run_id"]) == ("script", run.id)
+    assert before["deed"] == f"PUT /api/v1/runs/{run.id}/priority"
+    assert told["total"] == 2
+    assert "hush" not in browser.get("/deeds").text
+    lines = browser.get("/api/v1/deeds/export").text.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [before["id"], newest["id"]]
+    assert browser.get(f"/deeds?run={run.id}").text.count("<code>PUT") == 1
+    history = script.get(f"/api/v1/runs/{run.id}").json()["statuses"]
+    assert history[-1]["reason"] == "priority 3, by ada"
+    for change in (update(Deed).values(deed="x"), delete(Deed)):
+        with database.writing() as session, pytest.raises(DatabaseError, match="deeds are kept"):
+            session.execute(change)
+
+
+def test_other_browsers_are_signed_out(
+    app: FastAPI, database: Database, ada: User, browser: TestClient
+) -> None:
+    """All but the one that asks."""
+    other = browser_of(app, database, ada)
+    assert browser.get("/account").text.count("<b>this browser</b>") == 1
+    assert browser.post("/account/sign-ins/deletion").status_code == 303
+    assert other.get("/runs").status_code == 303
+    assert browser.get("/runs").status_code == 200
+
+
+def test_accounts_are_kept_from_a_terminal(
+    database: Database,
+    settings: Settings,
+    ada: User,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Made with a link, given a role, shut out; what cannot be ends in a sentence."""
+    monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
+    monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
+    with database.writing() as session:
+        sent = make_watched(session, ada)
+    for words in (
+        ["add", "carol", "--role", "viewer"],
+        ["role", "carol", "maintainer"],
+        ["role", "ada", "viewer"],
+        ["role", "ada", "none"],
+        ["change", "carol", "commands"],
+        ["change", "carol", "deactivate"],
+        ["token", str(sent.run_id), "--json"],
+        ["list"],
+    ):
+        with pytest.raises(SystemExit) as end:
+            user(words)
+        assert not end.value.code, words
+    told = capsys.readouterr().out
+    assert "/?token=" in told
+    token = json.loads(next(line for line in told.splitlines() if line.startswith("{")))["token"]
+    with database.reading() as session:
+        known = accounts.find_api_token(session, token)
+    assert known is not None
+    assert (known.user.name, known.kind, known.run_id) == ("ada", "run", sent.run_id)
+    assert "ada: operator\n" in told
+    assert "carol: maintainer of the first project, may run commands, deactivated\n" in told
+    with database.reading() as session:
+        deeds = session.scalars(select(Deed).order_by(Deed.id)).all()
+    assert {(each.address, each.user_id) for each in deeds} == {("terminal", None)}
+    assert [(each.deed, each.detail) for each in deeds][:2] == [
+        ("halfstep user add", "carol viewer"),
+        ("halfstep user role", "carol maintainer"),
+    ]
+    for words, message in (
+        (["add", "CAROL"], "there is a user 'carol' already; allowed: a name that differs"),
+        (["role", "nobody", "viewer"], "no account"),
+        (["role", "ada", "king"], "'king' is not allowed"),
+        (["change", "ada", "dance"], "'dance' is not allowed"),
+        (["change", "ada", "remove"], "last operator"),
+        (["token", "99"], "no run 99"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            user(words)
+
+
+def test_commands_need_a_right_of_their_own(
+    app: FastAPI, database: Database, ada: User, browser: TestClient, offered: None
+) -> None:
+    """Which a member has not, until an operator gives it."""
+    with database.writing() as session:
+        bob = accounts.user_named(session, "bob")
+    script = _script(app, database, bob)
+    wanted = {"command": {"line": "python train.py"}}
+    assert "a right of its own" in script.post("/api/v1/runs", json=wanted).text
+    assert script.get("/api/v1/secrets").status_code == 403
+    assert browser.patch(f"/api/v1/users/{bob.id}", json={"change": "commands"}).status_code == 200
+    assert "a right of its own" not in script.post("/api/v1/runs", json=wanted).text
+    assert script.get("/api/v1/secrets").status_code == 200

@@ -1,0 +1,219 @@
+"""Any runs side by side: page, figures and series."""
+
+import re
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from db.database import Database
+from db.queue import queue
+from db.tables import Run, Status, User
+from tests.app.conftest import CONFIG, start_run, submit
+from tests.app.test_looks import noted
+from tests.db.telemetry.telemetry_made import (
+    make_events,
+    make_metric,
+    make_skip,
+    make_steps,
+    record,
+)
+
+
+def trained(
+    database: Database, owner: User, losses: list[float], *, ended: bool = True, **training: Any
+) -> Run:
+    """Make a run with these losses and a measured accuracy; its second step was skipped."""
+    config = CONFIG | {"training": CONFIG["training"] | training}
+    run = start_run(database, owner, config=config, name=f"run of {training}")
+    accuracy = [make_metric(step, 1 / (1 + loss)) for step, loss in enumerate(losses, start=1)]
+    events = [*accuracy, *make_events([2]), make_metric(1, losses[-1], "val/score")]
+    record(database, run, make_steps(losses, skipped=[2]), events=events)
+    if ended:
+        with database.writing() as session:
+            queue.end(session, run.id, 1, Status.FINISHED)
+    return run
+
+
+def cells(page: str, key: str) -> list[str]:
+    """Return the texts of a row of the table."""
+    row = page.partition(f'<tr data-key="{key}">')[2].partition("</tr>")[0]
+    found = re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)
+    return [" ".join(re.sub("<[^>]+>", " ", each).split()) for each in found]
+
+
+def test_runs_stand_in_the_order_asked_for(
+    database: Database, ada: User, offered: None, script: TestClient
+) -> None:
+    """With last and best figures, what differs, and the numbers of runs that there are not."""
+    trained(database, ada, [3.0, 1.0, 2.0], lr=0.1)
+    trained(database, ada, [3.0, 2.5, 2.4], lr=0.2, extra="x")
+    answer = script.get("/api/v1/comparison", params={"runs": "2, 77,1,2"}).json()
+    assert [each["run"]["id"] for each in answer["runs"]] == [2, 1]
+    assert answer["missing"] == [77]
+    assert answer["differences"] == {"training.lr": [0.2, 0.1], "training.extra": ["x", None]}
+    second = answer["runs"][1]
+    assert second["figures"]["loss"] == {"value": 2.0, "ratio": None}
+    assert second["best"]["loss"]["value"] == 1.0
+    assert second["best"]["val/accuracy"]["value"] == 0.5
+    assert second["figures"]["val/score"]["value"] == 2.0
+    assert "val/score" not in second["best"]  # nobody knows which way it is better
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ({}, "runs: it names none; allowed: numbers of runs with commas"),
+        ({"runs": "1,two"}, "runs: 'two' is not allowed; allowed: numbers of runs"),
+        ({"runs": "1,-2"}, "runs: '-2' is not allowed"),
+        ({"runs": "0"}, "runs: '0' is not allowed"),
+        ({"runs": "99999999999999999999"}, "runs: '999999999999' is not allowed"),
+        ({"runs": ",".join(map(str, range(1, 52)))}, "runs: it names 51 runs; allowed"),
+        ({"runs": "1", "x": "colour"}, "x: 'colour': Input should be 'step', 'applied', 'time'"),
+        ({"runs": "1", "smooth": "2"}, "smooth: '2': Input should be less than or equal to 0.99"),
+        ({"runs": "1", "draw": list("abcdefghijklm")}, "draw: it names 13 charts; allowed: 12"),
+    ],
+)
+def test_bad_addresses_are_told_what_is_allowed(
+    running: Run, browser: TestClient, query: dict[str, Any], sentence: str
+) -> None:
+    """A page with a sentence that names field, value and what is allowed."""
+    answer = browser.get("/compare", params=query)
+    assert answer.status_code == 422
+    text = answer.text.replace("&#39;", "'").replace("&#34;", '"')
+    assert sentence in text
+
+
+def test_series_are_those_of_each_run(
+    database: Database, ada: User, offered: None, script: TestClient
+) -> None:
+    """Only what is asked for, a metric by its name too, with what leads to updates, seconds and
+    examples."""
+    losses = [float(n % 37) for n in range(3000)]
+    for lr in (0.1, 0.2):
+        trained(database, ada, losses, lr=lr)
+    with database.writing() as session:
+        session.get_one(Run, 1).workload = {"examples": 64}
+    query = {"runs": "2,1,77", "series": ["loss", "val/accuracy"], "points": 100}
+    runs = script.get("/api/v1/comparison/series", params=query).json()["runs"]
+    assert list(runs) == ["2", "1"]
+    alone = script.get("/api/v1/runs/1/series", params={"points": 100}).json()
+    assert set(runs["1"]["series"]) == {"loss", "elapsed_ms"}
+    assert runs["1"]["series"]["loss"] == alone["series"]["loss"]
+    assert runs["1"]["series"]["elapsed_ms"] == alone["series"]["elapsed_ms"]
+    assert runs["1"]["metrics"] == {"val/accuracy": alone["metrics"]["val/accuracy"]}
+    assert runs["1"]["skips"] == alone["skips"]
+    assert (runs["1"]["examples"], runs["2"]["examples"]) == ({"before": 0, "each": 64}, None)
+    query |= {"first": 2900, "last": 2950}
+    part = script.get("/api/v1/comparison/series", params=query).json()["runs"]["1"]
+    assert (part["x"], part["skips"]["before"]) == (list(range(2900, 2951)), 1)
+    query["series"] = [str(n) for n in range(31)]
+    refused = script.get("/api/v1/comparison/series", params=query)
+    assert refused.json()["errors"] == {"series": "it names 31 series; allowed: 30 at most"}
+
+
+def test_best_of_each_row_is_marked_where_it_is_known(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A low loss, a high accuracy; not a score, and not the time of a run that did less."""
+    trained(database, ada, [3.0, 1.0, 2.0], lr=0.1)
+    trained(database, ada, [3.0, 2.5, 1.9, 1.8], lr=0.2)
+    page = browser.get("/compare?runs=1,2,9").text
+    assert "there is no run 9" in page.replace("\n", " ")
+    assert cells(page, "loss") == ["2", "1.8 the best"]
+    assert cells(page, "best.loss") == ["1 the best", "1.8"]
+    assert cells(page, "best.val/accuracy") == ["0.5 the best", "0.3571"]
+    assert cells(page, "val/score") == ["2", "1.8"]
+    assert cells(page, "skipped") == ["1 33.3 % of its steps", "1 the best 25.0 % of its steps"]
+    assert "the best" not in "".join(cells(page, "seconds"))
+    assert cells(page, "config.training.lr") == ["0.1", "0.2"]
+    assert cells(page, "config.training.batch_size") == []
+    page = browser.get("/compare?runs=1,2&settings=all").text
+    assert cells(page, "config.training.batch_size") == ["64", "64"]
+
+
+def test_a_metric_called_loss_is_not_the_loss_that_is_recorded(
+    database: Database, ada: User, offered: None, script: TestClient
+) -> None:
+    """Nor are others that go by names of ours; of a run that only logs it is all that there is."""
+    both, logs = (start_run(database, ada, name=name) for name in ("both", "logs"))
+    clash = [make_metric(2, 99.0, name) for name in ("loss", "seconds", "run/step_ms")]
+    record(database, both, make_steps([3.0, 1.0, 2.0]), events=clash)
+    record(database, logs, events=[make_metric(n, 9.0 - n, "loss") for n in (1, 2)])
+    query: dict[str, Any] = {"runs": "1,2"}
+    first, second = script.get("/api/v1/comparison", params=query).json()["runs"]
+    assert (first["figures"]["loss"]["value"], first["best"]["loss"]["value"]) == (2.0, 1.0)
+    assert first["figures"]["seconds"]["value"] is None
+    assert first["best"].keys() == {"loss"}
+    assert (second["figures"]["loss"]["value"], second["best"]["loss"]["value"]) == (7.0, 7.0)
+    query |= {"series": "loss"}
+    drawn = script.get("/api/v1/comparison/series", params=query).json()["runs"]
+    assert drawn["1"]["series"]["loss"]["y"] == [3.0, 1.0, 2.0]
+    assert drawn["2"]["metrics"]["loss"]["y"] == [8.0, 7.0]
+
+
+def test_many_runs_are_rows(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Up to eight are columns; fifty are laid out in as many queries as nine."""
+    for _ in range(50):
+        submit(database, ada, name="<b>hostile</b> " + "x" * 80)
+    eight = browser.get("/compare?runs=1,2,3,4,5,6,7,8").text
+    assert [each.partition(" ")[0] for each in cells(eight, "status")] == ["queued"] * 8
+    costs = []
+    for most in (9, 50):
+        address = f"/compare?runs={','.join(map(str, range(1, most + 1)))}"
+        with noted(database) as statements:
+            page = browser.get(address).text
+        costs.append(len(statements))
+        assert cells(page, str(most))[0].startswith("queued")
+    assert costs[0] == costs[1] < 30, costs
+    assert "<b>hostile" not in page
+    assert "(50)</a>" in page  # of equal names
+
+
+def test_what_is_not_there_is_said(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A series that no run has, a setting in which they do not differ; no run at all is 404."""
+    trained(database, ada, [1.0], lr=0.1)
+    page = browser.get("/compare?runs=1&draw=val/lost&by=training.momentum").text
+    text = page.replace("&#39;", "'")
+    assert "None of these runs has 'val/lost'" in text
+    assert "do not differ in 'training.momentum'" in text
+    assert 'value="loss" data-title="Loss" checked' in page
+    answer = browser.get("/compare?runs=5,6")
+    assert (answer.status_code, "There are no runs 5, 6." in answer.text) == (404, True)
+
+
+def test_a_run_leads_to_a_comparison_that_offers_others(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Its parent, its forks, and others of its recipe, a click each."""
+    for _ in range(3):
+        submit(database, ada)
+    with database.writing() as session:
+        session.get_one(Run, 3).parent_id = 1
+    assert 'href="/compare?runs=1"' in browser.get("/runs/1").text
+    page = browser.get("/compare?runs=1").text
+    assert re.findall(r'href="/compare\?runs=1,(\d)"', page) == ["3", "2"]
+    assert "a fork of run 1" in page
+
+
+def test_runs_of_all_kinds_stand_side_by_side(
+    database: Database, ada: User, running: Run, browser: TestClient
+) -> None:
+    """A watched run with any configuration, one whose scale is its own; a skip without a scale is
+    no merit."""
+    record(database, running, make_steps([1.0] * 3, skipped=[2]), events=[make_skip(2)])
+    odd: dict[str, Any] = {"scaler": "own", "checkpoints": None, "list": [1, {"a": 2}]}
+    submit(database, ada)
+    with database.writing() as session:
+        run = session.get_one(Run, 2)
+        run.source, run.recipe, run.config, run.precision = "watch", "", odd, ""
+        run.status, run.workload = Status.FINISHED, {"examples": 1, "device": "their GPU"}
+    page = browser.get("/compare?runs=1,2").text
+    assert cells(page, "config.scaler.enabled") == ["yes", "–"]
+    assert cells(page, "config.scaler") == ["–", "own"]
+    assert cells(page, "device") == ["CPU", "their GPU"]
+    assert "the best" not in "".join(cells(page, "skipped"))

@@ -1,0 +1,97 @@
+"""Notes on projects and on runs side by side, who writes them, and the charts that they embed."""
+
+from xml.etree import ElementTree
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from db.access import accounts, projects
+from db.database import Database
+from db.runs import notes
+from db.tables import User
+from tests.app.auth.test_permissions import _script
+from tests.app.conftest import start_run, submit
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+
+
+def test_a_note_on_runs_side_by_side(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Written on a page of its own, shown wherever these runs are compared, in whatever order."""
+    submit(database, ada)
+    submit(database, ada)
+    assert 'href="/notes?runs=2,1">Add a note</a>' in browser.get("/compare?runs=2,1").text
+    assert "Note on runs 2,1" in browser.get("/notes?runs=2,1").text
+    told = {"runs": "2,1", "note": "# Why\n\n/compare?runs=1,2\n\n<b>", "seen": ""}
+    assert browser.post("/notes", data=told).headers["location"] == "/compare?runs=2,1"
+    page = browser.get("/compare?runs=1,2").text
+    assert "<h2>Why</h2>" in page
+    assert 'src="/charts.svg?runs=1%2C2&amp;series=loss"' in page
+    assert "&lt;b&gt;" in page
+    assert "<h2>Why</h2>" not in browser.get("/compare?runs=1").text
+    late = browser.post("/notes", data=told | {"note": "mine"})
+    assert late.status_code == 422
+    assert "Somebody else has changed this meanwhile" in late.text
+    assert ">mine</textarea>" in late.text
+    again = {**told, "note": "", "seen": told["note"]}
+    assert browser.post("/notes", data=again).status_code == 303
+    assert "Why" not in browser.get("/compare?runs=1,2").text
+    long = browser.post("/notes", data=told | {"note": "x" * 20_001})
+    assert "20,001 characters; allowed: at most 20,000" in long.text
+    assert browser.get("/notes?runs=1,9").status_code == 404
+
+
+def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
+    app: FastAPI, database: Database, ada: User, offered: None
+) -> None:
+    """Others who see the project read it; who does not, or not one of the runs, reads nothing."""
+    with database.writing() as session:
+        for name in ("vision", "speech"):
+            projects.make(session, name)
+        roles = {"member": "vision", "viewer": "vision", "outsider": "speech"}
+        people = {name: accounts.make_user(session, name) for name in roles}
+        for name, project in roles.items():
+            role = name if name in ("member", "viewer") else "member"
+            projects.set_role(session, people[name], project, role)
+    submit(database, ada, project="vision")
+    submit(database, ada, project="speech")
+    scripts = {name: _script(app, database, user) for name, user in people.items()}
+    told = {"project": "vision", "note": "Our **plan**", "seen": ""}
+    assert scripts["member"].post("/notes", data=told).status_code == 303
+    assert scripts["viewer"].post("/notes", data=told).status_code == 403
+    assert scripts["outsider"].post("/notes", data=told).status_code == 404
+    assert "<strong>plan</strong>" in scripts["viewer"].get("/projects").text
+    assert "Edit the note" not in scripts["viewer"].get("/projects").text
+    assert "Edit the note" in scripts["member"].get("/projects").text
+    assert "plan" not in scripts["outsider"].get("/projects").text
+    with database.writing() as session:
+        notes.write(session, ada, notes.of_runs([1, 2]), "secret words", "")
+    for name in roles:
+        assert "secret words" not in scripts[name].get("/compare?runs=1,2").text
+        assert scripts[name].get("/notes?runs=1,2").status_code == 404
+
+
+@pytest.mark.parametrize("series", ["loss", "val/accuracy"])
+def test_a_chart_is_a_picture(
+    app: FastAPI, database: Database, ada: User, offered: None, browser: TestClient, series: str
+) -> None:
+    """A line a run that one sees, with its name and ends, and gaps where it is not finite."""
+    run = start_run(database, ada, name="<base>")
+    steps = [3.0, 2.0, float("nan"), 1.5]
+    record(database, run, make_steps(steps), events=[make_metric(2, 1.5), make_metric(4, 3)])
+    answer = browser.get(f"/charts.svg?runs=1,7&series={series}")
+    assert answer.headers["content-type"].startswith("image/svg+xml")
+    assert "sandbox" in answer.headers["content-security-policy"]
+    picture = ElementTree.fromstring(answer.text)
+    names = "{http://www.w3.org/2000/svg}"
+    lines = [each for each in picture.iter(f"{names}path") if each.get("stroke")]
+    assert [each.get("d", "").count("M") for each in lines] == [2 if series == "loss" else 1]
+    texts = [each.text for each in picture.iter(f"{names}text")]
+    assert {"1 · <base>", "3", "1.5"} <= set(texts)
+    with database.writing() as session:
+        stranger = accounts.make_user(session, "stranger")
+    hidden = _script(app, database, stranger).get(f"/charts.svg?runs=1&series={series}").text
+    assert "base" not in hidden
+    assert "no values" in hidden
+    assert "no values" in browser.get("/charts.svg?runs=1&series=none").text

@@ -1,0 +1,228 @@
+"""Read-only links: who makes them, what they show, and that they show nothing else."""
+
+import re
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import update
+from starlette.testclient import TestClient
+
+from app.auth.permissions import LINK, access_of
+from db.access import accounts, projects
+from db.access.permissions import MAINTAINER, MEMBER, VIEWER
+from db.database import Database
+from db.queue import queue
+from db.runs import trash
+from db.tables import Run, SharedLink, SharedRun, Status, User
+from tests.app.auth.test_permissions import routes_of
+from tests.app.auth.test_users_pages import browser_of
+from tests.app.conftest import start_run, submit
+from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
+
+PROJECT, HIDDEN = "vision", "hush-hush"
+
+
+@pytest.fixture
+def member(database: Database, ada: User, offered: None) -> User:
+    """One who may share runs of a project, and is no operator."""
+    with database.writing() as session:
+        projects.make(session, PROJECT)
+        user = accounts.make_user(session, "mel")
+        projects.set_role(session, user, PROJECT, MEMBER)
+    return user
+
+
+@pytest.fixture
+def run(database: Database, ada: User, member: User) -> Run:
+    """A run of that project, of which there is something to see."""
+    run = start_run(database, ada, project=PROJECT, name="shown")
+    events = [*make_events([3]), make_metric(5, 0.5)]
+    record(database, run, make_steps([1.0] * 20, skipped=[3]), events=events)
+    return run
+
+
+def shared(client: TestClient, *run_ids: int, days: int = 7) -> str:
+    """Make a link; return its secret."""
+    answer = client.post("/api/v1/links", json={"runs": run_ids, "days": days})
+    assert answer.status_code == 201, answer.text
+    path, _, secret = answer.json()["address"].partition("#")
+    assert path == "/shared"
+    return str(secret)
+
+
+def opened(stranger: TestClient, secret: str) -> str:
+    """Open a link as its page's script does; return where it leads."""
+    answer = stranger.post("/shared", data={"secret": secret})
+    assert answer.status_code == 303, answer.text
+    return answer.headers["location"]
+
+
+def test_a_link_opens_what_it_shows_and_no_other_route(
+    app: FastAPI, database: Database, ada: User, member: User, run: Run, stranger: TestClient
+) -> None:
+    """Every route, with the link's cookie on every path: but for the few that show the run it says
+    who are you, or that there is nothing.
+    """
+    other = submit(database, ada, project=PROJECT, name=HIDDEN)
+    with database.writing() as session:
+        session.get_one(Run, run.id).parent_id = other.id
+    client = browser_of(app, database, member)
+    page = opened(stranger, shared(client, run.id))
+    (cookie,) = stranger.cookies.jar
+    assert (cookie.path, cookie.has_nonstandard_attr("HttpOnly")) == (page, True)
+    headers = {"cookie": f"{cookie.name}={cookie.value}"}
+    link = page.rpartition("/")[2]
+    answered = set()
+    for method, path, endpoint in routes_of(app):
+        need = access_of(endpoint).need
+        for run_id in (run.id, other.id):
+            ids = {"run_id": str(run_id), "link_id": link}
+            address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: ids.get(m[1], "1"), path)
+            params = {"runs": str(run_id), "series": "loss", "group": "recipe"}
+            answer = stranger.request(method, address, params=params, headers=headers)
+            told = f"{method} {address}: {answer.status_code}"
+            if need == LINK and ("{run_id" not in path or run_id == run.id):
+                assert answer.status_code == 200, told
+                answered.add(endpoint)
+            elif need == LINK:
+                assert answer.status_code == 404, told
+            else:
+                is_led = answer.headers.get("location", "").startswith("/sign-in?next=")
+                assert is_led or answer.status_code == 401, told
+            assert HIDDEN not in answer.text, told
+    assert answered == {each for *_, each in routes_of(app) if access_of(each).need == LINK}
+    series = f"{page}/comparison/series?runs={run.id},{other.id}&series=loss"
+    assert list(stranger.get(series).json()["runs"]) == [str(run.id)]
+
+
+def test_a_shared_run_is_there_to_look_at(
+    app: FastAPI, database: Database, member: User, run: Run, stranger: TestClient
+) -> None:
+    """Its figures, skips, metrics, settings and history, without one way to change or fetch
+    anything, or to anybody; the secret stands neither in an address nor on the page.
+    """
+    with database.writing() as session:
+        session.get_one(Run, run.id).nodes = 2
+    secret = shared(browser_of(app, database, member), run.id)
+    answer = stranger.get("/shared")
+    assert "data-open-link" in answer.text
+    assert answer.headers["x-robots-tag"] == "noindex"
+    page = opened(stranger, f" http://localhost/shared#{secret} ")
+    answer = stranger.get(page)
+    assert answer.headers["x-robots-tag"] == "noindex"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    for told in ("shown", "2 nodes", "shared by mel", "batch_size", "20", "running"):
+        assert told in answer.text
+    ways = ("<form", "/api/v1", "/runs?", 'href="/runs', "export", "/help")
+    for absent in (secret, "w1", "claimed by", PROJECT, *ways):
+        assert absent not in answer.text, absent
+    assert stranger.get(f"{page}/runs/{run.id}/series").json()["last"] == 20
+    assert stranger.get("/runs").status_code == 303
+
+
+def test_runs_side_by_side_are_shared_in_their_order(
+    app: FastAPI, database: Database, ada: User, member: User, run: Run, stranger: TestClient
+) -> None:
+    """One that is deleted is left out; of what waits for others nothing is told."""
+    runs = [submit(database, ada, project=PROJECT, after_id=run.id).id for _ in range(2)]
+    page = opened(stranger, shared(browser_of(app, database, member), runs[1], run.id, runs[0]))
+    answer = stranger.get(page)
+    assert f'data-runs="{runs[1]},{run.id},{runs[0]}" data-api="{page}"' in answer.text
+    for absent in ('href="/runs', "<form", "add-runs", f"run {run.id} to end"):
+        assert absent not in answer.text, absent
+    found = stranger.get(f"{page}/comparison").json()
+    assert [each["run"] for each in found["runs"]] == [
+        {"step": step, "skipped": skipped} for step, skipped in ((0, 0), (20, 1), (0, 0))
+    ]
+    with database.writing() as session:
+        queue.end(session, run.id, 1, Status.FINISHED)
+        trash.delete(session, run.id, ada)
+    assert f'data-runs="{runs[1]},{runs[0]}"' in stranger.get(page).text
+
+
+def test_a_link_ends(
+    app: FastAPI, database: Database, ada: User, member: User, run: Run, stranger: TestClient
+) -> None:
+    """At its time, when it is revoked, and when its maker may share the run no longer."""
+    client = browser_of(app, database, member)
+
+    def is_open(page: str) -> bool:
+        code = stranger.get(page).status_code
+        assert code in (200, 401)
+        assert stranger.get(f"{page}/runs/{run.id}/series").status_code == code
+        return code == 200
+
+    pages = [opened(stranger, shared(client, run.id)) for _ in range(2)]
+    assert all(map(is_open, pages))
+    assert client.delete(f"/api/v1/links/{pages[0].rpartition('/')[2]}").status_code == 204
+    assert list(map(is_open, pages)) == [False, True]
+    with database.writing() as session:
+        projects.set_role(session, member, PROJECT, VIEWER)
+    assert not is_open(pages[1])
+    with database.writing() as session:
+        projects.set_role(session, member, PROJECT, MAINTAINER)
+    assert is_open(pages[1])
+    with database.writing() as session:
+        session.execute(update(SharedLink).values(expires_at=1.0))
+    assert not is_open(pages[1])
+    secret = shared(client, run.id)
+    page = opened(stranger, secret)
+    with database.writing() as session:
+        accounts.deactivate(session, session.get_one(User, member.id))
+        accounts.reactivate(session, session.get_one(User, member.id))
+    assert not is_open(page)
+    assert stranger.post("/shared", data={"secret": secret}).status_code == 401
+    with database.reading() as session:
+        assert session.query(SharedRun).count() == 0
+    del stranger.headers["origin"]
+    assert stranger.post("/shared", data={"secret": secret}).status_code == 403
+
+
+def test_links_are_made_by_those_who_may(
+    app: FastAPI, database: Database, ada: User, member: User, run: Run, browser: TestClient
+) -> None:
+    """On a page or by the API, of runs that one may share, from a browser alone; a project's
+    maintainers see and revoke those of others, and the secret is kept nowhere.
+    """
+    with database.writing() as session:
+        viewer, boss, peer = (accounts.make_user(session, each) for each in ("vi", "bo", "pe"))
+        for user, role in ((viewer, VIEWER), (boss, MAINTAINER), (peer, MEMBER)):
+            projects.set_role(session, user, PROJECT, role)
+    other = submit(database, ada)
+    client = browser_of(app, database, member)
+    page = client.post("/links", data={"runs": str(run.id), "days": "30"}).text
+    assert 'class="secret">http://localhost/shared#' in page
+    panel = client.get(f"/runs/{run.id}").text.partition("Share…")[2].partition("</details>")[0]
+    assert "/links/1/revocation" in panel
+    assert "#" not in panel
+    refused = client.post("/links", data={"runs": str(run.id), "days": "365"})
+    assert (refused.status_code, "allowed: 1, 7, 30, 90" in refused.text) == (422, True)
+    wrongs: tuple[tuple[Any, int], ...] = (
+        ([run.id, other.id], 404),
+        ([], 422),
+        ([run.id] * 51, 422),
+        ([999], 404),
+    )
+    for runs, status in wrongs:
+        assert client.post("/api/v1/links", json={"runs": runs}).status_code == status
+    (row,) = client.get(f"/api/v1/links?runs={run.id}").json()["links"]
+    assert (row["user"], row["runs"]) == ("mel", 1)
+    assert round(row["expires_at"] - row["created_at"]) == 30 * 86_400
+    wanted = {"runs": [run.id]}
+    looker = browser_of(app, database, viewer)
+    assert looker.post("/api/v1/links", json=wanted).status_code == 403
+    assert looker.get(f"/api/v1/links?runs={run.id}").status_code == 403
+    assert "Share…" not in looker.get(f"/runs/{run.id}").text
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, member, "script")
+    script = TestClient(
+        app, headers={"Authorization": f"Bearer {token}"}, base_url="http://localhost"
+    )
+    assert script.post("/api/v1/links", json=wanted).status_code == 403
+    address = f"/links/{row['id']}/revocation"
+    assert browser_of(app, database, peer).post(address).status_code == 404
+    assert browser_of(app, database, boss).post(address).status_code == 303
+    assert client.get(f"/api/v1/links?runs={run.id}").json()["total"] == 0
+    (made,) = browser.get(f"/api/v1/deeds?user=MEL&run={run.id}").json()["deeds"]
+    assert made["detail"] == f"runs {run.id}, days 30"

@@ -1,0 +1,118 @@
+"""Artifacts: shown on the page, and sent so that nothing in them can run."""
+
+import hashlib
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.live.run_updates import ARTIFACTS_SHOWN
+from db.database import Database
+from db.files import artifacts
+from db.settings import Settings
+from db.tables import Run
+
+FILES = {"samples.txt": b"<script>", "grid.png": b"\x89PNG", "page.html": b"<script>"}
+
+
+@pytest.fixture
+def saved(settings: Settings, database: Database, running: Run) -> None:
+    """Three files of one step."""
+    for name, body in FILES.items():
+        path = settings.run_folder(running.id) / "artifacts" / "step-00000100" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+        sha256 = hashlib.sha256(body).hexdigest()
+        event = {"step": 100, "name": name, "size_bytes": len(body), "sha256": sha256}
+        with database.writing() as session:
+            key = path.relative_to(settings.data).as_posix()
+            artifacts.publish(session, running.id, running.attempt, event, key)
+
+
+@pytest.mark.parametrize(
+    ("name", "media_type"),
+    [
+        ("samples.txt", "text/plain; charset=utf-8"),
+        ("grid.png", "image/png"),
+        ("page.html", "application/octet-stream"),
+    ],
+)
+def test_file_is_sent_as_nothing_that_runs(
+    saved: None, script: TestClient, name: str, media_type: str
+) -> None:
+    """Types come from a short list, and the sandbox and nosniff hold whatever the file is."""
+    files = {
+        each["name"]: each["id"]
+        for each in script.get("/api/v1/runs/1/artifacts").json()["artifacts"]
+    }
+    answer = script.get(f"/runs/1/artifacts/{files[name]}/download")
+    assert answer.content == FILES[name]
+    assert answer.headers["content-type"] == media_type
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    disposition = f'attachment; filename="digits-fp16-run1-step100-{name}"'
+    assert answer.headers["content-disposition"] == disposition
+
+
+def test_part_of_a_file_is_enough_for_a_preview(saved: None, script: TestClient) -> None:
+    """Ranges work as for checkpoints."""
+    answer = script.get("/runs/1/artifacts/1/download", headers={"Range": "bytes=0-3"})
+    assert (answer.status_code, answer.content) == (206, b"<scr")
+    assert answer.headers["content-range"] == "bytes 0-3/8"
+
+
+def test_page_shows_pictures_and_texts(saved: None, browser: TestClient) -> None:
+    """A picture is in the page, a text is fetched into it, anything else is a link."""
+    page = browser.get("/runs/1").text
+    assert '<img src="/runs/1/artifacts/2/download"' in page
+    assert '<pre data-preview="/runs/1/artifacts/1/download">' in page
+    assert 'href="/runs/1/artifacts/3/download"' in page
+
+
+def test_strangers_get_nothing(saved: None, stranger: TestClient) -> None:
+    """Artifacts are behind the sign-in."""
+    answer = stranger.get("/runs/1/artifacts/1/download")
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith("/sign-in")
+
+
+def test_artifact_of_another_run_is_not_there(saved: None, script: TestClient) -> None:
+    """The address names the run that the file belongs to."""
+    assert script.get("/runs/2/artifacts/1/download").status_code == 404
+    assert script.get("/runs/1/artifacts/9/download").status_code == 404
+
+
+@pytest.mark.parametrize("linked", ["samples.txt", "..", "../.."])
+def test_a_link_that_a_recipe_made_is_not_followed(
+    saved: None, settings: Settings, script: TestClient, linked: str
+) -> None:
+    """Neither a file nor a folder of the run's may lead elsewhere; all runs together may."""
+    place = settings.run_folder(1) / "artifacts" / "step-00000100"
+    runs_folder = settings.data / "runs"
+    runs_folder.rename(settings.data / "elsewhere")
+    runs_folder.symlink_to(settings.data / "elsewhere")  # as an operator may
+    assert script.get("/runs/1/artifacts/1/download").content == FILES["samples.txt"]
+    inside = (place / linked).resolve()
+    outside = settings.data / "outside"
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    assert (place / "samples.txt").read_bytes() == FILES["samples.txt"]
+    answer = script.get("/runs/1/artifacts/1/download")
+    assert answer.status_code == 404
+    assert "<script>" not in answer.text
+
+
+def test_the_page_shows_the_last_of_many_files(
+    running: Run, database: Database, browser: TestClient, script: TestClient
+) -> None:
+    """The newest steps whole, a word on how many there are, and the API has all of them."""
+    with database.writing() as session:
+        for step in range(1, ARTIFACTS_SHOWN + 11):
+            event = {"step": step, "name": "a.txt", "size_bytes": 1, "sha256": f"{step:064x}"}
+            artifacts.publish(session, running.id, running.attempt, event, f"runs/1/{step}")
+    page = browser.get("/runs/1?tab=artifacts").text
+    steps = [int(step) for step in re.findall(r'<tr data-key="(\d+)">\s*<td class="number">', page)]
+    assert sorted(steps) == list(range(11, ARTIFACTS_SHOWN + 11))
+    assert f"The last {ARTIFACTS_SHOWN} of {ARTIFACTS_SHOWN + 10}" in page
+    listed = script.get("/api/v1/runs/1/artifacts", params={"limit": 200}).json()
+    assert listed["total"] == ARTIFACTS_SHOWN + 10

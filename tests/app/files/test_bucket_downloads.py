@@ -1,0 +1,140 @@
+"""Downloads of what lies in a bucket: through the server, or by the bucket's own address."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from db.access import accounts
+from db.database import Database
+from db.files import artifacts, checkpoints
+from db.files.storage import open_store, put_file
+from db.settings import Settings
+from db.tables import Run, User
+from halfstep import Client
+from tests.app.conftest import serving
+from tests.buckets import Bucket
+
+pytestmark = [pytest.mark.xdist_group("bucket"), pytest.mark.only_on("sqlite")]
+BODY = bytes(range(256)) * 5 * 4096 + b"end"  # some chunks
+SHA256 = hashlib.sha256(BODY).hexdigest()
+PATH, ARTIFACT = "/runs/1/checkpoints/1/download", "/runs/1/artifacts/1/download"
+PART = {"Range": "bytes=1000000-3000000"}
+
+
+@pytest.fixture
+def settings(settings: Settings, bucket: Bucket, request: pytest.FixtureRequest) -> Settings:
+    is_signed = request.cls is TestSigned
+    changes = {"storage_url": bucket.url, "presigned_downloads": is_signed}
+    return settings.model_copy(update=changes)
+
+
+@pytest.fixture
+def token(database: Database, ada: User) -> str:
+    with database.writing() as session:
+        made, _row = accounts.make_api_token(session, ada, "script")
+    return made
+
+
+@pytest.fixture
+def http(settings: Settings, database: Database, running: Run, token: str) -> Iterator[Any]:
+    """A client of a server whose run has a checkpoint and an artifact in the bucket."""
+    told = {"size_bytes": len(BODY), "sha256": SHA256}
+    store, folder = open_store(settings), f"runs/{running.id}"
+    path = settings.data / "a.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(BODY)
+    keys = [f"{folder}/checkpoints/step-00000400.pt", f"{folder}/artifacts/step-00000400/a.txt"]
+    for key in keys:
+        put_file(store, key, path)
+    saved = {"step": 400, "reason": "end", "files": [{"kind": "checkpoint", "path": "", **told}]}
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, saved, keys[:1])
+        artifacts.publish(session, running.id, 1, {"step": 400, "name": "a.txt", **told}, keys[1])
+    headers = {"Authorization": f"Bearer {token}"}
+    with (
+        serving(settings, database) as (_server, address),
+        httpx2.Client(base_url=address, headers=headers) as client,
+    ):
+        yield client
+
+
+def asked(bucket: Bucket) -> dict[str, int]:
+    """What for files; the server lists uploads now and then, too."""
+    return {name: count for name, count in bucket.proxy.requests.items() if name != "list"}
+
+
+def test_a_download_is_one_request_to_the_bucket(http: httpx2.Client, bucket: Bucket) -> None:
+    """Whole or in part, of whatever size; what is known without the file takes none."""
+    for headers, status, first, last in (
+        ({}, 200, 0, len(BODY)),
+        (PART, 206, 1000000, 3000001),
+        (PART | {"If-Range": f'"{SHA256}"'}, 206, 1000000, 3000001),
+        (PART | {"If-Range": '"another"'}, 200, 0, len(BODY)),
+    ):
+        bucket.proxy.requests.clear()
+        answer = http.get(PATH, headers=headers)
+        assert (answer.status_code, answer.content) == (status, BODY[first:last])
+        assert answer.headers["etag"] == f'"{SHA256}"'
+        assert asked(bucket) == {"GET": 1}
+    bucket.proxy.requests.clear()
+    assert http.get(PATH, headers={"If-None-Match": f'"{SHA256}"'}).status_code == 304
+    assert http.get(PATH, headers={"Range": "bytes=99999999-"}).status_code == 416
+    assert asked(bucket) == {}
+    answer = http.head(PATH)
+    assert answer.headers["content-length"] == str(len(BODY))
+    assert asked(bucket) == {"HEAD": 1}
+
+
+def test_what_the_bucket_lost_or_cut_is_not_sent(
+    http: httpx2.Client, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor a part of it; what is away is told to be away, without its address."""
+    monkeypatch.setattr("app.files.downloads.RETRY_SECONDS", 0.1)
+    key = "lab/runs/1/checkpoints/step-00000400.pt"
+    bucket.client.put_object(Bucket=bucket.name, Key=key, Body=BODY[:10])
+    for headers in ({}, PART, {"Range": "bytes=0-4"}):
+        answer = http.get(PATH, headers=headers)
+        assert (answer.status_code, "has 10 bytes" in answer.text) == (404, True)
+    bucket.client.delete_object(Bucket=bucket.name, Key=key)
+    assert "no longer in the store" in http.get(PATH).text
+    bucket.proxy.is_broken = True
+    answer = http.get(PATH)
+    assert (answer.status_code, bucket.name in answer.text) == (503, False)
+
+
+class TestSigned:
+    """With HALFSTEP_PRESIGNED_DOWNLOADS."""
+
+    def test_the_address_opens_the_file_to_whoever_has_it(
+        self, http: httpx2.Client, bucket: Bucket
+    ) -> None:
+        """After the same look at rights; for minutes; artifacts, which pages show, stay here."""
+        assert httpx2.get(f"{http.base_url}{PATH}").status_code in (303, 401)
+        answer = http.get(PATH)
+        assert (answer.status_code, answer.content) == (307, b"")
+        address = answer.headers["location"]
+        assert address.startswith(f"{bucket.proxy.address}/{bucket.name}/lab/runs/1/")
+        assert "X-Amz-Expires=300" in address
+        assert httpx2.get(address).content == BODY
+        part = httpx2.get(address, headers=PART)
+        assert (part.status_code, part.content) == (206, BODY[1000000:3000001])
+        for status, headers in ((304, {"If-None-Match": f'"{SHA256}"'}), (206, PART)):
+            headers |= {"If-Range": f'"{SHA256}"'}
+            assert http.get(PATH, headers=headers).status_code == status
+        assert http.head(PATH).headers["content-length"] == str(len(BODY))
+        assert http.get(ARTIFACT).content == BODY
+
+    def test_the_client_follows_without_its_token(
+        self, http: httpx2.Client, bucket: Bucket, token: str, tmp_path: Any
+    ) -> None:
+        """The file has its name, and goes on where it broke off."""
+        (tmp_path / f".{SHA256}.partial").write_bytes(BODY[:5000])
+        bucket.proxy.headers.clear()
+        with Client(str(http.base_url), token) as client:
+            path = client.download(1, tmp_path)
+        assert (path.name, path.read_bytes()) == ("digits-fp16-run1-step400.pt", BODY)
+        assert bucket.proxy.headers
+        assert token not in str(bucket.proxy.headers)

@@ -1,0 +1,220 @@
+"""Checkpoints sent whole, in part, and not at all."""
+
+import hashlib
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.files.downloads import CHUNK_BYTES, parse_range
+from app.main import create_app
+from db.access import accounts
+from db.database import Database
+from db.files import checkpoints
+from db.settings import Settings
+from db.tables import Run, User
+from tests.e2e.test_artifacts import publish
+
+BODY = bytes(range(256)) * 8192  # two chunks
+SHA256 = hashlib.sha256(BODY).hexdigest()
+PATH = "/runs/1/checkpoints/1/download"
+
+
+@pytest.fixture
+def saved(settings: Settings, database: Database, running: Run) -> None:
+    """A checkpoint of the running run."""
+    assert len(BODY) == 2 * CHUNK_BYTES
+    path = settings.run_folder(running.id) / "checkpoints" / "step-00000400.pt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(BODY)
+    file = {"kind": "checkpoint", "path": "", "size_bytes": len(BODY), "sha256": SHA256}
+    event: dict[str, Any] = {"step": 400, "reason": "end", "request": None, "files": [file]}
+    with database.writing() as session:
+        key = path.relative_to(settings.data).as_posix()
+        checkpoints.publish(session, running.id, running.attempt, event, [key])
+
+
+def test_whole_file_has_its_name_length_and_etag(saved: None, script: TestClient) -> None:
+    """The file arrives whole, under a name that says the run and the step."""
+    answer = script.get(PATH)
+    assert answer.status_code == 200
+    assert answer.content == BODY
+    headers = answer.headers
+    assert headers["content-length"] == str(len(BODY))
+    assert headers["etag"] == f'"{SHA256}"'
+    assert headers["accept-ranges"] == "bytes"
+    assert headers["content-disposition"].endswith('filename="digits-fp16-run1-step400.pt"')
+
+
+def test_a_bad_token_is_refused_where_a_browser_would_be_asked(
+    saved: None, stranger: TestClient
+) -> None:
+    """A script gets 401, never a sign-in page that it would take for the file."""
+    answer = stranger.get(PATH, headers={"Authorization": "Bearer hs_wrong"})
+    assert (answer.status_code, answer.json()["code"]) == (401, "sign_in_needed")
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert stranger.get(PATH).status_code == 303
+
+
+def test_an_empty_file_is_sent_empty(
+    settings: Settings, database: Database, running: Run, script: TestClient
+) -> None:
+    """The page asks for the beginning of a text, and an empty one has none."""
+    publish(settings, database, running, "empty.txt", b"")
+    answer = script.get("/runs/1/artifacts/1/download", headers={"Range": "bytes=0-4095"})
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_head_has_the_headers_alone(saved: None, script: TestClient) -> None:
+    """HEAD tells length and ETag and sends nothing."""
+    answer = script.head(PATH)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-length"] == str(len(BODY))
+
+
+@pytest.mark.parametrize(
+    ("header", "first", "last"),
+    [
+        ("bytes=0-9", 0, 9),
+        ("bytes=1000000-1100000", 1_000_000, 1_100_000),
+        ("bytes=2097000-", 2_097_000, len(BODY) - 1),
+        ("bytes=-5", len(BODY) - 5, len(BODY) - 1),
+        ("bytes=2097151-9999999", len(BODY) - 1, len(BODY) - 1),
+        (f"bytes=9-{'9' * 4301}", 9, len(BODY) - 1),
+        (f"bytes={'0' * 4301}9-10", 9, 10),
+        (f"bytes=-{'9' * 4301}", 0, len(BODY) - 1),
+    ],
+)
+def test_range_gets_its_part(
+    saved: None, script: TestClient, header: str, first: int, last: int
+) -> None:
+    """A part is sent with 206 and says where it belongs, across chunks as well."""
+    answer = script.get(PATH, headers={"Range": header})
+    assert answer.status_code == 206
+    assert answer.headers["content-range"] == f"bytes {first}-{last}/{len(BODY)}"
+    assert answer.content == BODY[first : last + 1]
+
+
+def test_range_beyond_the_end_is_refused(saved: None, script: TestClient) -> None:
+    """416 says how long the file is."""
+    for start in (len(BODY), "9" * 4301):
+        answer = script.get(PATH, headers={"Range": f"bytes={start}-"})
+        assert answer.status_code == 416
+        assert answer.headers["content-range"] == f"bytes */{len(BODY)}"
+
+
+@pytest.mark.parametrize("header", ["bytes=5-2", "bytes=0-1,3-4", "lines=1-2", "bytes=-", ""])
+def test_ranges_that_make_no_sense_get_the_whole(header: str) -> None:
+    """What is not a single range of bytes is ignored, as RFC 9110 permits."""
+    assert parse_range(header, 100) is None
+
+
+def test_broken_download_goes_on_only_if_the_file_is_the_same(
+    saved: None, script: TestClient
+) -> None:
+    """If-Range with the ETag gets the rest; with another, the whole file anew."""
+    headers = {"Range": "bytes=100-", "If-Range": f'"{SHA256}"'}
+    assert script.get(PATH, headers=headers).status_code == 206
+    headers["If-Range"] = '"another"'
+    assert script.get(PATH, headers=headers).content == BODY
+
+
+def test_who_has_the_file_need_not_fetch_it(saved: None, script: TestClient) -> None:
+    """If-None-Match with the ETag gets 304."""
+    answer = script.get(PATH, headers={"If-None-Match": f'"x", "{SHA256}"'})
+    assert (answer.status_code, answer.content) == (304, b"")
+
+
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_damaged_file_is_not_sent(
+    saved: None, settings: Settings, script: TestClient, damage: str
+) -> None:
+    """A file that was lost or cut short is an error that says so, not a broken download."""
+    path = settings.run_folder(1) / "checkpoints" / "step-00000400.pt"
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(BODY[:-1])
+    answer = script.get(PATH)
+    assert answer.status_code == 404
+    assert "step-00000400.pt" in answer.text
+
+
+def test_file_of_another_run_is_not_there(saved: None, script: TestClient) -> None:
+    """The address names the run that the file belongs to."""
+    assert script.get("/runs/2/checkpoints/1/download").status_code == 404
+
+
+def test_a_bucket_that_is_away_is_told_as_such(
+    database: Database, saved: None, settings: Settings, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503 with a sentence, and without the bucket's address; the log has the reason."""
+    monkeypatch.setattr("app.files.downloads.RETRY_SECONDS", 0.1)
+    for name, value in {
+        "AWS_ENDPOINT": "http://127.0.0.1:9",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "nowhere",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "script")
+    away = settings.model_copy(update={"storage_url": "s3://bucket"})
+    app = create_app(away, database)
+    headers = {"Authorization": f"Bearer {token}"}
+    with TestClient(app, base_url="http://localhost", headers=headers) as client:
+        answer = client.get("/runs/1/checkpoints/1/download")
+    assert answer.status_code == 503
+    assert answer.json()["code"] == "storage_unreachable"
+    assert "does not answer" in answer.json()["detail"]
+    assert "127.0.0.1" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending", "words", "module"),
+    [
+        ("weights", "", "weights", "model"),
+        ("weights.generator", "-generator", "weights of generator", "generator"),
+        ("ema", "-ema", "averaged weights", "model"),
+        ("ema.generator", "-ema-generator", "averaged weights of generator", "generator"),
+    ],
+)
+def test_weights_and_their_average_have_names_of_their_own(
+    database: Database,
+    running: Run,
+    browser: TestClient,
+    *,
+    kind: str,
+    ending: str,
+    words: str,
+    module: str,
+) -> None:
+    """The page says what each file is, and how it is loaded; its download is called so."""
+    file = {"kind": kind, "path": "p", "size_bytes": 1, "sha256": SHA256}
+    event = {"step": 400, "reason": "end", "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, running.attempt, event, ["key"])
+    page = browser.get("/runs/1").text
+    name = f"digits-fp16-run1-step400{ending}.safetensors"
+    assert f"<td>{words}</td>" in page
+    assert f"{module}.load_state_dict(safetensors.torch.load_file(&#39;{name}&#39;))" in page
+
+
+def test_the_page_says_how_a_learnt_model_is_loaded(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """By from_pretrained, of the recipe that learns one; every run leads to the help on files."""
+    file = {"kind": "weights", "path": "p", "size_bytes": 1, "sha256": SHA256}
+    event = {"step": 400, "reason": "end", "files": [file]}
+    line = "AutoModelForCausalLM.from_pretrained(&#39;huggingface&#39;)"
+    guide = browser.get("/help/recipes").text
+    assert 'id="loading-what-a-run-has-saved"' in guide
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, running.attempt, event, ["key"])
+    page = browser.get("/runs/1").text
+    assert "/help/recipes#loading-what-a-run-has-saved" in page
+    assert line not in page
+    with database.writing() as session:
+        session.get_one(Run, running.id).recipe = "finetune"
+    assert line in browser.get("/runs/1").text

@@ -1,0 +1,700 @@
+"""Watched runs as their uploaders send them, on both databases."""
+
+import hashlib
+import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as trying
+from hypothesis import strategies as st
+from sqlalchemy import select
+from starlette.testclient import TestClient
+
+from db.access import accounts, projects
+from db.database import Database
+from db.files.backup import back_up, restore
+from db.files.storage import mismatches, open_store
+from db.runs import history, runs
+from db.settings import Settings
+from db.tables import Checkpoint, Metric, Run, Status, Step, User, WatchedAttempt
+from db.telemetry import ingest, series, telemetry
+from halfstep.telemetry.spool import EVENT, FILE_HEADER, MAGIC, STEP_DTYPE, STEPS, VERSION, frame
+from tests.app.uploading import Uploader, described, write_token
+from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
+from tests.spool_made import spool_anything
+
+
+@pytest.fixture
+def uploader(stranger: TestClient, database: Database, ada: User, tmp_path: Path) -> Uploader:
+    """An uploader of Ada's with a token that writes."""
+    return Uploader(stranger, write_token(database, ada), tmp_path / "spool")
+
+
+def test_a_run_is_made_once(uploader: Uploader, script: TestClient) -> None:
+    """The first call makes it, a repeated one finds it, and says where its spool goes on."""
+    answer = uploader.begin()
+    place = {"run": 1, "attempt": 1, "sequence": 0, "offset": 0, "page": "/runs/1"}
+    assert (answer.status_code, answer.json()) == (200, place)
+    assert uploader.begin().json() == place
+    run = script.get("/api/v1/runs/1").json()
+    assert (run["status"], run["source"], run["name"]) == ("running", "watch", "baseline")
+    assert (run["project"], run["tags"]) == ("digits", ["fp16", "a b"])
+    assert run["config"] == described()["config"]
+    assert [each["status"] for each in run["statuses"]] == ["running"]
+
+
+def test_a_spool_becomes_rows(uploader: Uploader, script: TestClient) -> None:
+    """Steps, events and metrics are recorded as a worker's are; the precision is found out."""
+    uploader.begin()
+    with uploader.spool() as spool:
+        for event in (*make_events([2]), make_metric(3, 0.5)):
+            spool.event(event)
+        spool.steps(make_steps([3.0, 2.0, 1.0], skipped=[2]))
+    answer = uploader.send()
+    size = len(uploader.content())
+    assert (answer.status_code, answer.json()) == (200, {"sequence": 0, "offset": size})
+    run = script.get("/api/v1/runs/1").json()
+    assert (run["step"], run["skipped"], run["loss"], run["precision"]) == (3, 1, 1.0, "fp16")
+    assert run["verdict"]["word"] == "calibrating"
+    assert script.get("/api/v1/runs/1/events").json()["total"] == 2
+    assert script.get("/api/v1/runs/1/metrics").json()["total"] == 1
+
+
+def steps_of(database: Database, run_id: int = 1) -> list[int]:
+    with database.reading() as session:
+        steps = select(Step.step).where(Step.run_id == run_id).order_by(Step.step)
+        return list(session.scalars(steps))
+
+
+def spool_steps(uploader: Uploader, *lengths: int, **options: Any) -> bytes:
+    """Spool frames of so many steps each; return the file."""
+    with uploader.spool(**options) as spool:
+        first = 1
+        for length in lengths:
+            spool.steps(make_steps([1.0] * length, first=first))
+            first += length
+    return uploader.content()
+
+
+def test_a_piece_may_be_cut_anywhere(uploader: Uploader, database: Database) -> None:
+    """What is left of a frame is sent again with the next piece: the offset says from where."""
+    uploader.begin()
+    content = spool_steps(uploader, 2, 3, 4)
+    offsets = []
+    for end in range(1, len(content) + 1, 7):
+        assert uploader.put(content[uploader.offset : end]).status_code == 200
+        offsets.append(uploader.offset)
+    assert uploader.send().json()["offset"] == len(content)
+    assert {0, 16} < set(offsets)
+    assert offsets == sorted(offsets)
+    assert steps_of(database) == list(range(1, 10))
+
+
+def test_a_piece_that_is_sent_again_changes_nothing(uploader: Uploader, database: Database) -> None:
+    """It is refused with where to go on, and so is one that leaves a gap."""
+    uploader.begin()
+    content = spool_steps(uploader, 2, 3)
+    uploader.send()
+    for offset in (0, 16, len(content) - 1, len(content) + 1):
+        answer = uploader.put(content[offset:], offset=offset)
+        problem = answer.json()
+        assert answer.status_code == 409
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert (problem["code"], problem["sequence"]) == ("offset", 0)
+        assert problem["offset"] == len(content)
+    assert uploader.begin().json()["offset"] == len(content)
+    assert steps_of(database) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("place", ["header", "first", "second", "length", "checksum"])
+def test_damaged_bytes_cost_their_frame_only(
+    uploader: Uploader, database: Database, script: TestClient, place: str
+) -> None:
+    """What follows is recorded, and the run's log names the bytes; repeated, it changes nothing."""
+    uploader.begin()
+    content = bytearray(spool_steps(uploader, 2, 3, 4))
+    second = 16 + 12 + 2 * STEP_DTYPE.itemsize
+    at = {"header": 3, "first": 40, "second": second + 30, "length": second + 2}
+    content[at.get(place, second + 9)] ^= 0x55
+    answer = uploader.put(bytes(content))
+    assert (answer.status_code, answer.json()["offset"]) == (200, len(content))
+    lost = {"header": [], "first": [1, 2]}.get(place, [3, 4, 5])
+    assert steps_of(database) == [step for step in range(1, 10) if step not in lost]
+    with database.reading() as session:
+        [line] = [
+            line.text for line in series.log_lines(session, 1, most=50) if "damaged" in line.text
+        ]
+    begin, size = {"header": (0, 16), "first": (16, second - 16)}.get(
+        place, (second, 12 + 3 * STEP_DTYPE.itemsize)
+    )
+    assert f"{size:,} damaged bytes of the spool, from byte {begin:,}" in line
+    assert uploader.begin().json()["offset"] == len(content)
+
+
+def test_a_spool_without_its_header_is_recorded(uploader: Uploader, database: Database) -> None:
+    """A piece that begins with a frame is taken to its end, not again and again."""
+    uploader.begin()
+    content = spool_steps(uploader, 2, 3)[FILE_HEADER.size :]
+    answer = uploader.put(content)
+    assert (answer.status_code, answer.json()["offset"]) == (200, len(content))
+    assert steps_of(database) == [1, 2, 3, 4, 5]
+
+
+def test_an_end_reports_the_bytes_that_were_lost(
+    uploader: Uploader, database: Database, script: TestClient
+) -> None:
+    """In the run's log, once."""
+    uploader.begin()
+    spool_steps(uploader, 2)
+    uploader.send()
+    for _ in range(2):
+        assert uploader.end("finished", step=2, lost_bytes=1234).status_code == 200
+    with database.reading() as session:
+        lines = [line.text for line in series.log_lines(session, 1, most=50)]
+    assert sum("1,234 bytes of its spool were damaged" in line for line in lines) == 1
+    assert script.get("/api/v1/runs/1").json()["status"] == "finished"
+
+
+def test_the_next_file_begins_at_its_start(uploader: Uploader, database: Database) -> None:
+    """A spool that was rotated is gone through file by file, and not back."""
+    uploader.begin()
+    spool_steps(uploader, 2, 3, 4, rotate_bytes=100)
+    for sequence in range(3):
+        uploader.sequence, uploader.offset = sequence, 0
+        assert uploader.send().status_code == 200
+    assert steps_of(database) == list(range(1, 10))
+    uploader.sequence = 1
+    assert uploader.put(b"", offset=0).json()["sequence"] == 2
+    uploader.sequence = 3
+    assert uploader.put(b"", offset=16).json()["code"] == "offset"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_piece_may_be_compressed(uploader: Uploader, database: Database, packed: bool) -> None:
+    """The offsets are those of the file, however it travels; many transactions are one answer."""
+    uploader.begin()
+    content = spool_steps(uploader, *[5000] * 6)
+    answer = uploader.put(content, packed=packed)
+    assert answer.json()["offset"] == len(content)
+    assert len(steps_of(database)) == 30_000
+
+
+def test_what_is_too_large_is_refused(uploader: Uploader) -> None:
+    """32 MiB a piece, as it travels and unpacked."""
+    uploader.begin()
+    zeros = bytes(2**25 + 1)
+    for packed in (False, True):
+        answer = uploader.put(zeros, packed=packed)
+        assert answer.status_code == 413
+        assert "33,554,432 bytes" in answer.json()["detail"]
+    assert uploader.put(b"x", **{"Content-Encoding": "br"}).status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("piece", "encoding", "message"),
+    [
+        (b"no spool file at all", "", "is not a spool file of version 1"),
+        (b"no gzip", "gzip", "it is not gzip"),
+        (b"\x1f\x8b\x08\0\0\0\0\0\0\3", "gzip", "not one whole gzip member"),
+    ],
+)
+def test_a_body_that_is_no_spool_is_named(
+    uploader: Uploader, piece: bytes, encoding: str, message: str
+) -> None:
+    """422 under the body's own name, and nothing moves."""
+    uploader.begin()
+    answer = uploader.put(piece, **({"Content-Encoding": encoding} if encoding else {}))
+    assert answer.status_code == 422
+    assert message in answer.json()["errors"]["body"]
+    assert uploader.begin().json()["offset"] == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("id", "0" * 31, "String should match pattern"),
+        ("attempt", 0, "greater than or equal to 1"),
+        ("attempt", 2**31, "less than or equal to 2147483647"),
+        ("name", "", "at least 1 character"),
+        ("name", "n" * 201, "at most 200 characters"),
+        ("config", [1], "valid dictionary"),
+        ("config", {"a": "x" * 10_001}, "at most 10,000"),
+        ("config", {"a": 10**30}, "a whole number from"),
+        ("config", {"a": "\0"}, "cannot be kept"),
+        ("tags", ["t"] * 51, "at most 50 items"),
+        ("started", "yesterday", "datetime"),
+        ("started", "2026-01-02T03:04:05", "timezone"),
+        ("versions", {"torch": 2}, "allowed: a text"),
+    ],
+)
+def test_a_bad_field_is_named(uploader: Uploader, field: str, value: Any, message: str) -> None:
+    """422 says which field, its value and what is allowed; there is no run."""
+    answer = uploader.begin(**{field: value})
+    assert answer.status_code == 422
+    assert message in answer.json()["detail"]
+    assert uploader.begin().json()["run"] == 1
+
+
+@pytest.mark.parametrize("config", [None, {}, {"a": float("nan"), "b": [1e999]}])
+def test_any_configuration_is_kept(uploader: Uploader, script: TestClient, config: Any) -> None:
+    """None is an empty one; what JSON lacks is a word."""
+    content = json.dumps(described(config=config, project=None, tags=[]))
+    headers = uploader.headers | {"content-type": "application/json"}
+    assert uploader.client.post("/api/v1/ingest", content=content, headers=headers).is_success
+    kept = script.get("/api/v1/runs/1").json()["config"]
+    assert kept == ({"a": "NaN", "b": ["Infinity"]} if config else {})
+
+
+def test_what_an_attempt_was_started_in_is_told(uploader: Uploader, script: TestClient) -> None:
+    """Its machine, and its command and folder if the uploader tells them, of its latest attempt."""
+    uploader.begin()
+    told = script.get("/api/v1/runs/1/environment").json()
+    assert (told["host"], told["command"], told["folder"]) == ("gpu-7", [], None)
+    uploader.begin(attempt=2, command=["train.py", "--lr", "0.1"], folder="/home/ada")
+    told = script.get("/api/v1/runs/1/environment").json()
+    assert (told["attempt"], told["host"], told["folder"]) == (2, "gpu-7", "/home/ada")
+    assert (told["command"], told["versions"]["torch"]) == (["train.py", "--lr", "0.1"], "2.13.0")
+    assert (told["git"], told["source"]) == (None, None)
+    wrong = uploader.begin(attempt=3, command=["train.py", "a\0b"], folder="a\0b")
+    assert wrong.status_code == 422
+
+
+def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Database) -> None:
+    """Of two uploaders of one run only the one of the newer attempt is heard."""
+    uploader.begin()
+    content = spool_steps(uploader, 5, 5)
+    uploader.put(content[:300])
+    later = Uploader(uploader.client, uploader.headers["Authorization"][7:], uploader.folder)
+    assert later.begin(attempt=2).json() == {
+        "run": 1,
+        "attempt": 2,
+        "sequence": 0,
+        "offset": 0,
+        "page": "/runs/1",
+    }
+    for answer in (uploader.send(), uploader.begin(), uploader.end()):
+        assert (answer.status_code, answer.json()["code"]) == (409, "fenced")
+    with later.spool() as spool:
+        spool.event({"event": "resumed", "step": 3, "exact": False, "notes": ["by hand"]})
+        spool.event(make_metric(4, 0.5))
+        spool.steps(make_steps([2.0] * 2, first=4))
+    assert later.put(later.content()[:-9]).status_code == 200  # all but the steps
+    assert steps_of(database) == [1, 2, 3, 4, 5]
+    assert later.send().status_code == 200
+    with database.reading() as session:
+        made = series.raw_steps(session, 1)
+        assert list(zip(made["step"], made["loss"], strict=True)) == [
+            (1, 1.0),
+            (2, 1.0),
+            (3, 1.0),
+            (4, 2.0),
+            (5, 2.0),
+        ]
+        assert history.resumptions(session, 1) == {2: 3}
+        assert [m.step for m in session.scalars(select(Metric))] == [4]
+        log = [line.text for line in series.log_lines(session, 1)]
+    assert log == ["resumed at step 3, not bit-exactly: by hand"]
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "reason"),
+    [
+        ("finished", "finished", None),
+        ("failed", "failed", "RuntimeError: CUDA out of memory"),
+        ("terminated", "failed", "its process was terminated"),
+        ("vanished", "failed", "its process ended without saying so; killed?"),
+    ],
+)
+def test_an_attempt_ends_as_its_process_did(
+    uploader: Uploader, script: TestClient, how: str, status: str, reason: str | None
+) -> None:
+    """Told again it changes nothing; the next attempt goes on with the run."""
+    uploader.begin()
+    spool_steps(uploader, 5)
+    uploader.send()
+    error = "Traceback: \0\nRuntimeError: CUDA out of memory\n" if how == "failed" else None
+    for _ in range(2):
+        assert uploader.end(how, step=5, error=error).status_code == 200
+    run = script.get("/api/v1/runs/1").json()
+    assert (run["status"], run["statuses"][-1]["reason"]) == (status, reason)
+    assert len(run["statuses"]) == 2
+    assert run["seconds"] == pytest.approx(
+        0.025, abs=1e-5
+    )  # five steps of 5 ms, whenever they were sent
+    assert (run["error"] or "").startswith("Traceback" if error else reason or "")
+    assert uploader.begin().status_code == 200
+    assert uploader.send().json()["code"] == "ended"
+    assert uploader.begin(attempt=2).status_code == 200
+    run = script.get("/api/v1/runs/1").json()
+    assert (run["status"], run["ended_at"], run["error"]) == ("running", None, None)
+
+
+def test_an_end_says_what_did_not_come(uploader: Uploader, script: TestClient) -> None:
+    """Steps that were lost on the way are no secret."""
+    uploader.begin()
+    spool_steps(uploader, 5)
+    uploader.send()
+    uploader.end("terminated", step=9)
+    reason = script.get("/api/v1/runs/1").json()["statuses"][-1]["reason"]
+    assert reason == "its process was terminated; of its 9 steps 5 came in"
+
+
+def test_a_run_that_a_person_ended_takes_nothing_more(
+    uploader: Uploader, script: TestClient, browser: TestClient
+) -> None:
+    """Of the same attempt; a later one may go on."""
+    uploader.begin()
+    content = spool_steps(uploader, 5)
+    uploader.put(content[:100])
+    assert browser.post("/runs/1/cancellation").status_code == 303
+    assert script.get("/api/v1/runs/1").json()["status"] == "cancelled"
+    for answer in (uploader.send(), uploader.begin(), uploader.end("finished", step=5)):
+        assert (answer.status_code, answer.json()["code"]) == (409, "ended")
+        assert "cancelled by ada" in answer.json()["detail"]
+    assert script.post("/api/v1/runs/1/cancellation").status_code == 409
+    assert uploader.begin(attempt=2).status_code == 200
+
+
+def test_strangers_and_others_are_refused(
+    uploader: Uploader, database: Database, script: TestClient
+) -> None:
+    """401 without a token that is known, 403 for somebody else's run, 404 for none."""
+    uploader.begin()
+    with database.writing() as session:
+        bob = accounts.user_named(session, "bob")
+        projects.set_role(session, bob, "digits", "member")
+    for token, status in (("hs_wrong", 401), (write_token(database, bob), 403)):
+        uploader.headers = {"Authorization": f"Bearer {token}"}
+        for answer in (uploader.put(b""), uploader.end()):
+            assert (answer.status_code, answer.headers["content-type"]) == (
+                status,
+                "application/problem+json",
+            )
+    assert uploader.begin().json()["run"] == 2  # bob's own, of the same id
+    for path in ("99/1/0", "2/7/0"):
+        answer = uploader.client.put(
+            f"/api/v1/ingest/{path}", params={"offset": 0}, headers=uploader.headers
+        )
+        assert answer.status_code == 404
+
+
+def test_a_project_that_somebody_may_not_send_to_is_named(
+    uploader: Uploader, database: Database
+) -> None:
+    """The one without a name too."""
+    with database.writing() as session:
+        bob = accounts.user_named(session, "bob")
+        projects.set_role(session, bob, projects.DEFAULT, "viewer")
+    uploader.headers = {"Authorization": f"Bearer {write_token(database, bob)}"}
+    for project, named in (("digits", "'digits'"), ("", "the first project")):
+        answer = uploader.begin(project=project)
+        text = f"{named} lets you send no runs; ask its maintainers"
+        assert (answer.status_code, answer.json()["errors"]) == (422, {"project": text})
+
+
+def test_a_full_token_may_send_too(uploader: Uploader, script: TestClient) -> None:
+    """It may do all that its owner may."""
+    uploader.headers = {"Authorization": script.headers["Authorization"]}
+    assert uploader.begin().status_code == 200
+
+
+def test_a_run_of_a_recipe_is_not_written_to(uploader: Uploader, running: Run) -> None:
+    """Its supervisor writes it, and nobody else."""
+    uploader.run, uploader.attempt = running.id, running.attempt
+    assert uploader.put(b"").status_code == 404
+    assert uploader.end().status_code == 404
+
+
+def test_a_frame_that_cannot_be_recorded_costs_nothing_but_itself(
+    uploader: Uploader, database: Database
+) -> None:
+    """The run's log names it, and the rest is recorded."""
+    uploader.begin()
+    with uploader.spool() as spool:
+        spool.steps(make_steps([1.0] * 3))
+    spool_anything(uploader.folder, 1, {"event": "metric", "step": -1}, "nonsense")
+    with (uploader.folder / "1-0.spool").open("ab") as file:
+        file.write(frame(EVENT, json.dumps(make_metric(3, 0.5)).encode()))
+    assert uploader.send().json()["offset"] == len(uploader.content())
+    with database.reading() as session:
+        [line] = series.log_lines(session, 1)
+        assert session.scalars(select(Metric)).one().step == 3
+        assert runs.get(session, 1).status == Status.RUNNING
+    assert "it told what cannot be recorded: metric at step -1: " in line.text
+    assert line.text.endswith("and 1 more frames")
+
+
+def test_what_the_database_refuses_costs_nothing_but_itself(
+    uploader: Uploader, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should the table of bounds let something through that no database takes."""
+    record = telemetry.record
+
+    def refuse(session: Any, run_id: int, attempt: int, flush: telemetry.Flush) -> None:
+        if any(event.get("name") == "bad" for event in flush.events):
+            raise ValueError("out of range")
+        record(session, run_id, attempt, flush)
+
+    monkeypatch.setattr(telemetry, "record", refuse)
+    uploader.begin()
+    with uploader.spool() as spool:
+        spool.steps(make_steps([1.0] * 3))
+        for name in ("good", "bad", "better"):
+            spool.event(make_metric(3, 0.5, name))
+    assert uploader.send().json()["offset"] == len(uploader.content())
+    assert steps_of(database) == [1, 2, 3]
+    with database.reading() as session:
+        assert {each.name for each in session.scalars(select(Metric))} == {"good", "better"}
+        [line] = series.log_lines(session, 1)
+    assert "ValueError" in line.text
+    assert "'bad'" in line.text
+
+
+def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> None:
+    """What a run is configured with is what its attempt said last."""
+    uploader.begin()
+    uploader.begin(config={"lr": 0.2})
+    assert script.get("/api/v1/runs/1").json()["config"] == {"lr": 0.2}
+    uploader.begin(attempt=2, config={"lr": 0.3})
+    found = script.get("/api/v1/runs", params={"filter": "lr=0.3"}).json()
+    assert [run["id"] for run in found["runs"]] == [1]
+
+
+def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: TestClient) -> None:
+    """Its numbers are there at once; a later attempt's replace those from where it goes on."""
+    uploader.begin()
+    with uploader.spool() as spool:
+        for step in (1, 2, 3):
+            spool.event(make_metric(step, 0.5))
+    uploader.send()
+
+    def logged() -> list[tuple[int, float | None]]:
+        with database.reading() as session:
+            found = session.scalars(select(Metric).order_by(Metric.step))
+            return [(each.step, each.value) for each in found]
+
+    assert logged() == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    page = script.get("/api/v1/runs/1/series").json()
+    assert (page["total"], page["first"], page["last"]) == (0, 1, 3)
+    uploader.begin(attempt=2)
+    with uploader.spool() as spool:
+        spool.event({"event": "resumed", "step": 1, "exact": False, "notes": []})
+        spool.event(make_metric(2, 0.25))
+    uploader.send()
+    assert logged() == [(1, 0.5), (2, 0.25)]
+
+
+def test_what_waits_for_the_first_steps_is_bounded(
+    uploader: Uploader, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events of steps that never come do not fill the database."""
+    monkeypatch.setattr(ingest, "EARLY_BYTES", 200)
+    uploader.begin()
+    spool_steps(uploader, 2)
+    uploader.send()
+    uploader.begin(attempt=2)
+    with uploader.spool() as spool:
+        for step in (5, 6, 7):
+            spool.event(make_metric(step, 0.5))
+    uploader.send()
+    with database.reading() as session:
+        assert session.get_one(WatchedAttempt, (1, 2)).early == []
+        assert "more than 200 bytes" in series.log_lines(session, 1)[-1].text
+
+
+@trying(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    begun=st.booleans(),
+    pieces=st.lists(
+        st.one_of(
+            st.binary(max_size=200),
+            st.builds(frame, st.integers(0, 255), st.binary(max_size=200)),
+            st.builds(
+                frame,
+                st.just(EVENT),
+                st.recursive(
+                    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+                    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+                ).map(lambda value: json.dumps(value).encode()),
+            ),
+            st.builds(frame, st.just(STEPS), st.binary(min_size=52 * 3, max_size=52 * 3)),
+        ),
+        max_size=5,
+    ),
+)
+def test_no_bytes_make_the_server_fail(
+    uploader: Uploader, script: TestClient, begun: bool, pieces: list[bytes]
+) -> None:
+    """Whatever is sent is recorded or refused; pages that show the run are there all the same."""
+    uploader.begin(id=uuid.uuid4().hex)
+    header = FILE_HEADER.pack(MAGIC, VERSION) if begun else b""
+    answer = uploader.put(header + b"".join(pieces))
+    assert answer.status_code in (200, 422)
+    assert script.get(f"/api/v1/runs/{uploader.run}").status_code == 200
+    assert script.get(f"/runs/{uploader.run}").status_code == 200
+    assert script.get("/runs").status_code == 200
+
+
+def test_twenty_runs_at_once(address: str, database: Database, ada: User, tmp_path: Path) -> None:
+    """Each is recorded whole, while the others are."""
+    token = write_token(database, ada)
+
+    def send(number: int) -> int:
+        with httpx2.Client(base_url=address, timeout=None) as client:
+            uploader = Uploader(client, token, tmp_path / str(number))
+            uploader.begin(id=f"{number:032x}", name=f"run {number}")
+            spool_steps(uploader, *[100] * 5)
+            while uploader.offset < len(uploader.content()):
+                end = uploader.offset + 7000
+                uploader.put(uploader.content()[uploader.offset : end]).raise_for_status()
+            uploader.end("finished", step=500)
+            return uploader.run
+
+    with ThreadPoolExecutor(20) as pool:
+        made = list(pool.map(send, range(20)))
+    assert sorted(made) == list(range(1, 21))
+    for run_id in made:
+        assert steps_of(database, run_id) == list(range(1, 501))
+
+
+def test_two_that_begin_a_run_at_once_make_one(
+    address: str, database: Database, ada: User, tmp_path: Path
+) -> None:
+    """The id is its owner's, and of two at once the second finds what the first made."""
+    token = write_token(database, ada)
+
+    def begin(_number: int) -> Any:
+        with httpx2.Client(base_url=address, timeout=None) as client:
+            return Uploader(client, token, tmp_path).begin().json()["run"]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(begin, range(8))) == {1}
+
+
+CONTENT = bytes(range(256)) * 40
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+CHECKPOINT = "checkpoints/step-00000003/last.pt"
+PICTURE = "artifacts/step-00000003/x.png"
+
+
+@pytest.fixture
+def told(uploader: Uploader) -> Uploader:
+    """An uploader whose run told of a checkpoint and a picture of the same content."""
+    uploader.begin()
+    here = {"size_bytes": len(CONTENT), "sha256": SHA256}
+    files = [{"kind": "checkpoint", "path": CHECKPOINT, **here}]
+    with uploader.spool() as spool:
+        spool.steps(make_steps([1.0] * 3))
+        spool.event({"event": "checkpoint", "step": 3, "reason": "request", "files": files})
+        spool.event({"event": "artifact", "step": 3, "name": "x.png", "path": PICTURE, **here})
+    uploader.send()
+    return uploader
+
+
+def put_piece(uploader: Uploader, path: str, first: int, last: int) -> Any:
+    piece, size = CONTENT[first:last], len(CONTENT)
+    return uploader.put_file(path, piece, offset=first, size=size, sha256=SHA256)
+
+
+def test_a_file_that_was_not_sent_is_told_of(told: Uploader, script: TestClient) -> None:
+    """Size and hash are there, and what lies elsewhere is not to be downloaded."""
+    [file] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
+    assert (file["is_stored"], file["path"], file["sha256"]) == (False, CHECKPOINT, SHA256)
+    answer = script.get("/runs/1/checkpoints/1/download")
+    assert answer.status_code == 404
+    assert "on the training machine alone" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("path", [CHECKPOINT, PICTURE])
+def test_a_file_comes_in_pieces(told: Uploader, script: TestClient, path: str) -> None:
+    """A piece that was sent already is answered with where to go on; the whole is checked."""
+    assert put_piece(told, path, 0, 4000).json() == {"offset": 4000, "stored": False}
+    again = put_piece(told, path, 0, 4000)
+    assert (again.status_code, again.json()["code"], again.json()["offset"]) == (
+        409,
+        "offset",
+        4000,
+    )
+    told.end("finished", step=3)  # files may follow the end
+    for _ in range(2):
+        last = put_piece(told, path, 4000, len(CONTENT))
+        assert last.json() == {"offset": len(CONTENT), "stored": True}
+    kind = path.partition("/")[0]
+    [file] = script.get(f"/api/v1/runs/1/{kind}").json()[kind]
+    assert file["is_stored"]
+    download = script.get(f"/runs/1/{kind}/{file['id']}/download")
+    assert download.content == CONTENT
+    assert "baseline-run1-step3-" in download.headers["content-disposition"]
+
+
+def test_a_file_that_is_damaged_begins_anew(told: Uploader) -> None:
+    """Its hash is the whole's, as its event told it."""
+    size = len(CONTENT)
+    answer = told.put_file(CHECKPOINT, bytes(size), offset=0, size=size, sha256=SHA256)
+    assert answer.status_code == 422
+    assert "begins anew at offset 0" in answer.json()["errors"]["sha256"]
+    assert put_piece(told, CHECKPOINT, 0, size).json()["stored"]
+
+
+def test_a_file_that_nothing_named_is_refused(told: Uploader) -> None:
+    """Neither another path, nor another size or hash, nor more bytes than it has."""
+    for path in ("checkpoints/other.pt", "../../halfstep.db", "artifacts/%00", "run.json"):
+        assert put_piece(told, path, 0, 10).status_code == 404
+    wrong = told.put_file(CHECKPOINT, b"x", offset=0, size=1, sha256=SHA256)
+    assert "allowed: as its event says" in wrong.json()["errors"]["size, sha256"]
+    size = len(CONTENT)
+    longer = told.put_file(CHECKPOINT, CONTENT + b"x", offset=0, size=size, sha256=SHA256)
+    assert "allowed: at most size" in longer.json()["errors"]["body"]
+
+
+def test_a_file_of_a_cancelled_or_fenced_run_is_refused(told: Uploader, script: TestClient) -> None:
+    """As its spool is."""
+    script.post("/api/v1/runs/1/cancellation")
+    assert put_piece(told, CHECKPOINT, 0, 10).json()["code"] == "ended"
+    told.begin(attempt=2)
+    told.attempt = 1
+    assert put_piece(told, CHECKPOINT, 0, 10).json()["code"] == "fenced"
+
+
+def test_a_disk_that_fails_is_told_as_such(told: Uploader, settings: Settings) -> None:
+    """503, so that whoever sends tries again later."""
+    settings.run_folder(1).parent.mkdir(parents=True)
+    settings.run_folder(1).write_text("no folder")
+    answer = put_piece(told, CHECKPOINT, 0, 10)
+    assert (answer.status_code, answer.json()["code"]) == (503, "storage_unreachable")
+
+
+def test_a_file_told_of_again_stays_unless_it_changed(told: Uploader, script: TestClient) -> None:
+    """A resumed run that makes the same file need not send it again, another it must."""
+    put_piece(told, CHECKPOINT, 0, len(CONTENT))
+    told.begin(attempt=2)
+    for sha256, is_stored in ((SHA256, True), ("0" * 64, False)):
+        file = {"kind": "checkpoint", "path": CHECKPOINT, "size_bytes": 10240, "sha256": sha256}
+        event = {"event": "checkpoint", "step": 3, "reason": "request", "files": [file]}
+        spool_anything(told.folder, 2, event)
+        told.send()
+        [found] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
+        assert found["is_stored"] is is_stored
+
+
+def test_a_file_that_is_elsewhere_is_neither_missing_nor_lost(
+    told: Uploader, database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    """The storage's check passes its rows over, and a backup keeps them."""
+    told.end("finished", step=3)
+    store = open_store(settings)
+    with database.reading() as session:
+        assert mismatches(session, store) == []
+    made = back_up(database, store, tmp_path / "backup")
+    assert (made["files"], made["left_out"]) == (0, [])
+    restored = Database(f"sqlite:///{tmp_path}/restored.db")
+    restored.migrate()
+    restore(restored, store, tmp_path / "backup")
+    with restored.reading() as session:
+        assert [row.path for row in session.scalars(select(Checkpoint))] == [CHECKPOINT]
+    restored.dispose()

@@ -1,0 +1,96 @@
+"""Help: the documents as pages, and words that lead into them."""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.html.documents import NAMES, documents, term
+from halfstep.run_config import RunConfig
+from halfstep.run_settings import RecipeConfig
+
+ROOT = Path(__file__).parents[3]
+LINKS = re.compile(r'(?<![\w"\'])/help/(\w+)(?:#([\w-]+))?')
+
+
+class Seen(HTMLParser):
+    """Collects anchors and links of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.anchors: list[str] = []
+        self.links: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, _tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.anchors += [value or "" for name, value in attrs if name == "id"]
+        self.links += [value or "" for name, value in attrs if name == "href"]
+
+
+def test_help_is_behind_the_sign_in(stranger: TestClient, browser: TestClient) -> None:
+    """All documents of docs/ are there, each with its sections; another is told not to be."""
+    assert stranger.get("/help/amp").status_code in (303, 401)
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} == set(NAMES)
+    assert browser.get("/help").headers["location"] == "/help/glossary"
+    page = browser.get("/help/amp").text
+    assert '<h2 id="the-loop">The loop</h2>' in page
+    assert '<a href="#the-loop">The loop</a>' in page
+    missing = browser.get("/help/nothing")
+    assert (missing.status_code, "no page of help called nothing" in missing.text) == (404, True)
+
+
+def test_every_link_leads_somewhere() -> None:
+    """Within the documents, and from the templates into them; no anchor is there twice."""
+    seen = {name: Seen(document.html) for name, document in documents().items()}
+    for name, each in seen.items():
+        assert len(each.anchors) == len(set(each.anchors)), name
+        for link in each.links:
+            page, _, anchor = link.removeprefix("/help/").partition("#")
+            if not link.startswith("https://"):
+                target = seen[page or name]
+                assert not anchor or anchor in target.anchors, (name, link)
+    used = 0
+    for path in (ROOT / "app" / "templates").glob("*.html"):
+        for page, anchor in re.findall(r'"/help/(\w+)#?([\w-]*)"', path.read_text()):
+            used += 1
+            assert not anchor or anchor in seen[page].anchors, (path.name, page, anchor)
+    assert used > 5
+
+
+def test_settings_that_the_glossary_names_are_settings() -> None:
+    """Each is one of every run's; where it stands, a link leads to its word."""
+    schema = RunConfig[RecipeConfig].model_json_schema()
+    paths = set(re.findall(r"`([a-z_]+(?:\.\w+)?)`", (ROOT / "docs/glossary.md").read_text()))
+    for path in paths:
+        at = schema
+        for name in path.split("."):
+            at = schema["$defs"][at["$ref"].rpartition("/")[2]] if "$ref" in at else at
+            assert name in at["properties"], path
+            at = at["properties"][name]
+    assert term("scaler.growth_interval") == "/help/glossary#growth-interval"
+    assert term("training.steps") == ""
+
+
+@pytest.mark.xdist_group("wheel")
+def test_wheel_brings_the_documents(tmp_path: Path) -> None:
+    """Help does not need the source: the wheel has what its page shows, word for word."""
+    source = tmp_path / "source"
+    for name in ("app", "db", "docs", "halfstep", "migrations", "trainer", "worker"):
+        without = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / name, source / name, ignore=without, symlinks=True)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    command = ["pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, source]
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [built] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(built) as wheel:
+        brought = {name for name in wheel.namelist() if name.startswith("app/help/")}
+        assert brought == {f"app/help/{name}.md" for name in NAMES}
+        assert wheel.read("app/help/amp.md") == (ROOT / "docs/amp.md").read_bytes()

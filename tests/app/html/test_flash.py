@@ -1,0 +1,27 @@
+"""What a form announces on the next page."""
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.auth.authentication import cookie_name
+from app.html.flash import COOKIE
+from db.access import accounts
+from db.database import Database
+from db.tables import User
+
+
+@pytest.mark.parametrize(("scheme", "prefix"), [("http", ""), ("https", "__Host-")])
+def test_what_was_done_travels_as_the_session_does(
+    app: FastAPI, database: Database, ada: User, scheme: str, prefix: str
+) -> None:
+    """Over TLS alone, once it came so."""
+    with database.writing() as session:
+        secret, row = accounts.start_session(session, ada, by_link=True)
+        token = row.csrf_token
+    name = prefix + cookie_name(app.state.settings)
+    headers = {"Cookie": f"{name}={secret}", "X-CSRF-Token": token}
+    with TestClient(app, f"{scheme}://localhost", headers=headers, follow_redirects=False) as it:
+        answer = it.post("/projects", data={"name": "vision"})
+    assert answer.headers["set-cookie"].startswith(f"{COOKIE}=The%20project%20is%20made.")
+    assert ("; Secure" in answer.headers["set-cookie"]) is (scheme == "https")

@@ -1,0 +1,105 @@
+"""Notes as HTML."""
+
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.html.markdown import markdown
+
+ALLOWED = {
+    *("h2", "h3", "h4", "h5", "h6", "p", "em", "strong", "s", "code", "pre", "blockquote", "a"),
+    *("ul", "ol", "li", "hr", "br", "table", "thead", "tbody", "tr", "th", "td", "div"),
+}
+
+
+class Seen(HTMLParser):
+    """Collects elements and their attributes."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+
+def test_what_people_use_is_there() -> None:
+    """Headings below the page's own, lists, code, tables; a line break is one."""
+    html = markdown("# Why\n\na *b* **c** `d`\ne\n\n- x\n\n|m|n|\n|-|-|\n|1|2|\n\n~~no~~")
+    for piece in ("<h2>Why</h2>", "<em>b</em>", "<br", "<li>x</li>", "<td>1</td>", "<s>no</s>"):
+        assert piece in html
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "[x](javascript:alert(1))",
+        "[x](JaVaScRiPt&#58;alert(1))",
+        "[x](data:text/html,<script>alert(1)</script>)",
+        "[x](//elsewhere.example/)",
+        "<javascript:alert(1)>",
+        "![x](https://elsewhere.example/pixel.png)",
+        '[x](https://a.example/"onmouseover="alert(1))',
+        "[x]: javascript:alert(1)\n\n[x]",
+        '```"><script>\nx\n```',
+    ],
+)
+def test_nothing_in_a_note_acts(text: str) -> None:
+    """No element or attribute but the few, no address but of pages, and nothing is fetched."""
+    check(text)
+
+
+@given(st.text(alphabet="<>[]()!&#:;\"'`*_|~-=\\\n\t/ javscripth1", max_size=200))
+def test_nothing_acts_whatever_is_typed(text: str) -> None:
+    """The same of any text."""
+    check(text)
+
+
+def check(text: str) -> None:
+    for tag, attributes in Seen(markdown(text)).elements:
+        assert tag in ALLOWED
+        assert attributes.keys() <= {"href", "rel", "class", "start", "style", "title", "tabindex"}
+        address = attributes.get("href") or "#"
+        assert address.startswith(("http://", "https://", "mailto:", "/", "#"))
+        assert not address.startswith("//")
+        assert (attributes.get("style") or "text-align:").startswith("text-align:")
+
+
+@pytest.mark.parametrize(
+    "piece", ["[", "*a ", "`", "> ", "- ", "|a", "![](", "~~", "a_", "<", "\\"]
+)
+def test_the_longest_note_of_one_sign_is_rendered(piece: str) -> None:
+    """Nothing that a note may hold nests without end."""
+    assert markdown((piece * 20_000)[:20_000])
+
+
+def test_a_chart_stands_where_its_address_has_a_line_of_its_own() -> None:
+    """As it is or as a link, of a run or of several; within other words it stays a link."""
+    picture = (
+        '<img src="/charts.svg?runs=3&amp;series=val%2Faccuracy" alt="Chart: val/accuracy of run 3"'
+    )
+    for text in (
+        "/runs/3?chart=val/accuracy",
+        "[mine](/runs/3?chart=val/accuracy)",
+        "a\n/runs/3?chart=val%2Faccuracy\nb",
+    ):
+        assert picture in markdown(text)
+    assert "runs=1%2C3&amp;series=loss" in markdown("/compare?runs=1,3&x=time")
+    assert "series=scale" in markdown("/compare?runs=1,3&draw=scale&draw=loss")
+    for text in (
+        "see /runs/3?chart=loss",
+        "/runs/3",
+        "/runs/x?chart=loss",
+        "[x](https://elsewhere.example/runs/3?chart=loss)",
+        "`/runs/3?chart=loss`",
+        "/compare?runs=1,-3",
+    ):
+        assert "<img" not in markdown(text)
+    assert markdown("/runs/3?chart=loss\n\n" * 50).count("<img") == 20
+    told = markdown('/runs/3?chart="><script>')
+    assert "<script" not in told

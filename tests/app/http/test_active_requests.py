@@ -1,0 +1,198 @@
+"""Requests that last end with what let them in, and nobody has too many of them."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import Engine, event
+from starlette.testclient import TestClient
+
+from app.auth.authentication import cookie_name
+from app.http import active_requests
+from db.access import accounts, projects
+from db.access.permissions import MEMBER
+from db.database import Database
+from db.settings import Settings
+from db.tables import ApiToken, Run, User
+from tests.app.conftest import start_run, submit
+from tests.e2e.test_artifacts import publish
+from tests.site import until
+
+PROJECT = "vision"
+BIG = 32 << 20  # more than sockets hold
+
+
+def _user(database: Database, name: str) -> tuple[User, dict[str, str], ApiToken]:
+    """Somebody with a role in a project, and a token."""
+    with database.writing() as session:
+        user = accounts.make_user(session, name)
+        projects.set_role(session, user, PROJECT, MEMBER)
+        token, row = accounts.make_api_token(session, user, "script")
+    return user, {"Authorization": f"Bearer {token}"}, row
+
+
+def _ends(answer: httpx2.Response) -> bool:
+    """Read to the end, which only an answer that is broken off has."""
+    try:
+        for _piece in answer.iter_raw():
+            pass
+    except httpx2.RemoteProtocolError:
+        return True
+    except httpx2.ReadError:
+        return True
+    return False
+
+
+@contextmanager
+def _statements(engine: Engine) -> Iterator[list[str]]:
+    """What this thread asks; the server, in others, asks for itself."""
+    said: list[str] = []
+    ours = threading.get_ident()
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if threading.get_ident() == ours:
+            said.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield said
+    event.remove(engine, "before_cursor_execute", note)
+
+
+def test_what_lasts_ends_with_what_let_it_in(
+    settings: Settings, database: Database, ada: User, offered: None, address: str
+) -> None:
+    """Removed, deactivated, revoked, with a new password, signed out, without the role: the open
+    streams and downloads of all of them end, one that an upload brings is refused, and others' go
+    on. Two queries tell of any number.
+    """
+    with database.writing() as session:
+        projects.make(session, PROJECT)
+    run = start_run(database, ada, project=PROJECT)
+    publish(settings, database, run, "big.bin", bytes(BIG))
+    changes: dict[str, Callable[[Any, User, ApiToken], object]] = {
+        "removed": lambda session, user, _token: accounts.remove(session, user),
+        "deactivated": lambda session, user, _token: accounts.deactivate(session, user),
+        "revoked": lambda session, user, token: accounts.delete_api_token(session, user, token.id),
+        "renewed": lambda session, user, _token: accounts.set_password(session, user, "p" * 8),
+        "roleless": lambda session, user, _token: projects.take_role(session, user, PROJECT),
+    }
+    known = {name: _user(database, name) for name in changes}
+    hashes = [row.token_hash for _user, _headers, row in known.values()]
+    with database.reading() as session, _statements(database.engine) as said:
+        assert set(accounts.standings(session, hashes)) == set(hashes)
+    assert sum("FROM" in each for each in said) == 2
+    with database.writing() as session:
+        secret, _row = accounts.start_session(session, ada)
+        token, _row2 = accounts.make_api_token(session, ada, "stays")
+    cookie = {"Cookie": f"{cookie_name(settings)}={secret}"}
+    paths = (f"/api/v1/runs/{run.id}/live", f"/runs/{run.id}/artifacts/1/download")
+    with ExitStack() as stack:
+        client = stack.enter_context(httpx2.Client(base_url=address, timeout=60))
+
+        def opened(path: str, headers: dict[str, str]) -> httpx2.Response:
+            answer = stack.enter_context(client.stream("GET", path, headers=headers))
+            assert answer.status_code == 200
+            return answer
+
+        everybodys = [headers for _user, headers, _row in known.values()]
+        lasting = [opened(path, headers) for headers in (*everybodys, cookie) for path in paths]
+        staying = opened("/api/v1/runs/live", {"Authorization": f"Bearer {token}"})
+        host, _, port = address.removeprefix("http://").partition(":")
+        upload = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+        authorization = known["removed"][1]["Authorization"]
+        head = f"PUT /api/v1/uploads/w.pt HTTP/1.1\r\nHost: localhost\r\nContent-Length: {BIG}\r\n"
+        upload.sendall(f"{head}Authorization: {authorization}\r\n\r\n".encode() + bytes(100))
+        incoming = settings.data / "uploads" / "incoming"
+        upload.sendall(bytes(5 << 20))
+        until(lambda: incoming.exists() and list(incoming.iterdir()) != [])
+        with database.writing() as session:
+            for name, (user, _headers, token_row) in known.items():
+                changes[name](session, session.merge(user), token_row)
+        client.post("/sign-out", headers=cookie | {"X-CSRF-Token": _row.csrf_token})
+        assert all(map(_ends, lasting))
+
+        def is_refused() -> bool:
+            upload.sendall(b"x")
+            upload.settimeout(0.1)
+            try:
+                return b"401" in upload.recv(100)
+            except TimeoutError:
+                return False
+
+        until(is_refused)
+        until(lambda: list(incoming.iterdir()) == [])
+        submit(database, ada, project=PROJECT)
+        assert any("event" in line or "data" in line for line in staying.iter_lines())
+
+
+def test_nobody_has_too_many_open_at_once(
+    database: Database,
+    running: Run,
+    script: TestClient,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One stream more than are allowed gets 429 and when to try again; when one ends there is room.
+    Others have their own.
+    """
+    monkeypatch.setattr(active_requests, "MOST_OF_USER", {"stream": 2})
+    path = f"/api/v1/runs/{running.id}/live"
+    own = {"Authorization": script.headers["authorization"]}
+    with httpx2.Client(base_url=address, headers=own, timeout=60) as client, ExitStack() as stack:
+        streams = [stack.enter_context(client.stream("GET", path)) for _ in range(2)]
+        assert [each.status_code for each in streams] == [200, 200]
+        refused = client.get(path)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.json()["code"] == "too_many_at_once"
+        streams[0].close()
+
+        def is_let_in() -> bool:
+            with client.stream("GET", path) as answer:
+                return answer.status_code == 200
+
+        until(is_let_in)
+
+
+def test_turns_have_a_queue_with_an_end() -> None:
+    """So many passwords are verified at once, so many wait, and one more is sent away."""
+
+    async def play() -> None:
+        queue, gate, inside = active_requests.Queue(2, 4, "passwords"), asyncio.Event(), []
+
+        async def take(number: int) -> None:
+            async with queue.turn():
+                inside.append(number)
+                await gate.wait()
+
+        async with asyncio.timeout(60):
+            tasks = [asyncio.ensure_future(take(number)) for number in range(4)]
+            while len(inside) < 2 or queue._count < 4:
+                await asyncio.sleep(0)
+            with pytest.raises(active_requests.TooManyAtOnce, match="Too many passwords"):
+                await take(4)
+            assert inside == [0, 1]
+            gate.set()
+            await asyncio.gather(*tasks)
+            await take(5)
+        assert inside == [0, 1, 2, 3, 5]
+
+    asyncio.run(play())
+
+
+def test_requests_that_wait_are_counted_by_what_they_came_with(app: FastAPI) -> None:
+    """One token cannot fill the queue before the turns of all."""
+    flights = app.state.in_flight
+    for _ in range(active_requests.MOST_REQUESTS):
+        flights.queue("a")
+    with pytest.raises(active_requests.TooManyAtOnce):
+        flights.queue("a")
+    flights.queue("b")
+    flights.unqueue("a")
+    flights.queue("a")

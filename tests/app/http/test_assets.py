@@ -1,0 +1,37 @@
+"""Static files."""
+
+import gzip
+import json
+
+from starlette.testclient import TestClient
+
+from app.http.assets import STATIC, Assets
+
+
+def test_files_are_kept_for_ever_under_their_fingerprint(stranger: TestClient) -> None:
+    """A file's address holds its fingerprint, so that browsers need never ask again."""
+    answer = stranger.get(Assets().url("base.css"))
+    assert answer.headers["cache-control"].endswith("immutable")
+    assert answer.text == (STATIC / "base.css").read_text()
+    assert stranger.get("/static/base.000000000000.css").status_code == 404
+
+
+def test_every_import_is_in_the_import_map() -> None:
+    """Scripts import each other by names that the map knows, plotly.js among them."""
+    names = json.loads(Assets().import_map)["imports"]
+    assert "plotly" in names
+    for script in STATIC.glob("*.js"):
+        for line in script.read_text().splitlines():
+            if line.startswith("import "):
+                assert line.split("'")[1] in names, f"{script.name}: {line}"
+
+
+def test_large_files_travel_compressed(stranger: TestClient) -> None:
+    """plotly.js is sent gzipped to whoever takes it so."""
+    url = Assets().url("plotly.js")
+    packed = stranger.get(url, headers={"accept-encoding": "gzip"})
+    assert packed.headers["content-encoding"] == "gzip"
+    plain = stranger.get(url, headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert packed.content == plain.content
+    assert len(gzip.compress(plain.content, 1)) < len(plain.content) / 2

@@ -1,0 +1,190 @@
+"""Errors as answers."""
+
+import re
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from app.html import rendering
+from app.http.http_errors import STATUS_CODES
+from app.main import create_app
+from db import errors
+from db.database import Database
+from db.settings import Settings
+from db.tables import Run
+
+
+def test_every_error_of_the_database_layer_has_a_status() -> None:
+    """No error of db.errors can reach a person as an Internal Server Error."""
+    known = [
+        each
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, errors.HalfstepError)
+    ]
+    assert set(known) - {errors.HalfstepError} <= STATUS_CODES.keys()
+
+
+def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
+    """What is not there is said in the form that was asked for."""
+    answer = browser.get("/api/v1/runs/9")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json() == {
+        "type": "about:blank",
+        "title": "Not Found",
+        "status": 404,
+        "detail": "There is no run 9.",
+        "code": "not_found",
+    }
+    for path, message in (
+        ("/runs/9", "There is no run 9."),
+        ("/runs/abc", "There is no run &#39;abc&#39;."),
+        (f"/sweeps/{2**64}", "There is no sweep &#39;18446744073709551616&#39;."),
+        ("/nowhere", "Not Found"),
+    ):
+        page = browser.get(path)
+        assert page.status_code == 404
+        assert message in page.text
+        assert '<nav aria-label="Main">' in page.text  # one finds back
+
+
+def test_files_that_an_upgrade_takes_away_are_missed_by_nobody(
+    browser: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server goes on with the templates and scripts that it began with."""
+
+    def refuse(path: object, *_: object, **__: object) -> None:
+        raise FileNotFoundError(path)
+
+    rendering._environment.cache.clear()  # type: ignore[union-attr]
+    monkeypatch.setattr("builtins.open", refuse)
+    page = browser.get("/account").text
+    monkeypatch.undo()
+    assert "Sign out" in page
+
+
+def test_an_error_that_nobody_foresaw_is_an_answer_like_others(
+    app: FastAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has the headers that every answer has, tells strangers nothing, and is logged."""
+
+    @app.get("/api/v1/broken")
+    @app.get("/broken")
+    def break_down() -> None:
+        raise RuntimeError("sesame")
+
+    with TestClient(app, base_url="http://localhost") as client:
+        answers = [client.get(path) for path in ("/api/v1/broken", "/broken")]
+    for answer in answers:
+        assert answer.status_code == 500
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "sesame" not in answer.text
+    assert answers[0].json()["code"] == "failed"
+    assert caplog.text.count("RuntimeError: sesame") == 2
+
+
+def test_bad_parameters_are_named(script: TestClient) -> None:
+    """A parameter of the wrong kind is named, with its value."""
+    answer = script.get("/api/v1/runs", params={"limit": "many"})
+    assert answer.status_code == 422
+    assert "'many'" in answer.json()["errors"]["limit"]
+    answer = script.get("/api/v1/estimates", params={"recipe": "digits"})
+    assert (answer.status_code, answer.json()["errors"]) == (422, {"precision": "it is missing"})
+
+
+def test_a_parameter_that_nothing_reads_is_refused(
+    script: TestClient, stranger: TestClient
+) -> None:
+    """As limits mistyped would be none; who is not signed in is told that first."""
+    answer = script.get("/api/v1/runs?limt=3&limit=3&statu=failed")
+    allowed = "allowed: before, filter, limit, sort, values"
+    assert (answer.status_code, answer.json()["errors"]) == (
+        422,
+        dict.fromkeys(("limt", "statu"), f"no parameter is called so; {allowed}"),
+    )
+    bare = script.get("/api/v1/projects?x=1").json()["errors"]
+    assert bare == {"x": "no parameter is called so; allowed: nothing behind a ?"}
+    assert stranger.get("/api/v1/runs?limt=3").status_code == 401
+
+
+def test_bodies_hold_no_field_that_nothing_reads(browser: TestClient) -> None:
+    """A kind mistyped made a token that may everything. Who watches may be of a later version."""
+    known = browser.get("/api/v1/openapi.json").json()
+    bodies = {
+        each["$ref"].rpartition("/")[2]
+        for path in known["paths"].values()
+        for deed in path.values()
+        for content in deed.get("requestBody", {}).get("content", {}).values()
+        if "$ref" in (each := content.get("schema", {}))
+    }
+    schemas = known["components"]["schemas"]
+    assert {name for name in bodies if schemas[name].get("additionalProperties", True)} == {
+        "WatchedRun",
+        "End",
+    }
+    token = browser.post("/api/v1/tokens", json={"name": "ci", "knd": "read"})
+    assert token.json()["errors"] == {"knd": "'read': no field is called so"}
+
+
+def test_a_body_that_is_no_json_is_told_as_that(script: TestClient) -> None:
+    """By where it ends to be; its place is no field."""
+    answer = script.post("/api/v1/runs", content="{", headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    [(field, said)] = answer.json()["errors"].items()
+    assert (field, said.startswith("it is no JSON: ")) == ("body", True)
+
+
+def test_strangers_learn_nothing_about_a_silent_database(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pages say that the database does not answer; the log says which and why, without secrets."""
+    silent = Database("postgresql+psycopg://boss@127.0.0.1:1/prod?password=sesame")
+    origin = {"origin": "http://localhost"}
+    with TestClient(create_app(settings, silent), base_url="http://localhost") as client:
+        answers = [
+            client.get("/runs", headers={"cookie": "halfstep-8000=x"}),
+            client.post("/sign-in", data={"name": "ada"}, headers=origin),
+        ]
+    for answer in answers:
+        assert answer.status_code == 503
+        assert "The database does not answer." in answer.text
+        assert not re.search("boss|127.0.0.1|prod|sesame|HALFSTEP", answer.text)
+    assert "127.0.0.1" in caplog.text
+    assert "sesame" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "message"),
+    [
+        ("runs/99999999999999999999", "run_id", "'99999999999999999999': Input should be less"),
+        ("runs/0", "run_id", "'0': Input should be greater"),
+        ("runs?before=99999999999999999999", "before", "'99999999999999999999': Input should"),
+        ("runs?filter=status:foo", "filter", "'status:foo': no status is called so; allowed: act"),
+        ("runs?filter=a%00", "filter", "which cannot be kept; allowed: other text"),
+        ("runs?sort=a%00", "sort", "allowed: text without NUL"),
+    ],
+)
+def test_no_address_is_an_internal_error(
+    running: Run, browser: TestClient, path: str, field: str, message: str
+) -> None:
+    """Page and API name the parameter, its value and what is allowed; of an address the value."""
+    answer = browser.get(f"/api/v1/{path}")
+    assert answer.status_code == 422
+    assert message in answer.json()["errors"][field]
+    page = browser.get(f"/{path}")
+    assert page.status_code == (404 if field == "run_id" else 422)
+    assert field.removesuffix("_id") in page.text
+
+
+@pytest.mark.parametrize("wrong", ["x", "", "0", "²", "9" * 30, "\0"])
+def test_ticked_runs_must_be_numbers(browser: TestClient, wrong: str) -> None:
+    """The bulk action names the value that is no run's number."""
+    answer = browser.post("/runs/cancellation", data={"run": wrong})
+    assert answer.status_code == 422
+    assert "the number of a run" in answer.text
+
+
+@pytest.mark.parametrize("step", ["first=99999999999999999999", "last=99999999999999999999"])
+def test_steps_of_a_chart_are_bounded(running: Run, script: TestClient, step: str) -> None:
+    """A step beyond all numbers is refused."""
+    assert script.get(f"/api/v1/runs/1/series?{step}").status_code == 422

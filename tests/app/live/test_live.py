@@ -1,0 +1,182 @@
+"""Live streams: whoever watches misses nothing, and one look serves all who saw the same."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from fastapi.sse import ServerSentEvent
+from sqlalchemy.exc import OperationalError
+
+from app.live.live import MESSAGES_WAITING, Live, News
+
+
+class Story:
+    """Numbers from 1 to `last`, told to whoever has not seen them; remembers who was told."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.looks: list[str] = []
+        self.told: list[str] = []
+
+    def look(self, cursor: str) -> News | None:
+        self.looks.append(cursor)
+        seen = int(cursor or 0)
+        if seen >= self.last:
+            return None
+        self.told.append(cursor)
+        return News(",".join(map(str, range(seen + 1, self.last + 1))), str(self.last))
+
+
+Stream = AsyncIterator[ServerSentEvent]
+
+
+async def _open(live: Live, story: Story, cursor: str = "") -> Stream:
+    stream = live.stream("story", cursor, story.look, seconds=0.001)
+    await anext(stream)
+    return stream
+
+
+def _run(play: Callable[[Live, Story], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await play(Live(), Story())
+
+    asyncio.run(limited())
+
+
+def test_viewer_gets_what_is_new_and_its_cursor() -> None:
+    """News arrive as they come; the id of each is a cursor."""
+
+    async def play(live: Live, story: Story) -> None:
+        stream = await _open(live, story, "3")
+        story.last = 5
+        event = await anext(stream)
+        assert (event.raw_data, event.id) == ("4,5", "5")
+        story.last = 6
+        assert (await anext(stream)).raw_data == "6"
+
+    _run(play)
+
+
+def test_viewers_at_the_same_cursor_share_one_look() -> None:
+    """Two who have seen the same cost one look; one who is behind catches up by itself first."""
+
+    async def play(live: Live, story: Story) -> None:
+        story.last = 4
+        ahead, behind = await _open(live, story, "4"), await _open(live, story, "1")
+        first = asyncio.ensure_future(anext(ahead))
+        assert (await anext(behind)).raw_data == "2,3,4"
+        story.looks.clear()
+        while len(story.looks) < 3:  # from here on both are at the same cursor
+            await asyncio.sleep(0)
+        story.told.clear()
+        story.last = 5
+        assert (await first).raw_data == (await anext(behind)).raw_data == "5"
+        assert story.told == ["4"]
+
+    _run(play)
+
+
+def test_slow_viewer_is_sent_away_and_comes_back_by_its_cursor() -> None:
+    """Nobody's backlog grows without end, and coming back loses nothing."""
+
+    async def play(live: Live, story: Story) -> None:
+        slow, quick = await _open(live, story), await _open(live, story)
+        waiting = asyncio.ensure_future(anext(slow))
+        got = []
+        story.last = 1
+        while len(got) <= MESSAGES_WAITING + 1:
+            got.append((await anext(quick)).raw_data)
+            story.last += 1
+        seen = (await waiting).id
+        rest = [event async for event in slow]
+        assert rest == []
+        back = await _open(live, story, seen or "")
+        assert str((await anext(back)).raw_data).startswith("2,3,")
+
+    _run(play)
+
+
+def test_the_last_news_end_the_stream_and_the_task() -> None:
+    """What is over is looked at no more, however many pages stay open."""
+
+    async def play(live: Live, story: Story) -> None:
+        story.last = 1
+        stream = live.stream(
+            "story", "", lambda _cursor: News("the end", "1", is_last=True), seconds=0.001
+        )
+        assert [event.raw_data for event in await _all(stream)] == [None, "the end"]
+        while live.subjects:
+            await asyncio.sleep(0)
+
+    _run(play)
+
+
+def test_nobody_watching_costs_nothing() -> None:
+    """The task ends with its last viewer, and starts again for the next."""
+
+    async def play(live: Live, story: Story) -> None:
+        story.last = 1
+        stream = await _open(live, story)
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        while live.subjects:
+            await asyncio.sleep(0)
+        again = await _open(live, story)
+        assert (await anext(again)).raw_data == "1"
+
+    _run(play)
+
+
+def test_closing_ends_every_stream() -> None:
+    """A server that stops does not wait for open pages, nor let new ones in."""
+
+    async def play(live: Live, story: Story) -> None:
+        stream = await _open(live, story)
+        rest = asyncio.ensure_future(_all(stream))
+        while not story.looks:
+            await asyncio.sleep(0)
+        live.close()
+        assert await rest == []
+        assert await _all(await _open(live, story)) == []
+
+    _run(play)
+
+
+def test_streams_outlive_an_outage_of_the_database() -> None:
+    """While the database is away nothing is told; afterwards, everything."""
+
+    async def play(live: Live, story: Story) -> None:
+        failures = iter([True, True])
+
+        def look(cursor: str) -> News | None:
+            if next(failures, False):
+                raise OperationalError("SELECT", {}, Exception("away"))
+            return story.look(cursor)
+
+        story.last = 2
+        stream = live.stream("story", "", look, seconds=0.001)
+        await anext(stream)
+        assert (await anext(stream)).raw_data == "1,2"
+
+    _run(play)
+
+
+async def _all(stream: Stream) -> list[ServerSentEvent]:
+    return [event async for event in stream]
+
+
+def test_one_viewers_error_ends_its_own_stream_only(caplog: pytest.LogCaptureFixture) -> None:
+    """A cursor that the look stumbles over ends the stream that brought it; the others go on."""
+
+    async def play(live: Live, story: Story) -> None:
+        story.last = 1
+        good = await _open(live, story)
+        assert (await anext(good)).raw_data == "1"
+        bad = await _open(live, story, "not a number")
+        assert await _all(bad) == []
+        story.last = 2
+        assert (await anext(good)).raw_data == "2"
+
+    _run(play)
+    assert "the look from cursor 'not a number' failed" in caplog.text

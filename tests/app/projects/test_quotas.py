@@ -1,0 +1,91 @@
+"""Limits of projects and people, as operators set them and submissions meet them."""
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from app.sweeps import sweep_submission
+from db.database import Database
+from db.queue import queue, quotas
+from db.settings import Settings
+from db.sweeps import sweeps
+from db.tables import Project, User
+from tests.app.conftest import csrf_token, submit
+from tests.app.submission.test_new_run_pages import FORM
+from tests.app.sweeps.test_sweep_submission import begin, members
+
+RUN = {"recipe": "digits"}
+
+
+@pytest.fixture
+def full(database: Database, ada: User, offered: None) -> None:
+    """The first project's queue has one place, which is taken."""
+    with database.writing() as session:
+        quotas.set_limits(session.get_one(Project, ""), {"queued": 1})
+    submit(database, ada)
+
+
+def test_an_operator_sets_limits(script: TestClient, browser: TestClient) -> None:
+    """By the API and on the page, which has use beside limit, and keeps what was typed wrong."""
+    limits = {"devices": 8, "queued": None, "stored_gib": 0.5, "share": 2.0}
+    told = script.put("/api/v1/projects/quota", json={"name": "", **limits}).json()
+    use = {"devices_used": 0, "queued_used": 0, "stored_bytes": 0}
+    assert told == {"name": "", "viewers_download": True, **limits, **use}
+    assert script.get("/api/v1/projects").json() == [told]
+    wrong = script.put("/api/v1/projects/quota", json={"name": "", "devices": 1.5})
+    assert (wrong.status_code, list(wrong.json()["errors"])) == (422, ["devices"])
+    typed = {"project": "", "devices": "few", "queued": "3", "share": "1"}
+    typed["csrf_token"] = csrf_token(browser)
+    refused = browser.post("/projects/quota", data=typed)
+    assert refused.status_code == 422
+    assert "&#39;few&#39; is not allowed; allowed: a whole number from 0" in refused.text
+    assert 'value="few"' in refused.text
+    browser.post("/projects/quota", data=typed | {"devices": ""})
+    page = browser.get("/projects").text
+    assert "<b>0</b> devices, <b>0</b> of 3 places" in page
+
+
+def test_a_submission_beyond_a_quota_is_refused(
+    full: None, script: TestClient, browser: TestClient, database: Database
+) -> None:
+    """By API, form and comparison, with the field, and nothing of it is queued."""
+    answer = script.post("/api/v1/runs", json=RUN)
+    assert (answer.status_code, answer.json()["code"]) == (409, "over_quota")
+    said = "the first project has 1 run in the queue, as many as it may"
+    assert answer.json()["errors"]["project"].startswith(said)
+    form = browser.post("/runs", data=FORM)
+    assert (form.status_code, said in form.text) == (422, True)
+    with database.writing() as session:
+        quotas.set_limits(session.get_one(Project, ""), {"queued": 2})
+    assert script.post("/api/v1/runs/1/comparison").status_code == 409
+    with database.reading() as session:
+        assert queue.queued(session) == [1]
+
+
+def test_a_user_has_so_many_queued(
+    app: FastAPI, settings: Settings, script: TestClient, offered: None
+) -> None:
+    """By the setting, whatever the project."""
+    app.state.settings = settings.model_copy(update={"queued_per_user": 1})
+    assert script.post("/api/v1/runs", json=RUN).status_code == 201
+    answer = script.post("/api/v1/runs", json=RUN)
+    assert (answer.status_code, list(answer.json()["errors"])) == (409, ["owner"])
+
+
+def test_a_sweep_waits_for_room(
+    full: None, database: Database, ada: User, browser: TestClient
+) -> None:
+    """It does not fail, its page says why, and it goes on by itself."""
+    begin(database, ada)
+    assert members(database, 1) == []
+    assert (
+        "It waits before it submits more: the first project has 1" in browser.get("/sweeps/1").text
+    )
+    with database.writing() as session:
+        queue.set_aside(session, 1, "over")
+    sweep_submission.look(database)
+    assert len(members(database, 1)) == 1
+    sweep_submission.look(database, queued_per_user=1)
+    assert len(members(database, 1)) == 1
+    with database.reading() as session:
+        assert sweeps.get(session, 1).status == sweeps.RUNNING

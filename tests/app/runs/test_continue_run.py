@@ -1,0 +1,68 @@
+"""Going on with a run that was cancelled or failed."""
+
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from db.database import Database
+from db.files import checkpoints
+from db.runs import runs
+from db.tables import Run, Status, User
+from tests.app.conftest import CONFIG
+
+
+def end(database: Database, run: Run, status: Status, *steps: int) -> None:
+    """End a run that has left checkpoints."""
+    with database.writing() as session:
+        for step in steps:
+            file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "ab", "path": "/gone"}
+            event: dict[str, Any] = {"step": step, "reason": "cancel", "files": [file]}
+            checkpoints.publish(session, run.id, run.attempt, event, ["key"])
+        runs.set_status(session, session.get_one(Run, run.id), status)
+
+
+def test_a_cancelled_run_goes_on_from_its_last_checkpoint(
+    database: Database, running: Run, browser: TestClient, script: TestClient
+) -> None:
+    """Its settings, name and tags; once, until that one has ended, too."""
+    address = f"/api/v1/runs/{running.id}/continuation"
+    early = script.post(address)
+    assert (early.status_code, "is running" in early.json()["detail"]) == (409, True)
+    end(database, running, Status.CANCELLED, 40, 120, 400)  # the last has no steps left
+    page = browser.get(f"/runs/{running.id}").text
+    assert f'action="/runs/{running.id}/continuation"' in page
+    assert page.count("data-leaves-steps>") == 2
+    answer = script.post(address)
+    assert answer.status_code == 201
+    with database.reading() as session:
+        run = runs.get(session, answer.json()["id"])
+        assert (run.parent_id, run.parent_step, run.status) == (running.id, 120, "queued")
+        assert run.name == running.name
+        assert {**run.config, "weights": None} == {**CONFIG, "weights": None}
+    again = browser.post(f"/runs/{running.id}/continuation")
+    assert again.status_code == 409
+    assert f"Run {run.id} goes on from there already: it is queued." in again.text
+    script.post(f"/api/v1/runs/{run.id}/cancellation")
+    anew = browser.post(f"/runs/{running.id}/continuation")
+    assert (anew.status_code, anew.headers["location"]) == (303, f"/runs/{run.id + 1}")
+
+
+def test_a_repeated_request_queues_one_run(
+    database: Database, running: Run, script: TestClient
+) -> None:
+    """The key of a request stands for its run."""
+    end(database, running, Status.FAILED, 40)
+    address, key = f"/api/v1/runs/{running.id}/continuation", {"Idempotency-Key": "k"}
+    first, second = (script.post(address, headers=key).json()["id"] for _ in range(2))
+    assert first == second
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_on_from(
+    database: Database, ada: User, running: Run, browser: TestClient, script: TestClient
+) -> None:
+    """The page does not show the button, and the API says why not."""
+    end(database, running, Status.FAILED)
+    told = script.post(f"/api/v1/runs/{running.id}/continuation")
+    assert told.status_code == 409
+    assert "has no checkpoint before its last step" in told.json()["detail"]
+    assert "data-leaves-steps>" not in browser.get(f"/runs/{running.id}").text

@@ -1,0 +1,83 @@
+"""The list of runs by what they have in common: page and API."""
+
+import re
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.runs import filters
+from db.database import Database
+from db.tables import LatestMetric, Run, User
+from tests.app.conftest import CONFIG, submit
+from tests.app.test_looks import noted
+
+
+@pytest.fixture
+def some(database: Database, ada: User) -> None:
+    """Five runs with three batch sizes, one of them named so that a filter must quote it."""
+    for number, (size, tags) in enumerate(
+        ((8, "a b"), (8, '"q"'), (16, ""), (None, "x,y"), (8, "x")), start=1
+    ):
+        training: dict[str, Any] = {"steps": 400} | ({"batch_size": size} if size else {})
+        run = submit(database, ada, config=CONFIG | {"training": training}, tags=tags)
+        with database.writing() as session:
+            session.get_one(Run, run.id).loss = float(number)
+            value = {"run_id": run.id, "name": "val/accuracy", "step": 1, "value": number / 10}
+            session.add(LatestMetric(**value))
+
+
+def test_each_groups_filter_lists_its_runs(
+    database: Database, some: None, script: TestClient, ada: User
+) -> None:
+    """Whatever they are grouped by: as many as the group has, and no others."""
+    for by in ("batch_size", "tag", "recipe", "project", "owner", "sweep", "source", "enabled"):
+        query = {"group": by, "filter": "digits", "values": "loss,val/accuracy"}
+        answer = script.get("/api/v1/runs/groups", params=query).json()
+        assert answer["total"] == len(answer["groups"])
+        for group in answer["groups"]:
+            listed = script.get("/api/v1/runs", params={"filter": group["filter"]}).json()
+            assert (listed["total"], listed["notes"]) == (group["runs"], []), group
+            assert listed["runs"][0]["id"] == group["newest"]
+    wrong = script.get("/api/v1/runs/groups", params={"group": "batch_size", "sort": "-name"})
+    assert "'-name' is not allowed; allowed: id, runs, batch_size, loss" in wrong.json()["detail"]
+    groups = script.get("/api/v1/runs/groups", params={"group": "batch_size"}).json()["groups"]
+    assert [(each["value"], each["filter"]) for each in groups] == [
+        (8.0, "training.batch_size=8"),
+        (None, "-has:batch_size"),
+        (16.0, "training.batch_size=16"),
+    ]
+    assert groups[0]["figures"]["loss"]["mean"] == pytest.approx(8 / 3)
+    assert groups[0]["statuses"] == {"queued": 3}
+
+
+def test_a_row_for_each_group_with_mean_spread_and_best(
+    database: Database, some: None, browser: TestClient
+) -> None:
+    """Its link lists its runs; heads sort; no query a group; a name that is none is told."""
+    address = "/runs?group=batch_size&columns=name,loss,val/accuracy,owner&sort=-loss"
+    with noted(database) as statements:
+        page = browser.get(address).text
+    assert len(statements) <= 20
+    body = page.partition("data-groups")[2].partition(">")[2].partition("</tbody>")[0]
+    rows = [" ".join(re.sub("<[^>]+>", " ", row).split()) for row in body.split("</tr>")[:-1]]
+    assert rows == [
+        "no batch_size 1 1 queued 4 0.4",
+        "16 1 1 queued 3 0.3",
+        "8 3 3 queued 2.667 ± 2.082 best 1 0.2667 ± 0.2082 best 0.5",
+    ]
+    columns = "&amp;columns=name%2Closs%2Cval%2Faccuracy%2Cowner"
+    assert f'href="/runs?filter=training.batch_size%3D8{columns}"' in body
+    assert "Group by" not in rows
+    assert 'aria-sort="descending" title="Loss"' in page
+    other = browser.get("/runs?group=batchsize&filter=digits").text
+    assert "No setting is called batchsize" in other
+    assert browser.get("/runs?group=tag&filter=nothing").text.count("No run matches") == 1
+    assert browser.get(f"/runs?group={'g' * 201}").status_code == 422
+
+
+@pytest.mark.parametrize("word", ["sweep:x", "sweep:0", f"sweep:{'9' * 30}", "has:", "sweep>3"])
+def test_what_a_filter_cannot_mean_is_refused(word: str) -> None:
+    """With what is allowed."""
+    with pytest.raises(filters.BadFilter, match="allowed"):
+        filters.read(word, me="ada")

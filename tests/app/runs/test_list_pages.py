@@ -1,0 +1,185 @@
+"""The list of runs, and its bulk action."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from starlette.testclient import TestClient
+
+from db.database import Database
+from db.queue import pending_reasons, queue
+from db.runs import runs
+from db.runs.run_filters import InStatus, Term
+from db.tables import Run, Status, User
+from tests.app.conftest import submit
+from tests.db.telemetry.telemetry_made import make_events, make_steps, record
+
+
+def test_newcomer_is_told_what_to_do(browser: TestClient) -> None:
+    """With no run and no worker, the page says how to get both."""
+    page = browser.get("/runs").text
+    assert "halfstep worker" in page
+    assert 'href="/runs/new"' in page
+
+
+def test_row_shows_where_a_run_is(database: Database, running: Run, browser: TestClient) -> None:
+    """Status, steps, scale, skips, owner and the loss as a line are in the row."""
+    record(database, running, make_steps([3.0, 2.0, 1.5], skipped=[1]))
+    page = browser.get("/runs").text
+    assert 'data-status="running"' in page
+    assert "3 / 400" in page
+    assert "2<sup>19</sup>" in page
+    assert 'aria-label="Loss from 3 to 1.5"' in page
+
+
+def test_a_run_that_lost_its_loss_says_so(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Finished with a NaN is not simply finished, in the list and on its page."""
+    record(database, running, make_steps([1.0, float("nan")]))
+    assert "<span>NaN</span>" in browser.get("/runs").text
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.FINISHED)
+    for path in ("/runs?filter=status:diverged", "/runs/1"):
+        page = browser.get(path).text
+        assert 'data-ending="diverged" title="finished">diverged</span>' in page
+        assert '<span class="lost-loss">loss NaN</span>' in page
+    assert "Its loss is NaN:" in page
+    assert browser.get("/api/v1/runs/1").json()["ending"] == "diverged"
+
+
+def test_a_run_that_applied_nothing_says_so(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Each step was skipped: its end is no success, whatever the last loss was."""
+    record(database, running, make_steps([1.0, 1.0], skipped=[1, 2]), events=make_events([1, 2]))
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.FINISHED)
+    for path in ("/runs?filter=status:unapplied", "/runs/1"):
+        page = browser.get(path).text
+        assert 'data-ending="unapplied" title="finished">nothing applied</span>' in page
+    assert "each of its 2 steps was skipped" in page
+
+
+def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """What its configuration asked for has happened."""
+    record(database, running, make_steps([1.0]))
+    with database.writing() as session:
+        reason = "step 1 was skipped although the loss scale, 16, is at its floor"
+        said = {"reason": reason, "error": reason, "fault": "rule"}
+        queue.end(session, running.id, running.attempt, Status.FAILED, **said)
+    browser.patch("/api/v1/runs/1", json={"name": "a remark follows"})
+    for path in ("/runs?filter=status:stopped", "/runs/1"):
+        page = browser.get(path).text
+        assert 'data-ending="stopped" title="failed">stopped by a rule</span>' in page
+    assert f"This run was stopped: a rule of its configuration.</b> S{reason[1:]}" in page
+    assert "an error in the code" not in page
+
+
+def test_queued_run_shows_place_and_reason(
+    database: Database, ada: User, running: Run, browser: TestClient
+) -> None:
+    """Who waits is told for what."""
+    for _ in range(2):
+        submit(database, ada)
+    page = browser.get("/runs").text
+    assert f"<b>next</b> the only device is used by run 1 ({running.name})" in page
+    assert "<b>#2 in the queue</b> 1 run is ahead: 2 (digits-fp16)" in page
+
+
+def test_filter_stays_in_the_form(database: Database, ada: User, browser: TestClient) -> None:
+    """The filter comes from the address, is applied, and is shown again."""
+    for name in ("alpha", "beta"):
+        submit(database, ada, name=name)
+    page = browser.get("/runs", params={"filter": 'alp -"x y"'}).text
+    assert 'title="alpha"' in page
+    assert 'title="beta"' not in page
+    assert 'value="alp -&#34;x y&#34;"' in page
+    assert "1 run matches" in page
+
+
+def test_actions_on_an_older_page_lead_back_to_it(running: Run, browser: TestClient) -> None:
+    """Where a button of the list leads back to is the page that it stands on."""
+    page = browser.get("/runs?filter=d&sort=-loss&columns=name,lr&before=1").text
+    assert "No run matches" in page
+    page = browser.get("/runs?filter=d&columns=name,lr&before=9").text
+    assert 'name="back" value="/runs?filter=d&amp;columns=name%2Clr&amp;before=9"' in page
+
+
+def test_what_people_type_is_not_html(database: Database, ada: User, browser: TestClient) -> None:
+    """A name with markup in it is shown as it is."""
+    run = submit(database, ada, name="<script>alert(1)</script>", tags="<b>")
+    for address in ("/runs", f"/runs/{run.id}"):
+        page = browser.get(address).text
+        assert "<script>alert" not in page
+        assert "&lt;script&gt;alert" in page
+
+
+def test_ticked_runs_are_cancelled_together(
+    database: Database, ada: User, running: Run, browser: TestClient
+) -> None:
+    """The bulk action cancels what has not ended and leads back to the same list."""
+    for _ in range(2):
+        submit(database, ada)
+    browser.post("/runs/3/cancellation")
+    form = {"run": ["1", "2", "3"], "back": "/runs?filter=d"}
+    answer = browser.post("/runs/cancellation", data=form)
+    location = answer.headers["location"]
+    assert (answer.status_code, location) == (303, "/runs?filter=d&ended=1")
+    assert "1 of these runs had ended already" in browser.get(location).text
+    with database.reading() as session:
+        found = [runs.get(session, run_id).status for run_id in (1, 2, 3)]
+    assert found == [Status.STOPPING, Status.CANCELLED, Status.CANCELLED]
+
+
+def test_waiting_runs_are_put_in_another_order(
+    database: Database, ada: User, running: Run, browser: TestClient
+) -> None:
+    """A row's buttons move it to the front or change its priority, and lead back to the list."""
+    for _ in range(3):
+        submit(database, ada)
+    page = browser.get("/runs").text
+    assert "/runs/1/place" not in page  # it trains
+    assert "/runs/2/place" not in page  # it is next
+    assert 'formaction="/runs/4/place"' in page
+    assert 'formaction="/runs/3/priority" name="priority" value="-1"' in page
+    answer = browser.post("/runs/4/place", data={"back": "/runs?filter=d"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs?filter=d")
+    assert queued(database) == [4, 2, 3]
+    browser.post("/runs/3/priority", data={"priority": "1"})
+    assert queued(database) == [3, 4, 2]
+    assert "priority 1" in browser.get("/runs").text
+    browser.post("/runs/2/place")  # takes over the priority of the first
+    assert queued(database) == [2, 3, 4]
+    assert browser.post("/runs/2/place").status_code == 303  # it is there already
+    assert browser.post("/runs/1/place").status_code == 409
+    assert browser.post("/runs/3/priority", data={"priority": "101"}).status_code == 422
+    assert queued(database) == [2, 3, 4]
+
+
+def queued(database: Database) -> list[int]:
+    """The ids of waiting runs, next first."""
+    with database.reading() as session:
+        return list(pending_reasons.places(session))
+
+
+def test_two_who_cancel_the_same_runs_in_opposite_orders_do_not_wait_for_each_other(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """Both lock by id, whatever the order they were ticked in: the second waits for the first."""
+    ids = [str(submit(database, ada).id) for _ in range(40)]
+    together = threading.Barrier(2)
+
+    def cancel(ticked: list[str]) -> int:
+        together.wait()
+        return browser.post("/runs/cancellation", data={"run": ticked}).status_code
+
+    with ThreadPoolExecutor() as threads:
+        assert list(threads.map(cancel, (ids, ids[::-1]))) == [303, 303]
+    with database.reading() as session:
+        ended = [Term(InStatus((Status.CANCELLED,)))]
+        rows = runs.newest(session, conditions=ended, limit=100)
+        assert len(rows) == len(ids)
+        histories = [runs.statuses(session, run.id) for run, _owner in rows]
+    assert all([each.status for each in found][1:] == ["cancelled"] for found in histories)

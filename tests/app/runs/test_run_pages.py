@@ -1,0 +1,335 @@
+"""The page of one run, as the server draws it before any script."""
+
+from starlette.testclient import TestClient
+
+from app.files.file_names import file_name
+from app.runs.run_pages import TABS
+from db.database import Database
+from db.files import checkpoints
+from db.queue import queue, workers
+from db.runs import environments, history, runs
+from db.tables import Checkpoint, Run, Status, User
+from db.telemetry import series, telemetry
+from db.telemetry.recording import Recording
+from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
+from tests.db.files.test_checkpoints import in_shards
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+from tests.halfstep.telemetry.test_events import HONEST
+
+
+def test_page_shows_the_three_counts(database: Database, running: Run, browser: TestClient) -> None:
+    """Attempted, applied and skipped stand in the header with the scale."""
+    record(database, running, make_steps([1.0] * 10, skipped=[1, 2]))
+    page = browser.get("/runs/1").text
+    for name, value in (("step", 10), ("applied", 8), ("skipped", 2)):
+        assert f'data-fact="{name}">{value}<' in page
+    assert 'data-fact="scale">2<sup>18</sup>' in page
+    assert '<b data-skip-count class="some">2 skipped steps<' in page
+
+
+def test_no_skipped_step_is_no_alarm(running: Run, browser: TestClient) -> None:
+    """Only some are told in the colour of what is wrong."""
+    assert "<b data-skip-count>0 skipped steps<" in browser.get("/runs/1").text
+
+
+def test_a_retry_in_fp32_counts_as_applied(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A skip whose second attempt changed the weights is both skipped and applied, once.
+
+    Catches steps less skips, and a count of retries that were not finite either.
+    """
+    config = CONFIG | {"scaler": {"retry_in_fp32": True}}
+    run = start_run(database, ada, config=config)
+    retries = [
+        {"event": "retry", "step": step, "loss": 1.0, "grad_norm": 1.0, "applied": applied}
+        for step, applied in ((1, True), (2, False), (3, True), (11, True))
+    ]
+    steps = make_steps([1.0] * 10, skipped=[1, 2, 3])
+    record(database, run, steps, events=[*retries, *retries])
+    page = browser.get("/runs/1").text
+    assert 'data-fact="applied">9<' in page
+    assert 'data-fact="skipped">3<' in page
+    assert 'value="step" data-view="x"' in page
+    assert 'value="applied"' not in page  # an axis that the charts could not tell
+
+
+def test_page_goes_on_from_its_own_moment(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The cursor on the page is of the same snapshot as the page: there is no news since."""
+    record(database, running, make_steps([1.0] * 3), events=[make_metric(3, 0.5)])
+    page = browser.get("/runs/1").text
+    cursor = page.partition('data-cursor="')[2].partition('"')[0]
+    with database.reading() as session:
+        assert series.changes(session, 1, series.Cursor.parse(cursor)) is None
+        assert str(history.cursor_now(session, running)).split(".")[2:] == cursor.split(".")[2:]
+
+
+def test_skips_name_their_culprits(database: Database, running: Run, browser: TestClient) -> None:
+    """A skip shows the scale before and after, and the last parameter in forward order first."""
+    event = {
+        "event": "scaler",
+        "kind": "skip",
+        "step": 7,
+        "optimizer": "adamw",
+        "scale_before": 2.0**20,
+        "scale_after": 2.0**19,
+        "culprits": [{"name": "model.0.bias"}, {"name": "model.6.bias"}],
+    }
+    record(database, running, events=[event])
+    page = browser.get("/runs/1").text
+    assert "2<sup>20</sup> → 2<sup>19</sup>" in page
+    assert "<code>model.6.bias</code> <span" in page
+    assert "and 1 more" in page
+
+
+def test_failed_run_shows_its_traceback(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The error and whose fault it was stand at the top."""
+    with database.writing() as session:
+        error = "Traceback …\nValueError: batch_size is 5000"
+        queue.end(session, 1, 1, Status.FAILED, error=error, reason="it raised", fault="code")
+    page = browser.get("/runs/1").text
+    assert "ValueError: batch_size is 5000" in page
+    assert "This run failed: an error in the code" in page
+
+
+def test_what_could_not_be_started_is_no_error_in_the_code(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The sentence that says why stands there once."""
+    reason = "there is no program pyhton on this worker, in its PATH"
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FAILED, error=reason, reason=reason, fault="settings")
+    problem = browser.get("/runs/1").text.partition('role="alert"')[2].partition("<nav")[0]
+    assert "This run failed: it could not be started.</b> There is no program pyhton" in problem
+    assert problem.count("is no program pyhton") == 1
+
+
+def test_checkpoint_can_be_downloaded_and_loaded(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A checkpoint shows size, hash, a link, and the line of Python that loads the file."""
+    file = {"kind": "checkpoint", "size_bytes": 3_214_567, "sha256": "ab" * 32}
+    event = {"step": 400, "reason": "end", "request": None, "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, 1, 1, event, ["runs/1/checkpoints/step-00000400.pt"])
+    page = browser.get("/runs/1").text
+    assert "3.21 MB" in page
+    assert 'title="3,214,567 bytes"' in page
+    assert 'data-copy-text="' + "ab" * 32 in page
+    assert 'href="/runs/1/checkpoints/1/download"' in page
+    assert "torch.load(&#39;digits-fp16-run1-step400.pt&#39;, weights_only=True)" in page
+
+
+def test_a_checkpoint_shows_how_its_save_went(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """How long it took, how fast it was and how long it held training; of one whose event tells
+    only half of it, nothing."""
+    files = [{**HONEST["checkpoint"]["files"][0], "size_bytes": 5_000_000}]
+    events = [HONEST["checkpoint"] | {"step": step, "files": files} for step in (400, 800)]
+    del events[1]["stall_seconds"]
+    recording = Recording(1, 1, has_begun=True, last_line=0)
+    recording.take(events)
+    with database.writing() as session:
+        recording.write(session, [["400.pt"], ["800.pt"]], [])
+        assert checkpoints.saves(session, 1).keys() == {400}
+    page = browser.get("/runs/1").text
+    assert "1.25 s, 4 MB/s" in page
+    assert page.count("stall ") == page.count("stall 0.050 s") == 1
+
+
+def test_log_and_configuration(database: Database, running: Run, browser: TestClient) -> None:
+    """Lines carry their stream; a value that differs from its default is marked."""
+    line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stderr", "text": "careful <b>"}
+    with database.writing() as session:
+        telemetry.record(session, 1, 1, telemetry.Flush(log_lines=[line]))
+    page = browser.get("/runs/1").text
+    assert '<div class="stderr" data-number="1">careful &lt;b&gt;</div>' in page
+    assert "<code>training.batch_size</code>" in page
+
+
+def test_buttons_ask_and_lead_back(running: Run, browser: TestClient) -> None:
+    """Each button works as a plain form too."""
+    for action in ("checkpoints", "pause", "cancellation", "kill"):
+        answer = browser.post(f"/runs/1/{action}")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
+    answer = browser.post("/runs/1/resumption")
+    assert answer.status_code == 409
+    assert "only a paused one can be resumed" in answer.text
+
+
+def test_line_that_loads_names_the_file_as_it_is_downloaded(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A recipe that is a path gives the same cleaned name in the header and on the page."""
+    run = submit(database, ada, recipe="/my recipes/a'b.py:Net")
+    with database.writing() as session:
+        row = Checkpoint(
+            run_id=run.id,
+            attempt=1,
+            step=5,
+            kind="checkpoint",
+            key="a.pt",
+            size_bytes=1,
+            sha256="ab",
+            reason="end",
+        )
+        session.add(row)
+        session.flush()
+    assert file_name(run, row) == "my-recipes-a-b.py-Net-fp16-run1-step5.pt"
+    assert file_name(run, row) in browser.get(f"/runs/{run.id}").text
+
+
+def test_a_state_in_shards_is_one_row(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """With the size of all its files; it is gone on from, and not downloaded by halves."""
+    event = in_shards(40, ranks=8)
+    with database.writing() as session:
+        keys = [file["kind"] for file in event["files"]]
+        checkpoints.publish(session, running.id, running.attempt, event, keys)
+    page = browser.get(f"/runs/{running.id}").text
+    assert "state in 8 shards" in page
+    assert 'title="910 bytes"' in page
+    assert "Start from it" in page
+    assert "torch.load" not in page
+    assert "/download" not in page
+
+
+def test_parent_and_child_link_each_other(
+    database: Database, ada: User, running: Run, browser: TestClient
+) -> None:
+    """A run names the one that it started from; that one's checkpoint names who started from it."""
+    file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "aa"}
+    event = {"step": 40, "reason": "interval", "request": None, "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, running.attempt, event, ["key"])
+    fork = submit(database, ada, parent_id=running.id, parent_step=40)
+    assert 'from <a href="/runs/1">run 1</a>, step 40' in browser.get(f"/runs/{fork.id}").text
+    assert f'<a href="/runs/{fork.id}" title="{fork.name} started from it">' in (
+        browser.get("/runs/1").text
+    )
+
+
+def test_codes_for_a_terminal_are_not_shown(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A red line of stderr is text like any other."""
+    line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stderr"}
+    with database.writing() as session:
+        lines = [line | {"text": "\x1b[1;31mWarning\x1b[0m: \x1b[2Kslow"}]
+        telemetry.record(session, running.id, 1, telemetry.Flush(log_lines=lines))
+    page = browser.get(f"/runs/{running.id}").text
+    assert '<div class="stderr" data-number="1">Warning: slow</div>' in page
+    assert "\x1b" not in page
+
+
+WORKLOAD = {"event": "workload", "step": 0, "examples": 128, "tokens": 4096, "device": "NVIDIA"}
+
+
+def test_what_a_second_brings_stands_on_the_page(
+    database: Database, running: Run, browser: TestClient, script: TestClient
+) -> None:
+    """Examples, tokens and the share of the device's peak; what is not known is left out."""
+    steps = make_steps([1.0] * 10)
+    steps["step_us"], steps["data_us"] = 4000, 1000
+    plain = WORKLOAD | {"tokens": None, "flops": None, "peak_flops": None}
+    record(database, running, steps, events=[plain])
+    page = browser.get("/runs/1").text
+    assert "10 steps waited for data · 32,000 examples/s</p>" in page
+    assert "MFU" not in page
+    known = WORKLOAD | {"flops": 1e12, "peak_flops": 1e15}
+    record(database, running, events=[known])
+    page = browser.get("/runs/1").text
+    assert "tokens/s · 25 % of the device's peak (" in page
+    assert "input-bound</a></b>: 100 % of the last 10 steps waited for data" in page
+    summary = script.get("/api/v1/runs/1").json()
+    assert summary["examples_per_second"] == 250 * 128
+    assert summary["tokens_per_second"] == 250 * 4096
+    assert summary["utilisation"] == 0.25
+    assert (summary["data_wait"]["waited"], summary["data_wait"]["share"]) == (10, 0.25)
+    with database.writing() as session:
+        runs.set_status(session, runs.get(session, running.id, lock=True), Status.QUEUED)
+    page = browser.get(f"/runs/{running.id}").text
+    assert "steps waited for data · No device is free</p>" in page
+
+
+def test_spikes_are_listed_with_where_the_run_went_back_to(
+    database: Database, running: Run, browser: TestClient, script: TestClient
+) -> None:
+    """On the page, and for the chart in the series; none is said to be none."""
+    assert "None: the loss never rose suddenly." in browser.get("/runs/1").text
+    spikes = [
+        {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
+        {"event": "spike", "step": 9, "loss": "NaN", "z": "Infinity"},
+    ]
+    record(database, running, make_steps([1.0] * 10), events=spikes)
+    page = browser.get("/runs/1").text
+    assert '<td class="number">20.5</td><td class="number">99.5</td><td>step 5</td>' in page
+    assert '<td class="number">NaN</td><td class="number">∞</td><td>–</td>' in page
+    assert script.get("/api/v1/runs/1/series").json()["spikes"] == [
+        {"step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
+        {"step": 9, "loss": "NaN", "z": "Infinity", "rewound_to": None},
+    ]
+
+
+def test_the_tab_in_the_address_is_shown_first(running: Run, browser: TestClient) -> None:
+    """One panel is marked as shown, by the address; every one is in the page, with or without."""
+    for query, shown in (("", "charts"), ("?tab=log", "log"), ("?tab=<b>", "charts")):
+        page = browser.get(f"/runs/1{query}").text
+        assert page.count(" data-shown>") == 1
+        assert f'data-panel="{shown}" data-shown>' in page
+        assert page.count('class="panel"') == len(TABS)
+        assert all(f'href="#{name}" id="tab-{name}"' in page for name in TABS)
+
+
+def test_changed_settings_stand_beside_the_facts(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Each with its default, on the page and in the API; no more than eight, and none of what
+    nobody knows a default of."""
+    changed = {"batch_size": 96, "steps": 401}
+    config = {**CONFIG, "training": {**CONFIG["training"], **changed}, "strange": {"field": 1}}
+    start_run(database, ada, config=config)
+    page = browser.get("/runs/1").text
+    above = page.partition('class="changed-settings"')[2].partition("</ul>")[0]
+    assert "<span>batch_size</span> <b>96</b> <span>default 64</span>" in above
+    assert above.count("<b>") == 2
+    assert "strange" not in above
+    told = browser.get("/api/v1/runs/1").json()["changed_settings"]
+    assert {(each["path"], each["value"], each["default"]) for each in told} == {
+        ("training.batch_size", 96, 64),
+        ("training.steps", 401, 400),
+    }
+
+
+def test_what_it_was_started_in_is_told(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Machine, versions and git on the page, the texts by the API; nothing before it starts. That
+    the recipe is another today is said, and nothing where it is the same, or nobody knows."""
+    assert "It is noted when the run starts" in browser.get("/runs/1").text
+    assert browser.get("/api/v1/runs/1/environment").status_code == 404
+    file = {"path": "/r.py", "sha256": "aa", "size_bytes": 6, "is_cut": False}
+    git = {"commit": "c0ffee", "is_dirty": True, "untracked": ["<b>"], "untracked_count": 1}
+    content = {
+        **{"worker": "w1", "host": "host", "platform": "Linux", "devices": [CPU], "folder": "/"},
+        **{"versions": {"torch": "2.9", "driver": None}, "command": ["python", "r.py"]},
+        **{"file": file, "git": {**git, "is_cut": False}},
+    }
+    with database.writing() as session:
+        environments.record(session, 1, 1, content, environments.Texts("LR = 1", "-a\n+b"))
+    page = browser.get("/runs/1").text
+    for text in ("python r.py", "c0ffee</code>, with changes", "torch <code>2.9<", "&lt;b&gt;"):
+        assert text in page
+    told = browser.get("/api/v1/runs/1/environment").json()
+    assert (told["source"], told["diff"], told["has_other_source"]) == ("LR = 1", "-a\n+b", False)
+    for digest, is_other in (("aa", False), ("bb", True)):
+        with database.writing() as session:
+            workers.offer(session, 1, [DIGITS | {"sha256": digest}])
+        page = browser.get("/runs/1").text
+        assert ("The recipe's source is another today" in page.replace("&#39;", "'")) is is_other

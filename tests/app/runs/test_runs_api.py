@@ -1,0 +1,208 @@
+"""Runs by the JSON API."""
+
+import json
+
+import pytest
+from starlette.testclient import TestClient
+
+from db.database import Database
+from db.runs import runs
+from db.tables import Run, Status, User
+from tests.app.conftest import CONFIG, submit
+
+
+def test_a_whole_number_is_stored_as_one(offered: None, script: TestClient) -> None:
+    """2.0 passes for a whole number, and whoever counts with it later finds 2."""
+    body = {"recipe": "digits", "config": {"training": {"steps": 50.0, "batch_size": 2.0}}}
+    run = script.post("/api/v1/runs", json=body).json()
+    training = script.get(f"/api/v1/runs/{run['id']}/config").json()["training"]
+    assert (repr(training["steps"]), repr(training["batch_size"])) == ("50", "2")
+
+
+def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
+    """A submission needs the recipe alone; the answer is the queued run."""
+    body = {"recipe": "digits", "config": {"training": {"steps": 50}}, "tags": "a ,b,,"}
+    answer = script.post("/api/v1/runs", json=body)
+    assert answer.status_code == 201
+    run = answer.json()
+    assert (run["status"], run["name"], run["steps_total"]) == ("queued", "digits-fp16", 50)
+    assert (run["owner"], run["tags"]) == ("ada", ["a", "b"])
+    config = script.get(f"/api/v1/runs/{run['id']}/config").json()
+    assert config == CONFIG | {"training": CONFIG["training"] | {"steps": 50}}
+
+
+def nested(depth: int) -> list[object]:
+    """A list within a list, and so on."""
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        ({"recipe": "gpt"}, "recipe", "There is no recipe 'gpt'. Workers offer: digits."),
+        ({}, "recipe", "Field required"),
+        (
+            {"recipe": "digits", "config": {"training": {"batch_size": 5000}}},
+            "training.batch_size",
+            "5000; allowed: a whole number of at least 1 and of at most 1437",
+        ),
+        ({"recipe": "digits", "priority": 101}, "priority", "from -100 to 100"),
+        ({"recipe": "digits", "devices_per_node": 0}, "devices_per_node", "from 1 to"),
+        ({"recipe": "digits", "name": "x" * 101}, "name", "at most 100"),
+        ({"recipe": "digits", "after_id": 99}, "after_id", "no run 99"),
+        ({"recipe": "digits", "after_id": 10**30}, "after_id", "from 1 to 2147483647"),
+        ({"recipe": "digits", "parent_id": -1}, "parent_id", "from 1 to 2147483647"),
+        ({"recipe": "digits", "parent_step": 5}, "parent_step", "without parent_id"),
+        ({"recipe": "digits", "name": "a\0"}, "name", "cannot be kept"),
+        ({"recipe": "digits", "tags": "\ud800"}, "tags", "cannot be kept"),
+        ({"recipe": "\ud800"}, "recipe", "cannot be kept"),
+        ({"recipe": "digits", "config": {"precision": "\0"}}, "precision", "cannot be kept"),
+        ({"recipe": "digits", "config": {"\udfff": 1}}, "\\udfff", "cannot be kept"),
+        ({"recipe": "digits", "config": {"a": 10**400}}, "a", "a whole number from"),
+        ({"recipe": "digits", "config": {"a": "x" * 10**5}}, "a", "it has 100,000 characters; all"),
+        ({"recipe": "digits", "config": {"a": nested(20)}}, "a.0.0.0.0.0.0.0.0.0.0", "is nested"),
+        (
+            {"recipe": "digits", "config": {"training": {"max_grad_norm": 10**400}}},
+            "training.max_grad_norm",
+            "allowed: a number greater than 0",
+        ),
+        ({"recipe": "digits", "config": {"training": {"steps": 1e300}}}, "training.steps", "from"),
+        ({"recipe": "digits", "colour": "red"}, "colour", "no field is called so"),
+        ({"recipe": "digits", "config": "fast"}, "config", "'fast'"),
+    ],
+)
+def test_bad_submission_names_each_field(
+    offered: None, script: TestClient, body: object, field: str, message: str
+) -> None:
+    """422 maps the path of a field to its value and what is allowed, and nothing is queued."""
+    headers = {"content-type": "application/json"}
+    text = json.dumps(body)  # spells out what UTF-8 cannot hold
+    answer = script.post("/api/v1/runs", content=text, headers=headers)
+    assert answer.status_code == 422
+    assert message in answer.json()["errors"][field]
+    assert script.get("/api/v1/runs").json()["runs"] == []
+
+
+def test_all_mistakes_come_at_once(offered: None, script: TestClient) -> None:
+    """Who made three mistakes hears of three."""
+    config = {"precision": "fp8", "training": {"steps": 0}}
+    body = {"recipe": "digits", "priority": 500, "config": config}
+    errors = script.post("/api/v1/runs", json=body).json()["errors"]
+    assert errors.keys() == {"precision", "training.steps", "priority"}
+
+
+def test_list_is_filtered_and_paged(
+    database: Database, ada: User, offered: None, script: TestClient
+) -> None:
+    """The list takes a text, a status, a limit and where to go on."""
+    for name in ("one", "two", "three"):
+        submit(database, ada, name=name)
+
+    def names(**query: str | int) -> list[str]:
+        return [run["name"] for run in script.get("/api/v1/runs", params=query).json()["runs"]]
+
+    assert names() == ["three", "two", "one"]
+    assert names(filter="tw") == ["two"]
+    assert names(filter="status:finished") == []
+    assert names(limit=1, before=3) == ["two"]
+
+
+def test_queued_run_says_what_it_waits_for(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """The place in the queue and the reason are in the run."""
+    submit(database, ada)
+    run = script.get("/api/v1/runs/1").json()
+    assert (run["ahead"], run["waiting"]) == (0, "no worker reports at the moment")
+
+
+def test_actions_ask_the_training(database: Database, running: Run, script: TestClient) -> None:
+    """Checkpoint, pause and cancel are asked of a running run; its history says who asked."""
+    address = f"/api/v1/runs/{running.id}"
+    assert script.post(f"{address}/checkpoints").status_code == 202
+    assert script.post(f"{address}/pause").json()["status"] == "pausing"
+    assert script.post(f"{address}/cancellation").json()["status"] == "stopping"
+    assert script.post(f"{address}/kill").json()["status"] == "stopping"
+    assert script.post(f"{address}/pause").status_code == 409
+    statuses = script.get(address).json()["statuses"]
+    assert statuses[-1]["reason"] == "killed by ada"
+
+
+def test_paused_run_is_resumed_and_moved_forward(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """A run that waits can be held, released and given another priority."""
+    submit(database, ada)
+    script.post("/api/v1/runs/1/pause")
+    assert script.post("/api/v1/runs/1/resumption").json()["status"] == "queued"
+    assert script.put("/api/v1/runs/1/priority", json={"priority": 5}).json()["priority"] == 5
+    assert script.put("/api/v1/runs/1/priority", json={"priority": 500}).status_code == 422
+    with database.reading() as session:
+        assert runs.get(session, 1).status == Status.QUEUED
+
+
+def test_a_repeated_submission_queues_one_run(offered: None, script: TestClient) -> None:
+    """With the same key a retry gets the run that the first request queued."""
+    body = {"recipe": "digits"}
+    key = {"Idempotency-Key": "once"}
+    answers = [script.post("/api/v1/runs", json=body, headers=key).json()["id"] for _ in range(2)]
+    other = script.post("/api/v1/runs", json=body, headers={"Idempotency-Key": "again"}).json()[
+        "id"
+    ]
+    plain = [script.post("/api/v1/runs", json=body).json()["id"] for _ in range(2)]
+    assert [*answers, other, *plain] == [1, 1, 2, 3, 4]
+
+
+def test_pages_of_the_list_lead_to_each_other(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """Each tells how many there are, and where the next begins."""
+    for _ in range(5):
+        submit(database, ada)
+    seen, before = [], None
+    while True:
+        query = {"limit": 2} | ({"before": before} if before else {})
+        page = script.get("/api/v1/runs", params=query).json()
+        assert page["total"] == 5
+        seen += [run["id"] for run in page["runs"]]
+        if (before := page["next"]) is None:
+            break
+    assert seen == [5, 4, 3, 2, 1]
+    assert script.get("/api/v1/runs", params={"filter": "gpt"}).json()["total"] == 0
+
+
+def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: TestClient) -> None:
+    """An answer has an ETag, and is compressed for whoever takes that."""
+    submit(database, ada)
+    path = "/api/v1/runs/1/config"
+    first = script.get(path)
+    again = script.get(path, headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    longer = script.get("/api/v1/openapi.json")
+    assert longer.headers["content-encoding"] == "gzip"
+    plain = script.get("/api/v1/openapi.json", headers={"Accept-Encoding": "identity"})
+    assert plain.json() == longer.json()
+    assert "content-encoding" not in plain.headers
+    assert len(plain.content) > int(longer.headers["content-length"])
+
+
+def test_the_description_says_who_may_and_what_is_refused(script: TestClient) -> None:
+    """Ways to sign in, bounds of what is submitted, and one shape for every error."""
+    description = script.get("/api/v1/openapi.json").json()
+    assert description["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    fields = description["components"]["schemas"]["Submission"]["properties"]
+    assert (fields["priority"]["minimum"], fields["priority"]["maximum"]) == (-100, 100)
+    assert fields["name"]["maxLength"] == 100
+    answers = description["paths"]["/api/v1/runs/{run_id}/cancellation"]["post"]["responses"]
+    assert answers.keys() >= {"200", "401", "403", "404", "409", "422"}
+    for status in ("401", "404", "422"):
+        [(kind, content)] = answers[status]["content"].items()
+        assert kind == "application/problem+json"
+        assert content["schema"]["$ref"].endswith("/Problem")
+
+
+def test_an_unknown_version_is_not_found(script: TestClient) -> None:
+    """Unknown versions and paths get 404, wrong methods 405."""
+    answers = [script.get(path) for path in ("/api/v2/runs", "/api/v1/nothing", "/api/runs")]
+    assert [answer.status_code for answer in answers] == [404] * 3
+    assert script.delete("/api/v1/runs").status_code == 405

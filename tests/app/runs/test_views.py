@@ -1,0 +1,61 @@
+"""Saved views of the list: everybody has their own."""
+
+from starlette.testclient import TestClient
+
+from db.access import accounts
+from db.database import Database
+from db.runs import views
+from db.tables import User
+
+
+def test_a_view_is_saved_shown_and_deleted(browser: TestClient) -> None:
+    """It leads to its filter, order and columns; deleting it leads there too, to save it again."""
+    view = {"name": " slow ", "filter": "status:ended", "sort": "-duration", "columns": "name,lr"}
+    saved = browser.post("/views", data=view)
+    address = "/runs?filter=status%3Aended&sort=-duration&columns=name%2Clr"
+    assert (saved.status_code, saved.headers["location"]) == (303, address)
+    page = browser.get(address).text
+    assert f'href="{address.replace("&", "&amp;")}" aria-current="page"' in page
+    assert "Delete the view slow" in page
+    [kept] = browser.get("/api/v1/views").json()
+    assert kept == view | {"id": 1, "name": "slow", "group": ""}
+    grouping = {"name": "rates", "group": "lr", "columns": "name,loss"}
+    grouped = browser.post("/views", data=grouping).headers["location"]
+    assert grouped == "/runs?columns=name%2Closs&group=lr"
+    page = browser.get(grouped).text
+    assert f'href="{grouped.replace("&", "&amp;")}" aria-current="page"' in page
+    assert browser.post("/views/2/deletion").headers["location"] == grouped
+    browser.post("/views", data=view | {"filter": ""})
+    assert [each["filter"] for each in browser.get("/api/v1/views").json()] == [""]
+    assert browser.post("/views/1/deletion").headers["location"] == address.replace(
+        "filter=status%3Aended&", ""
+    )
+    assert browser.get("/api/v1/views").json() == []
+
+
+def test_views_are_ones_own_and_bounded(
+    database: Database, browser: TestClient, script: TestClient, ada: User
+) -> None:
+    """Nobody sees or deletes another's; names, filters and their number have bounds."""
+    with database.writing() as session:
+        grace = accounts.user_named(session, "grace")
+        hers = views.save(session, grace, "hers", filter="", sort="-id", columns="")
+        for number in range(views.MOST):
+            views.save(session, ada, str(number), filter="", sort="-id", columns="")
+    assert len(script.get("/api/v1/views").json()) == views.MOST
+    assert "hers" not in browser.get("/runs").text
+    assert script.delete(f"/api/v1/views/{hers.id}").status_code == 404
+    assert browser.post(f"/views/{hers.id}/deletion").status_code == 404
+    for body, field in (
+        ({"name": "one more"}, "name"),
+        ({"name": ""}, "name"),
+        ({"name": "n" * 61}, "name"),
+        ({"name": "0", "filter": "a:b"}, "filter"),
+        ({"name": "0", "sort": "s" * 500}, "sort"),
+        ({"name": "0", "columns": "c," * 30 + ",".join("abcdefghijklmnopqrstuvwxyz")}, "columns"),
+    ):
+        answer = script.post("/api/v1/views", json=body)
+        assert (answer.status_code, *answer.json()["errors"]) == (422, field)
+        assert browser.post("/views", data=body).status_code == 422
+    assert script.post("/api/v1/views", json={"name": "0", "filter": "x"}).status_code == 201
+    assert script.delete("/api/v1/views/2").status_code == 204

@@ -1,0 +1,190 @@
+"""Pages of a run whose loop is not ours."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+from starlette.testclient import TestClient
+
+from app.live import run_updates
+from db.database import Database, now
+from db.queue import claims, pending_reasons, queue
+from db.runs import runs
+from db.settings import Settings
+from db.tables import Run, User
+from db.telemetry.series import Cursor
+from tests.app.conftest import CONFIG, submit
+from tests.app.uploading import Uploader, write_token
+from tests.db.telemetry.telemetry_made import make_metric, make_skip, make_steps
+
+PARTS = ("findings", "series", "events", "metrics", "artifacts", "export/steps.csv")
+FILE = {
+    "path": "checkpoints/step-00000002/last.ckpt",
+    "size_bytes": 5,
+    "sha256": "0" * 64,
+}
+
+
+@pytest.fixture
+def watched(stranger: TestClient, database: Database, ada: User, tmp_path: Path) -> Uploader:
+    """A run that was begun and told nothing yet."""
+    uploader = Uploader(stranger, write_token(database, ada), tmp_path / "spool")
+    uploader.begin()
+    return uploader
+
+
+def tell(uploader: Uploader) -> None:
+    """Send some steps, a skip, a metric, a checkpoint and a picture, whose files stay away."""
+    with uploader.spool() as spool:
+        spool.event(make_skip(2, "head.weight"))
+        spool.steps(make_steps([1.0] * 3, skipped=[2]))
+        spool.event(make_metric(3, 0.5))
+        files = [{"kind": "checkpoint", **FILE}]
+        spool.event({"event": "checkpoint", "step": 2, "reason": "request", "files": files})
+        picture = FILE | {"path": "artifacts/step-00000002/x.png"}
+        spool.event({"event": "artifact", "step": 2, "name": "x.png", **picture})
+    assert uploader.send().status_code == 200
+
+
+def silent_for(database: Database, seconds: float) -> None:
+    with database.writing() as session:
+        session.execute(update(Run).values(heard_at=now() - seconds))
+
+
+def test_the_page_of_a_run_that_told_nothing_yet(watched: Uploader, browser: TestClient) -> None:
+    """Any configuration, no precision, no length and no steps are fine."""
+    page = browser.get("/runs/1").text
+    assert "watched on gpu-7 · digits · <b>–</b>" in page
+    assert "<code>precision</code>" in page
+    assert " data-scaled" in page  # it may turn out to have a scaler
+    assert "NaN" not in browser.get("/runs").text
+
+
+def test_the_page_of_a_watched_run_has_all_that_it_told(
+    watched: Uploader, browser: TestClient
+) -> None:
+    """And no button that could not work."""
+    tell(watched)
+    page = browser.get("/runs/1").text
+    for text in (
+        "<b>fp16</b>",
+        'data-fact="skipped">1<',
+        "head.weight",
+        "val/accuracy",
+        "on the training machine at <code>checkpoints/step-00000002/last.ckpt</code>",
+        "on the training machine at <code>artifacts/step-00000002/x.png</code>",
+        'action="/runs/1/cancellation"',
+        "The script goes on: Halfstep did not start it and does not end it.",
+    ):
+        assert text in page
+    for text in (
+        "/runs/1/pause",
+        "/runs/1/checkpoints",
+        "/runs/1/kill",
+        "/runs/1/scale",
+        "/runs/1/comparison",
+        "Clone",
+        "Start from it",
+        ">Replay</button>",
+        "Download<",
+        "artifacts/1/download",
+    ):
+        assert text not in page
+    assert "watched · fp16" in browser.get("/runs").text
+
+
+@pytest.mark.parametrize("config", [None, {}, {"scaler": 1, "training": [2], "diagnosis": "x"}])
+def test_any_configuration_has_a_page(
+    watched: Uploader, browser: TestClient, script: TestClient, config: Any
+) -> None:
+    """It is shown as it is, and nothing is read out of it."""
+    watched.begin(id="f" * 32, config=config)
+    tell(watched)
+    for path in ("runs/2", "runs", *(f"api/v1/runs/2/{part}" for part in PARTS)):
+        assert browser.get(f"/{path}").status_code == 200, path
+    assert script.get("/api/v1/runs/2/config").json() == (config or {})
+
+
+def test_what_cannot_be_asked_of_it_is_refused(
+    watched: Uploader, script: TestClient, browser: TestClient, offered: None
+) -> None:
+    """409 with a sentence, from the API and from forms."""
+    tell(watched)
+    for path, content in (
+        ("pause", None),
+        ("kill", None),
+        ("checkpoints", None),
+        ("scale", {"scale": 2.0}),
+        ("replays", {"step": 2}),
+        ("comparison", None),
+        ("resumption", None),
+    ):
+        answer = script.post(f"/api/v1/runs/1/{path}", json=content)
+        assert (answer.status_code, answer.json()["code"]) == (409, "conflict"), path
+        if path != "resumption":
+            assert "Run 1 is watched" in answer.json()["detail"]
+    assert browser.get("/runs/new", params={"from": 1}).status_code == 409
+    fork = {"recipe": "digits", "config": CONFIG, "parent_id": 1, "parent_step": 2}
+    assert script.post("/api/v1/runs", json=fork).status_code == 409
+
+
+def test_silence_is_told_and_nothing_made_of_it(
+    watched: Uploader, database: Database, browser: TestClient, script: TestClient
+) -> None:
+    """A run that is not heard of is running, for all that anybody knows."""
+    assert "no news" not in browser.get("/runs/1").text
+    silent_for(database, 43)
+    for path in ("/runs/1", "/runs"):
+        assert "no news for 40 s" in browser.get(path).text
+    run = script.get("/api/v1/runs/1").json()
+    assert (run["status"], run["silent_seconds"]) == ("running", 40)
+    watched.put(b"")
+    assert script.get("/api/v1/runs/1").json()["silent_seconds"] == 0
+    silent_for(database, 10_000)
+    watched.headers, kept = {"Authorization": "Bearer wrong"}, watched.headers
+    watched.put(b"")
+    assert "no news for 2 h" in browser.get("/runs/1").text
+    watched.headers = kept
+    watched.end()
+    assert "no news" not in browser.get("/runs/1").text
+
+
+def test_whoever_watches_hears_of_the_silence(
+    watched: Uploader, database: Database, settings: Settings
+) -> None:
+    """The page's stream and the list's tell when it begins and when it is over."""
+    look, of_list = (
+        run_updates.of_run(database, settings, 1),
+        run_updates.of_list(database, settings),
+    )
+    first, listed = look(str(Cursor())), of_list("0.down")
+    assert first is not None
+    assert listed is not None
+    assert (look(first.cursor), of_list(listed.cursor)) == (None, None)
+    silent_for(database, 43)
+    silent, silent_list = look(first.cursor), of_list(listed.cursor)
+    assert silent is not None
+    assert silent_list is not None
+    assert "no news for 40 s" in silent.data
+    assert "no news for 40 s" in silent_list.data
+    watched.put(b"")
+    heard = look(silent.cursor)
+    assert heard is not None
+    assert "no news for" not in heard.data
+
+
+def test_the_queue_passes_a_watched_run_by(
+    watched: Uploader, database: Database, ada: User, offered: None
+) -> None:
+    """Whatever its configuration says of a device's memory, workers claim what is queued."""
+    watched.begin(id="e" * 32, config={"training": {"device_memory_gib": "much"}})
+    queued = submit(database, ada)
+    with database.writing() as session:
+        what: dict[str, Any] = {"recipes": ["digits"], "precisions": ["fp16"]}
+        run = claims.claim(session, 1, **what, free_devices=[0], lease_seconds=60.0)
+        assert run is not None
+        assert run.id == queued.id
+        assert queue.mark_unreachable(session, {1, 2}) == set()
+        assert pending_reasons.Queue.read(session).usage.by_worker[1] == 1
+        assert runs.get(session, 1).status == "running"

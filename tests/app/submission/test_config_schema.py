@@ -1,0 +1,93 @@
+"""Configurations against a recipe's schema."""
+
+from typing import Any
+
+import pytest
+
+from app.submission.config_schema import mistakes, parsed, put, with_defaults
+from tests.app.conftest import CONFIG, SCHEMA
+
+
+def test_what_is_left_out_gets_its_default() -> None:
+    """An empty configuration is the recipe's own."""
+    assert with_defaults(SCHEMA, {}) == CONFIG
+    assert mistakes(SCHEMA, CONFIG) == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (
+            "training.batch_size",
+            5000,
+            "Batch size is 5000; allowed: a whole number of at least 1 and of at most 1437",
+        ),
+        (
+            "training.batch_size",
+            "many",
+            "Batch size is many; allowed: a whole number of at least 1 and of at most 1437",
+        ),
+        ("training.steps", 1.5, "Steps is 1.5; allowed: a whole number of at least 1"),
+        ("training.steps", None, "Steps is nothing; allowed: a whole number of at least 1"),
+        (
+            "training.max_grad_norm",
+            -1,
+            "Largest norm is -1; allowed: a number greater than 0, or nothing",
+        ),
+        ("training.fused", 1, "Fused is 1; allowed: true or false"),
+        (
+            "scaler.init_scale",
+            float("inf"),
+            "Initial scale is inf; allowed: a number greater than 0",
+        ),
+        (
+            "scaler.init_scale",
+            float("nan"),
+            "Initial scale is nan; allowed: a number greater than 0",
+        ),
+        ("precision", "fp8", "Precision is fp8; allowed: one of fp16, bf16, fp32"),
+        ("training.batchsize", 64, "there is no such field; allowed: steps, batch_size,"),
+        ("model", 1, "there is no such field; allowed: precision, training, modules, scaler"),
+        (
+            "modules.fp32",
+            ["a" * 41],
+            f"In fp32 is {'a' * 41}; allowed: at most 3 texts of 1 to 40 characters",
+        ),
+        (
+            "modules.fp32",
+            ["a", "b", "c", "d"],
+            "In fp32 is ['a', 'b', 'c', 'd']; allowed: at most 3 texts of 1 to 40 characters",
+        ),
+    ],
+)
+def test_a_mistake_names_field_value_and_what_is_allowed(
+    path: str, value: Any, message: str
+) -> None:
+    """Each bad value is found under its own path, and nothing else is."""
+    config = with_defaults(SCHEMA, {})
+    put(config, path, value)
+    found = mistakes(SCHEMA, config)
+    assert found.keys() == {path}
+    assert found[path].startswith(message)
+
+
+def test_a_group_that_is_no_object_is_a_mistake() -> None:
+    """Even so wrong a configuration is refused, not a crash."""
+    assert "training" in mistakes(SCHEMA, with_defaults(SCHEMA, {"training": 3}))
+
+
+def test_a_valid_configuration_is_kept_as_the_schemas_types_have_it() -> None:
+    """2.0 is a whole number in JSON Schema, and 2 for whoever counts with it; others stay."""
+    fields = {
+        "count": {"type": "integer"},
+        "keep": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "rate": {"anyOf": [{"type": "integer"}, {"type": "number"}]},
+        "sizes": {"type": "array", "items": {"type": "integer"}},
+        "word": {"type": "string"},
+    }
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": fields}}}
+    given = {"count": 3.0, "keep": 2.0, "rate": 2.0, "sizes": [8.0, 16], "word": "2.0"}
+    found = parsed(schema, {"a": given, "precision": "fp16"})
+    expected = {"count": 3, "keep": 2, "rate": 2.0, "sizes": [8, 16], "word": "2.0"}
+    assert repr(found) == repr({"a": expected, "precision": "fp16"})
+    assert parsed(fields["keep"], None) is None

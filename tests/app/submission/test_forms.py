@@ -1,0 +1,77 @@
+"""The form drawn from a schema, and what is read from it."""
+
+from typing import Any
+
+import pytest
+
+from app.submission.config_schema import get, with_defaults
+from app.submission.forms import field_sets, precision_input, read
+from tests.app.conftest import CONFIG, SCHEMA
+
+
+def _posted(config: dict[str, Any]) -> dict[str, str]:
+    """Return what a browser would send of the form for this configuration."""
+    inputs = [each for group in field_sets(SCHEMA, config, {}) for each in group.inputs]
+    inputs.append(precision_input(SCHEMA, config, {}))
+    return {
+        each.source.path: each.text
+        for each in inputs
+        if not (each.kind == "checkbox" and each.text == "false")
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"training": {"fused": False, "max_grad_norm": None}},
+        {"precision": "bf16", "scaler": {"init_scale": 0.1}},
+        {"modules": {"fp32": ["model.head", "model.blocks.*.norm"]}},
+    ],
+)
+def test_what_the_form_shows_is_what_it_sends(changes: dict[str, Any]) -> None:
+    """A configuration goes into the form and comes out the same, types too."""
+    config = with_defaults(SCHEMA, changes)
+    back = read(SCHEMA, _posted(config))
+    assert back == config
+    assert isinstance(get(back, "training.steps"), int)
+
+
+@pytest.mark.parametrize("typed", ["many", "", "1e999", "1.5", "0x10"])
+def test_what_was_typed_is_shown_again(typed: str) -> None:
+    """Whatever cannot be read stays in its input, beside the error."""
+    posted = _posted(CONFIG) | {"training.steps": typed}
+    config = read(SCHEMA, posted)
+    groups = field_sets(SCHEMA, config, {"training.steps": "wrong"})
+    (shown,) = (
+        each for group in groups for each in group.inputs if each.source.path == "training.steps"
+    )
+    assert shown.text == {"1e999": "inf"}.get(typed, typed)
+    assert shown.error == "wrong"
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    """1e3 steps are 1000 steps."""
+    config = read(SCHEMA, _posted(CONFIG) | {"training.steps": "1e3"})
+    assert config["training"]["steps"] == 1000
+
+
+def test_inputs_know_their_bounds() -> None:
+    """The browser can check as well: kind, bounds and step come from the schema."""
+    inputs = {
+        each.source.path: each for group in field_sets(SCHEMA, CONFIG, {}) for each in group.inputs
+    }
+    assert inputs["training.batch_size"].attributes == {"min": "1", "max": "1437", "step": 1}
+    assert inputs["training.max_grad_norm"].attributes == {"min": "0", "step": "any"}
+    assert inputs["training.fused"].kind == "checkbox"
+
+
+def test_advanced_groups_open_for_what_is_in_them() -> None:
+    """The scaler's group is closed until something in it differs or is wrong."""
+
+    def is_open(config: dict[str, Any], errors: dict[str, str]) -> bool:
+        return next(g.is_open for g in field_sets(SCHEMA, config, errors) if g.name == "scaler")
+
+    assert not is_open(CONFIG, {})
+    assert is_open(with_defaults(SCHEMA, {"scaler": {"init_scale": 2.0}}), {})
+    assert is_open(CONFIG, {"scaler.init_scale": "wrong"})

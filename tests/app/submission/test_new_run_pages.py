@@ -1,0 +1,203 @@
+"""The form of a new run, without a script in the browser."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from db.access import accounts, projects
+from db.access.permissions import VIEWER
+from db.database import Database
+from db.runs import runs
+from db.tables import Run, User
+from tests.app.auth.test_users_pages import browser_of
+from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
+from tests.db.conftest import add_worker
+
+FORM = {
+    "recipe": "digits",
+    "precision": "fp16",
+    "training.steps": "400",
+    "training.batch_size": "64",
+    "training.max_grad_norm": "1",
+    "training.fused": "true",
+    "scaler.enabled": "true",
+    "scaler.init_scale": "16777216",
+    "priority": "0",
+    "devices_per_node": "1",
+}
+
+
+def test_form_is_drawn_from_the_schema(offered: None, browser: TestClient) -> None:
+    """Every field stands there with its title, help text, bounds and default."""
+    page = browser.get("/runs/new", params={"recipe": "digits"}).text
+    assert 'name="training.batch_size" value="64"' in page
+    assert 'max="1437"' in page
+    assert "Examples a step." in page
+    assert 'name="precision" value="fp16" checked' in page
+
+
+def test_without_workers_it_says_so(browser: TestClient) -> None:
+    """No recipe can be offered, and the page says what to start."""
+    assert "halfstep worker" in browser.get("/runs/new").text
+
+
+def test_a_viewer_gets_a_sentence_in_place_of_the_form(
+    app: FastAPI, database: Database, offered: None
+) -> None:
+    """Of a run and of a sweep; nothing is there to be filled in for nothing."""
+    with database.writing() as session:
+        viewer = accounts.make_user(session, "viola")
+        projects.set_role(session, viewer, projects.DEFAULT, VIEWER)
+    browser = browser_of(app, database, viewer)
+    for address in ("/runs/new", "/sweeps/new"):
+        answer = browser.get(address, headers={"accept": "text/html"})
+        assert answer.status_code == 403
+        assert "Your role lets you submit no runs; ask a maintainer of a project." in answer.text
+        assert 'class="run-form' not in answer.text
+
+
+def test_submitting_queues_the_run(database: Database, offered: None, browser: TestClient) -> None:
+    """A form as it was drawn becomes a run with the recipe's configuration."""
+    answer = browser.post("/runs", data=FORM | {"name": "first", "tags": "a"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
+    with database.reading() as session:
+        run = runs.get(session, 1)
+        assert (run.name, run.tags, run.config) == ("first", "a", CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "message"),
+    [
+        ({"training.batch_size": "5000"}, "training.batch_size", "5000; allowed: a whole number"),
+        ({"training.steps": "many"}, "training.steps", "many; allowed: a whole number"),
+        ({"training.steps": ""}, "training.steps", "nothing; allowed: a whole number"),
+        ({"precision": "fp8"}, "precision", "fp8; allowed: one of fp16, bf16, fp32"),
+        ({"priority": "high"}, "priority", "high is not allowed; allowed: a whole number"),
+        ({"after_id": "77"}, "after_id", "there is no run 77"),
+        ({"recipe": "gpt"}, "recipe", "There is no recipe"),
+    ],
+)
+def test_mistakes_stand_beside_their_fields_and_lose_nothing(
+    database: Database,
+    offered: None,
+    browser: TestClient,
+    changes: dict[str, str],
+    path: str,
+    message: str,
+) -> None:
+    """The form comes back with what was typed and what is wrong; nothing is queued."""
+    answer = browser.post("/runs", data=FORM | {"name": "kept"} | changes)
+    assert answer.status_code == 422
+    assert message in answer.text.replace("&#39;", "'")
+    assert f'<a href="#{path}">' in answer.text
+    assert 'value="kept"' in answer.text
+    if path not in ("precision", "recipe"):
+        assert f'name="{path}"' in answer.text
+        assert f'value="{changes[path]}"' in answer.text
+    with database.reading() as session:
+        assert runs.newest(session) == []
+
+
+def test_all_mistakes_are_shown_at_once(offered: None, browser: TestClient) -> None:
+    """Mistakes of the queue's fields and of the recipe's are found together."""
+    changes = {"priority": "high", "training.steps": "0"}
+    page = browser.post("/runs", data=FORM | changes).text
+    assert '<a href="#priority">' in page
+    assert '<a href="#training.steps">' in page
+
+
+def test_clone_has_what_the_other_run_had(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A clone's form is filled from the run that it is a clone of."""
+    config: dict[str, Any] = CONFIG | {"precision": "bf16", "scaler": {"init_scale": 2.0}}
+    run = submit(database, ada, config=config, name="good", tags="x")
+    page = browser.get("/runs/new", params={"from": run.id}).text
+    said = f'Filled in with the settings of <a href="/runs/{run.id}">run {run.id}</a>'
+    assert said in page
+    again = {"recipe": "digits", "priority": "high", "filled_from": str(run.id)}
+    assert said in browser.post("/runs", data=again).text
+    assert 'name="precision" value="bf16" checked' in page
+    assert 'name="scaler.init_scale" value="2"' in page
+    assert 'value="good"' in page
+
+
+def test_a_checkpoint_to_start_from_must_exist(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A run can start from another's checkpoint, and hears if there is no such checkpoint."""
+    page = browser.get("/runs/new", params={"from": 1, "step": 40}).text
+    assert 'name="parent_step" value="40"' in page
+    answer = browser.post("/runs", data=FORM | {"parent_id": "1", "parent_step": "40"})
+    assert answer.status_code == 422
+    assert "no checkpoint at step 40" in answer.text
+
+
+def test_a_number_that_is_too_small_is_told_beside_its_field(
+    offered: None, browser: TestClient
+) -> None:
+    """The form comes back with what was typed, and says what is allowed."""
+    form = {"recipe": "digits", "precision": "fp16", "training.steps": "-3"}
+    answer = browser.post("/runs", data=form)
+    assert answer.status_code == 422
+    assert 'value="-3"' in answer.text
+    assert "Steps is -3; allowed: a whole number of at least 1" in answer.text
+
+
+def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
+    """The button that a browser presses for Enter is one that cannot be pressed; name is first."""
+    page = browser.get("/runs/new", params={"recipe": "digits"}).text
+    form = page.partition("data-run-form>")[2].partition("</form>")[0]
+    assert form.index("<button disabled hidden>") < form.index("Start run</button>")
+    assert form.count("<button") == 3  # and one that saves a preset
+    assert (
+        form.index('id="name"') < form.index('id="precision"') < form.index('id="training.steps"')
+    )
+    assert form.count('name="name"') == 1
+
+
+def test_another_recipe_takes_over_what_was_changed(
+    database: Database, browser: TestClient
+) -> None:
+    """What both have and somebody changed stays; what it does not allow is named and left out."""
+    other = deepcopy(SCHEMA)
+    fields = other["properties"]["training"]["properties"]
+    fields["batch_size"] |= {"maximum": 100, "default": 8}
+    fields["steps"]["default"] = 50
+    del other["properties"]["scaler"]
+    add_worker(database, "w1", [DIGITS, {**DIGITS, "name": "other", "schema": other}], [CPU])
+    form = FORM | {"name": "kept", "precision": "bf16", "training.batch_size": "1000"}
+    changes = {"other": "other", "training.max_grad_norm": "0.5", "parent_id": "1"}
+    page = browser.post("/runs/new", data=form | changes).text
+    assert 'name="recipe" value="other"' in page
+    assert 'value="kept"' in page
+    assert 'value="bf16" checked' in page
+    assert 'name="training.max_grad_norm" value="0.5"' in page
+    assert 'name="training.steps" value="50"' in page
+    assert 'name="training.batch_size" value="8"' in page
+    assert "does not allow what was typed: Batch size." in page
+    assert 'name="parent_id"' not in page
+    assert "No worker offers the recipe" in browser.post("/runs/new", data={"other": "x"}).text
+
+
+def test_what_is_wrong_is_called_by_its_label(offered: None, browser: TestClient) -> None:
+    """The summary takes the focus; the field is told to be wrong, and says by what."""
+    page = browser.post("/runs", data=FORM | {"training.steps": "0", "after_id": "77"}).text
+    assert '<a href="#training.steps">Steps</a>' in page
+    assert '<a href="#after_id">After run</a>' in page
+    assert "autofocus data-mistakes" in page
+    assert 'aria-describedby="training.steps-hint training.steps-error" aria-invalid="true"' in page
+
+
+def test_an_emptied_number_is_not_one_in_silence(offered: None, browser: TestClient) -> None:
+    """Of fields that must have one it is said what is allowed; a form may lack them."""
+    typed = {"recipe": "digits", "precision": "fp16", "training.steps": "5"}
+    typed |= {"training.batch_size": "8", "scaler.init_scale": "2"}
+    page = browser.post("/runs", data={**typed, "nodes": "", "devices_per_node": " "})
+    assert page.status_code == 422
+    assert "it is empty; allowed: a whole number from 1 to 256" in page.text
+    assert "it is empty; allowed: a whole number from 1 to 1024" in page.text
+    assert browser.post("/runs", data=typed | {"after_id": ""}).status_code == 303

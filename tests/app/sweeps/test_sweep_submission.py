@@ -1,0 +1,479 @@
+"""Sweeps before a real database: what they submit, when, and that they submit it once."""
+
+import math
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from starlette.testclient import TestClient
+
+from app.sweeps import hyperband, sweep_submission, tpe
+from app.sweeps.sweep_submission import SweepSubmission
+from db.database import Database
+from db.errors import Conflict, Invalid
+from db.files import erasure
+from db.files.storage import open_store
+from db.queue import claims, queue, run_control
+from db.runs import runs, trash
+from db.settings import Settings
+from db.sweeps import sweeps
+from db.tables import NONFINITE_LOSS, LatestMetric, Run, Status, Sweep, Trial, User, Worker
+from tests.app.conftest import CPU
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+
+LRS = {"training.max_grad_norm": "0.1, 1, off"}
+
+
+def begin(database: Database, owner: User, **changes: Any) -> int:
+    """Begin a sweep of digits; return its number."""
+    values: dict[str, Any] = {"recipe": "digits", "space": LRS, "goal": "minimise"}
+    with database.writing() as session:
+        return sweep_submission.begin(session, owner, SweepSubmission(**(values | changes))).id
+
+
+def finish(
+    database: Database, run_id: int, loss: float = 1.0, status: Status = Status.FINISHED
+) -> None:
+    """End a run as if it had trained five steps."""
+    with database.writing() as session:
+        run = runs.get(session, run_id, lock=True)
+        run.step, run.loss = 5, loss
+        run.last_flags = 0 if math.isfinite(loss) else NONFINITE_LOSS
+        runs.set_status(session, run, status)
+
+
+def members(database: Database, sweep_id: int) -> list[tuple[int, dict[str, Any], str, Any]]:
+    """Number, settings, state and value of each trial."""
+    with database.reading() as session:
+        query = select(Trial).where(Trial.sweep_id == sweep_id).order_by(Trial.number)
+        return [(row.number, row.params, row.state, row.value) for row in session.scalars(query)]
+
+
+def the_sweep(database: Database, sweep_id: int = 1) -> tuple[Sweep, str]:
+    with database.reading() as session:
+        sweep = sweeps.get(session, sweep_id)
+        return sweep, sweeps.status(sweep, sweeps.tallies(session, [sweep])[sweep_id])
+
+
+def test_a_grid_is_submitted_as_its_runs_end(database: Database, ada: User, offered: None) -> None:
+    """Two at once, each point once, named by what differs; the last one's end finishes it."""
+    space = {"training.max_grad_norm": [0.5, 2.0], "training.batch_size": "16..32 step 16"}
+    begin(database, ada, space=space, at_once=2, tags="a, b", priority=3)
+    assert len(members(database, 1)) == 2
+    sweep_submission.look(database)
+    assert len(members(database, 1)) == 2
+    finish(database, 1, 0.25)
+    sweep_submission.look(database)
+    assert [each[2:] for each in members(database, 1)] == [
+        ("complete", 0.25), ("open", None), ("open", None),
+    ]  # fmt: skip
+    for run_id in (2, 3, 4):
+        assert the_sweep(database)[1] == "running"
+        finish(database, run_id, float(run_id))
+        sweep_submission.look(database)
+    assert the_sweep(database)[1] == "finished"
+    tried = [(each["training.max_grad_norm"], each["training.batch_size"])
+             for _n, each, *_ in members(database, 1)]  # fmt: skip
+    assert tried == [(0.5, 16), (0.5, 32), (2.0, 16), (2.0, 32)]
+    with database.reading() as session:
+        found = session.scalars(select(Run).order_by(Run.id)).all()
+        assert [run.name for run in found][:2] == [
+            "max_grad_norm=0.5, batch_size=16",
+            "max_grad_norm=0.5, batch_size=32",
+        ]
+        assert {(run.tags, run.priority, run.owner_id) for run in found} == {("a, b", 3, ada.id)}
+        assert found[3].config["training"]["max_grad_norm"] == 2.0
+        assert sweeps.due(session) == []
+
+
+def test_two_servers_submit_no_run_twice(database: Database, ada: User, offered: None) -> None:
+    """They look at the same moment, again and again; each point has one run."""
+    begin(database, ada, space={"training.batch_size": "1..12"}, at_once=1)
+    with database.writing() as session:
+        sweeps.get(session, 1, lock=True).at_once = 4
+    for _ in range(4):
+        start = threading.Barrier(3)
+
+        def serve(start: threading.Barrier = start) -> None:
+            start.wait()
+            sweep_submission.look(database)
+
+        threads = [threading.Thread(target=serve) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with database.reading() as session:
+            waiting = session.scalars(select(Run.id).where(Run.status == Status.QUEUED)).all()
+            assert len(waiting) == 4 or the_sweep(database)[0].submitted == 12
+        for run_id in waiting:
+            finish(database, run_id)
+    sweep_submission.look(database)
+    assert [each[1]["training.batch_size"] for each in members(database, 1)] == list(range(1, 13))
+    with database.reading() as session:
+        assert len(session.scalars(select(Run.id)).all()) == 12
+    assert the_sweep(database)[1] == "finished"
+
+
+def test_a_kill_between_run_and_trial_leaves_neither(
+    database: Database, ada: User, offered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was half done is done again, and once."""
+    begin(database, ada)
+    finish(database, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeps, "add", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            sweep_submission.look(database)
+    with database.reading() as session:
+        assert len(session.scalars(select(Run.id)).all()) == 1
+    sweep_submission.look(database)
+    assert [each[2] for each in members(database, 1)] == ["complete", "open"]
+
+
+def test_a_grid_goes_on_after_a_run_of_it_is_erased(
+    database: Database, settings: Settings, browser: TestClient, ada: User, offered: None
+) -> None:
+    """What it tried stays tried: only points that no run had are left, and its page says so."""
+    begin(database, ada, at_once=1)
+    finish(database, 1, 0.25)
+    sweep_submission.look(database)
+    with database.writing() as session:
+        trash.delete(session, 1, ada)
+        trash.erase(session, 1, ada)
+    erasure.erase(database, settings, open_store(settings), 1, threading.Event())
+    for run_id in (2, 3):
+        finish(database, run_id)
+        sweep_submission.look(database)
+    tried = [each[1]["training.max_grad_norm"] for each in members(database, 1)]
+    assert tried == [0.1, 1.0, None]
+    assert the_sweep(database)[1] == "finished"
+    page = browser.get("/sweeps/1").text
+    assert "run 1, deleted for good" in page
+    assert "/compare?runs=2,3" in page
+    assert 'href="/runs/1"' not in page
+    with database.writing() as session:
+        trash.delete(session, 2, ada)
+    page = browser.get("/sweeps/1").text
+    assert '2, in the <a href="/bin">bin</a>' in page
+    assert 'href="/runs/2"' not in page
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_trials_without_a_finite_value_have_failed(
+    database: Database, ada: User, offered: None
+) -> None:
+    """One that failed, one that diverged, one that applied nothing, one without the metric."""
+    begin(database, ada, metric="val/accuracy", goal="", at_once=5, space={
+        "training.batch_size": [1, 2, 3, 4, 5]})  # fmt: skip
+    finish(database, 1, 0.5, Status.FAILED)
+    finish(database, 3, 0.5)
+    with database.writing() as session:
+        run = claims.claim(session, 1, recipes=["digits"], precisions=["fp16"], free_devices=[0],
+                          lease_seconds=60.0)  # fmt: skip
+        assert run is not None
+        queue.start(session, run.id, run.attempt)
+    metrics = [make_metric(1, 0.9), make_metric(2, 0.75)]
+    record(database, run, make_steps([2.0, 1.0]), events=metrics)
+    with database.writing() as session:
+        queue.end(session, run.id, run.attempt, Status.FINISHED)
+    finish(database, 4, math.nan)
+    with database.writing() as session:
+        for run_id in (4, 5):
+            runs.get(session, run_id, lock=True).skipped = 5 if run_id == 5 else 0
+            session.add(LatestMetric(run_id=run_id, name="val/accuracy", step=5, value=0.1))
+    finish(database, 5, 0.5)
+    sweep_submission.look(database)
+    assert run.id == 2
+    assert [each[2:] for each in members(database, 1)] == [
+        ("failed", None), ("complete", 0.75), *3 * [("failed", None)],
+    ]  # fmt: skip
+    with database.reading() as session:
+        tally = sweeps.tallies(session, [sweeps.get(session, 1)])[1]
+        assert tally == sweeps.Tally(complete=1, failed=4, best=0.75)
+        [best, *_] = sweeps.trials(session, sweeps.get(session, 1), best_first=True, limit=9)
+        assert best[1].id == 2
+
+
+def test_a_script_that_only_logs_has_the_loss_that_it_logs(
+    database: Database, ada: User, offered: None
+) -> None:
+    """A recorded loss is the loss all the same, whatever the script logs by that name."""
+    begin(database, ada, at_once=2, space={"training.batch_size": [1, 2]})
+    with database.writing() as session:
+        for run_id in (1, 2):
+            session.add(LatestMetric(run_id=run_id, name="loss", step=5, value=0.25))
+        runs.set_status(session, runs.get(session, 1, lock=True), Status.FINISHED)
+    finish(database, 2, 0.5)
+    sweep_submission.look(database)
+    assert [each[2:] for each in members(database, 1)] == [("complete", 0.25), ("complete", 0.5)]
+
+
+def test_random_points_are_those_of_the_seed(database: Database, ada: User, offered: None) -> None:
+    """Whoever submits them, and whenever: the same points in the same order, within their ends."""
+    space = {
+        "training.max_grad_norm": "loguniform(1e-4, 1)",
+        "training.batch_size": "integers(1, 64)",
+        "precision": "fp16, bf16",
+    }
+    begin(database, ada, kind="random", space=space, runs=6, at_once=6, seed=7)
+    begin(database, ada, kind="random", space=space, runs=6, at_once=1, seed=7)
+    for run_id in range(7, 12):
+        finish(database, run_id)
+        sweep_submission.look(database)
+    first, second = ([each[1] for each in members(database, n)] for n in (1, 2))
+    assert first == second
+    assert len({str(each) for each in first}) == 6
+    assert all(1e-4 <= each["training.max_grad_norm"] <= 1 for each in first)
+    assert all(type(each["training.batch_size"]) is int for each in first)
+
+
+def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: None) -> None:
+    """Once ten trials have ended, it suggests what is near the best; a look that is repeated
+    after a kill suggests the same; failed trials are told as such."""
+    pytest.importorskip("optuna")
+    space = {"training.max_grad_norm": "loguniform(1e-4, 1e4)", "training.fused": "true, false"}
+    begin(database, ada, kind="tpe", space=space, runs=30, at_once=2)
+    with database.reading() as session:
+        sweep = sweeps.get(session, 1)
+        assert sweep_submission._next(session, sweep) == sweep_submission._next(session, sweep)
+    for run_id in range(1, 31):
+        with database.reading() as session:
+            norm = runs.get(session, run_id).config["training"]["max_grad_norm"]
+        is_lost = run_id in (3, 8)
+        finish(database, run_id, math.nan if is_lost else math.log10(norm) ** 2)
+        sweep_submission.look(database)
+    assert the_sweep(database)[1] == "finished"
+    distances = [each[3] for each in members(database, 1) if each[2] == "complete"]
+    assert len(distances) == 28
+    assert sum(distances[-10:]) < sum(distances[:10])
+    assert min(distances) < 0.1
+
+
+def climb(database: Database, run_id: int, losses: list[float]) -> None:
+    """Let a run train, and tell of these steps."""
+    with database.writing() as session:
+        run = claims.claim(session, 1, recipes=["digits"], precisions=["fp16"],
+                             free_devices=range(64), lease_seconds=60.0)  # fmt: skip
+        assert run is not None
+        assert run.id == run_id
+        queue.start(session, run.id, run.attempt)
+    record(database, run, make_steps(losses))
+
+
+def test_hyperband_gives_up_what_falls_behind(
+    database: Database, browser: TestClient, ada: User, offered: None
+) -> None:
+    """By the rows alone, so that a look that is repeated judges alike; what is given up ends with a
+    checkpoint's wish and in words of its own, and its place goes to the next point."""
+    pytest.importorskip("optuna")
+    with database.writing() as session:
+        devices = [{**CPU, "index": index} for index in range(10)]
+        session.get_one(Worker, 1).devices = devices
+    space = {"training.max_grad_norm": "loguniform(1e-4, 1e4)"}
+    begin(database, ada, kind="hyperband", space=space, runs=14, at_once=10)
+    for run_id in range(1, 11):
+        climb(database, run_id, [float(run_id)] * 14)
+    sweep_submission.look(database)
+    assert not any(rows_of(database, 1, "reports"))  # a 27th of 400 steps is 14.8
+    for run_id in range(1, 11):
+        more(database, run_id, [float(run_id)] * 36)
+    sweep_submission.look(database)
+    reports = rows_of(database, 1, "reports")
+    assert [[each["rung"] for each in told] for told in reports] == [[1, 3]] * 10
+    with database.reading() as session:
+        sweep = sweeps.get(session, 1)
+        behind = hyperband.fallen_behind(sweep, sweeps.all_trials(session, sweep))
+        asked = {run.id for run in session.scalars(select(Run)) if run.wanted == "cancel"}
+        assert 1 not in behind
+        assert 3 <= len(behind) < 10
+        assert asked == set(behind)
+        assert {runs.get(session, each).status for each in behind} == {Status.STOPPING}
+    sweep_submission.look(database)
+    assert len(members(database, 1)) == 10
+    lost = max(behind)
+    with database.writing() as session:
+        queue.end(session, lost, 1, Status.CANCELLED)
+    sweep_submission.look(database)
+    assert members(database, 1)[lost - 1][2:] == ("pruned", float(lost))
+    assert len(members(database, 1)) == 11
+    run = browser.get(f"/api/v1/runs/{lost}").json()
+    assert (run["status"], run["ending"]) == ("cancelled", "pruned")
+    assert "given up by sweep 1: after 1/" in browser.get(f"/runs/{lost}").text
+    listed = browser.get("/api/v1/runs?filter=status:pruned").json()["runs"]
+    assert [each["id"] for each in listed] == [lost]
+    page = browser.get("/sweeps/1?sort=value").text
+    assert "1 given up early" in page
+    assert browser.get("/api/v1/sweeps/1").json()["pruned"] == 1
+
+
+def test_a_person_who_cancels_gives_nothing_up(
+    database: Database, ada: User, offered: None
+) -> None:
+    """Of a sweep by Hyperband, what somebody cancelled is no pruned trial; nor is a finished one
+    that it asked to end too late; and no run's loss that is not finite is a report."""
+    pytest.importorskip("optuna")
+    begin(database, ada, kind="hyperband", space=LRS, runs=3, at_once=1)
+    climb(database, 1, [math.nan] * 20)
+    sweep_submission.look(database)
+    assert rows_of(database, 1, "reports") == [[]]
+    with database.writing() as session:
+        run_control.cancel(session, 1, ada)
+        queue.end(session, 1, 1, Status.CANCELLED)
+    sweep_submission.look(database)
+    assert members(database, 1)[0][2] == "failed"
+    climb(database, 2, [0.5] * 20)
+    with database.writing() as session:
+        assert run_control.give_up(session, 2, "why")
+        assert not run_control.give_up(session, 2, "again")
+        session.get_one(Trial, (1, 2)).pruned_step = 20
+        queue.end(session, 2, 1, Status.FINISHED)
+    sweep_submission.look(database)
+    assert members(database, 1)[1][2:] == ("complete", 0.5)
+
+
+def more(database: Database, run_id: int, losses: list[float]) -> None:
+    with database.reading() as session:
+        run = runs.get(session, run_id)
+    record(database, run, make_steps(losses, first=run.step + 1))
+
+
+def rows_of(database: Database, sweep_id: int, column: str) -> list[Any]:
+    with database.reading() as session:
+        query = select(Trial).where(Trial.sweep_id == sweep_id).order_by(Trial.number)
+        return [getattr(row, column) for row in session.scalars(query)]
+
+
+def test_without_optuna_a_search_says_what_to_install(
+    database: Database, ada: User, offered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that was begun elsewhere stops with the same reason, alone, until it is resumed."""
+    monkeypatch.setattr(tpe, "is_installed", lambda: False)
+    with pytest.raises(Invalid, match=r"halfstep-service\[sweeps\]"):
+        begin(database, ada, kind="tpe", space=LRS, runs=3)
+    begin(database, ada, kind="random", runs=3)
+    begin(database, ada, kind="random", runs=3)
+    with database.writing() as session:
+        sweeps.get(session, 1, lock=True).kind = "tpe"
+    for run_id in (1, 2):
+        finish(database, run_id)
+    sweep_submission.look(database)
+    sweep_submission.look(database)
+    assert "pip install" in str(the_sweep(database, 1)[0].error)
+    assert the_sweep(database, 1)[1] == "failed"
+    assert len(members(database, 2)) == 2
+    with database.writing() as session:
+        sweeps.get(session, 1, lock=True).kind = "random"
+        sweeps.resume(sweeps.get(session, 1, lock=True))
+    sweep_submission.look(database)
+    assert [each[2] for each in members(database, 1)] == ["complete", "open"]
+    assert the_sweep(database, 1)[0].error is None
+
+
+def test_a_sweep_is_paused_resumed_extended_and_cancelled(
+    database: Database, ada: User, offered: None
+) -> None:
+    """Paused it submits nothing; more values are more points; cancelled it ends what is open."""
+    begin(database, ada)
+    with database.writing() as session:
+        sweeps.pause(session, 1)
+    finish(database, 1)
+    sweep_submission.look(database)
+    assert [each[2] for each in members(database, 1)] == ["complete"]
+    with database.writing() as session:
+        sweeps.resume(sweeps.get(session, 1, lock=True))
+        sweep_submission.go_on(session, 1)
+        space = {"training.max_grad_norm": "0.1, 5"}
+        assert sweep_submission.extend(session, 1, ada, space=space).runs_total == 4
+    for run_id in (2, 3):
+        finish(database, run_id)
+        sweep_submission.look(database)
+    assert [each[1]["training.max_grad_norm"] for each in members(database, 1)] == [0.1, 1, None, 5]
+    with database.writing() as session:
+        sweeps.cancel(session, 1, ada)
+        assert sweeps.cancel(session, 1, ada).status == "cancelled"
+    assert runs_of(database, 4) == (Status.CANCELLED, "cancelled by ada")
+    sweep_submission.look(database)
+    assert [each[2] for each in members(database, 1)] == ["complete"] * 3 + ["failed"]
+    with database.writing() as session, pytest.raises(Conflict):
+        sweep_submission.extend(session, 1, ada, space=space)
+
+
+def runs_of(database: Database, run_id: int) -> tuple[Status, str | None]:
+    with database.reading() as session:
+        run = runs.get(session, run_id)
+        return run.status, run.stop_reason
+
+
+def test_a_random_search_takes_more_runs(database: Database, ada: User, offered: None) -> None:
+    """A finished one goes on; neither it nor a grid goes beyond what is allowed."""
+    begin(database, ada, kind="random", runs=1)
+    finish(database, 1)
+    sweep_submission.look(database)
+    assert the_sweep(database)[1] == "finished"
+    with database.writing() as session:
+        sweep_submission.extend(session, 1, ada, runs=2)
+    assert the_sweep(database)[1] == "running"
+    assert len(members(database, 1)) == 2
+    begin(database, ada, runs=2)
+    for sweep_id, more, text in ((1, 1000, "1000 in all"), (2, 2, "3 in all"), (2, 0, "one of")):
+        with database.writing() as session, pytest.raises(Invalid, match=text):
+            sweep_submission.extend(session, sweep_id, ada, runs=more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "text"),
+    [
+        ({"space": {}}, "space", "0 settings"),
+        ({"space": {"training.lrr": "1, 2"}}, "training.lrr", "no such setting"),
+        ({"space": {"training.batch_size": "16, 9999"}}, "training.batch_size", "9999; allowed"),
+        ({"space": {"training.batch_size": "16, 16"}}, "training.batch_size", "16 twice"),
+        ({"space": {"training.batch_size": "1..9 step 0"}}, "training.batch_size", "step S"),
+        ({"space": {"training.steps": "1..9999"}}, "training.steps", "1,000 values"),
+        ({"space": {"training.steps": "1e400..1e999 step 1e-9"}}, "training.steps", "1,000 values"),
+        ({"space": {"training.batch_size": "integers(1, 9)"}}, "training.batch_size", "in a grid"),
+        ({"space": {"training.max_grad_norm": "0.1, x"}}, "training.max_grad_norm", "is x;"),
+        ({"space": {"training.max_grad_norm": ""}}, "training.max_grad_norm", "is nothing"),
+        ({"space": {"training.fused": "true, maybe"}}, "training.fused", "maybe"),
+        ({"space": {"modules.fp32": "a, b"}}, "modules.fp32", "as JSON"),
+        ({"space": {"precision": "fp16, fp8"}}, "precision", "fp8; allowed: one of fp16"),
+        ({"kind": "random", "space": {"training.max_grad_norm": "loguniform(0, 1)"}},
+         "training.max_grad_norm", "is 0; allowed"),
+        ({"kind": "random", "space": {"training.max_grad_norm": "uniform(1, 0)"}},
+         "training.max_grad_norm",
+         "uniform(1, 0), whose lower bound is above the upper; allowed: two numbers"),
+        ({"kind": "random", "space": {"training.max_grad_norm": "uniform(1, 1)"}},
+         "training.max_grad_norm", "lower one first"),
+        ({"kind": "random", "space": {"training.max_grad_norm": "normal(1, 2)"}},
+         "training.max_grad_norm", "normal"),
+        ({"kind": "random", "space": {"training.batch_size": "uniform(1, 2)"}},
+         "training.batch_size", "integers(a, b)"),
+        ({"kind": "random", "space": {"training.max_grad_norm": [math.inf]}},
+         "training.max_grad_norm", "inf"),
+        ({"kind": "annealing"}, "kind", "grid, random, tpe"),
+        ({"metric": "val/thing", "goal": ""}, "goal", "which way"),
+        ({"goal": "best"}, "goal", "minimise or maximise"),
+        ({"at_once": 0}, "at_once", "from 1 to 100"),
+        ({"runs": 1001}, "runs", "from 1 to 1000"),
+        ({"seed": -1}, "seed", "from 0"),
+        ({"space": {"training.steps": "1..100", "training.batch_size": "1..11"}},
+         "space", "1,100 points"),
+        ({"config": {"training": {"batch_size": 0}}}, "training.batch_size", "at least 1"),
+        ({"recipe": "none"}, "recipe", "none"),
+        ({"priority": 999}, "priority", "-100 to 100"),
+    ],
+)  # fmt: skip
+@pytest.mark.only_on("sqlite")
+def test_what_is_wrong_is_named(
+    database: Database, ada: User, offered: None, changes: dict[str, Any], field: str, text: str
+) -> None:
+    """The field, its value, and what is allowed; nothing is begun."""
+    with pytest.raises(Invalid) as raised:
+        begin(database, ada, **changes)
+    assert text in raised.value.errors[field]
+    with database.reading() as session:
+        assert session.scalars(select(Sweep)).all() == []

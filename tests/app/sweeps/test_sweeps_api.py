@@ -1,0 +1,214 @@
+"""Sweeps by the API, by the pages and their form."""
+
+import re
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from app.live import sweep_updates
+from app.sweeps import sweep_submission
+from db.database import Database
+from db.sweeps import sweeps
+from db.tables import Status, User
+from tests.app.conftest import submit
+from tests.app.sweeps.test_sweep_submission import begin, finish
+
+SWEEP: dict[str, Any] = {
+    "recipe": "digits",
+    "space": {"training.max_grad_norm": "0.1, 1, off"},
+    "goal": "minimise",
+}
+FORM = {
+    "recipe": "digits",
+    "precision": "fp16",
+    "training.steps": "5",
+    "training.batch_size": "16, 32",
+    "training.max_grad_norm": "off",
+    "training.fused": ["true", "false"],
+    "training.tf32": "false",
+    "modules.fp32": "a, b",
+    "scaler.enabled": "true",
+    "scaler.init_scale": "65536",
+    "kind": "grid",
+    "runs": "",
+    "at_once": "1",
+    "metric": "loss",
+    "goal": "",
+    "seed": "0",
+    "priority": "0",
+    "devices_per_node": "1",
+}
+
+
+def test_a_script_begins_a_sweep_and_reads_it(
+    database: Database, offered: None, script: TestClient
+) -> None:
+    """A request that is repeated with its key begins no second one; trials say what they tried."""
+    headers = {"Idempotency-Key": "k"}
+    begun = script.post("/api/v1/sweeps", json=SWEEP, headers=headers)
+    assert begun.status_code == 201
+    assert script.post("/api/v1/sweeps", json=SWEEP, headers=headers).json() == begun.json()
+    finish(database, 1, 0.5)
+    sweep_submission.look(database)
+    found = script.get("/api/v1/sweeps/1").json()
+    assert found["status"] == "running"
+    assert (found["runs_total"], found["submitted"], found["complete"]) == (3, 2, 1)
+    assert found["space"] == {"training.max_grad_norm": "0.1, 1, off"}
+    assert found["best"] == 0.5
+    assert found["best_trial"]["params"] == {"training.max_grad_norm": 0.1}
+    trials = script.get("/api/v1/sweeps/1/trials").json()
+    assert [(each["number"], each["name"], each["state"]) for each in trials["trials"]] == [
+        (2, "max_grad_norm=1", "open"),
+        (1, "max_grad_norm=0.1", "complete"),
+    ]
+    page = script.get("/api/v1/sweeps/1/trials?sort=value&limit=1").json()
+    assert (page["trials"][0]["number"], page["next"]) == (1, 1)
+    [listed] = script.get("/api/v1/sweeps").json()["sweeps"]
+    assert listed["best"] == 0.5
+    assert script.get("/api/v1/runs/1").json()["sweep_id"] == 1
+
+
+def test_a_sweep_is_steered_by_a_script(
+    database: Database, offered: None, script: TestClient
+) -> None:
+    """Paused, resumed, extended, cancelled; what its status does not allow is a conflict."""
+    script.post("/api/v1/sweeps", json=SWEEP)
+
+    def post(word: str, **body: Any) -> tuple[int, str]:
+        answer = script.post(f"/api/v1/sweeps/1/{word}", json=body)
+        return answer.status_code, answer.json().get("status", "")
+
+    assert post("resumption")[0] == 409
+    assert post("pause") == (200, "paused")
+    finish(database, 1)
+    assert post("resumption") == (200, "running")
+    assert script.get("/api/v1/runs/2").json()["status"] == "queued"
+    assert post("extension", space={"training.max_grad_norm": [7.5]}) == (200, "running")
+    assert script.get("/api/v1/sweeps/1").json()["runs_total"] == 4
+    assert post("extension", runs=9)[0] == 422
+    assert post("extension", runs=True, other=1)[0] == 422
+    assert post("cancellation") == (200, "cancelled")
+    assert script.get("/api/v1/runs/2").json()["status"] == "cancelled"
+    assert post("pause")[0] == 409
+    assert script.get("/api/v1/sweeps/9").status_code == 404
+    wrong = script.post("/api/v1/sweeps", json=SWEEP | {"kind": "x", "at_once": 0}).json()
+    assert set(wrong["errors"]) == {"kind", "at_once"}
+
+
+def test_the_form_counts_before_it_queues(
+    database: Database, offered: None, browser: TestClient
+) -> None:
+    """Lists in its fields are searched, all else is one value; once counted, it asks; what was
+    changed meanwhile is counted anew; sent twice it begins one sweep."""
+    page = browser.get("/sweeps/new?recipe=digits").text
+    key = re.findall(r'name="key" value="(\w+)"', page)[0]
+    counted = browser.post("/sweeps", data=FORM | {"key": key}).text
+    assert "This queues <b>4 runs</b>, 1 at once" in counted
+    assert 'name="confirmed" value="4"' in counted
+    assert 'value="16, 32"' in counted
+    changed = FORM | {"confirmed": "4", "training.batch_size": "16", "key": key}
+    assert "This queues <b>2 runs</b>" in browser.post("/sweeps", data=changed).text
+    assert browser.get("/api/v1/sweeps").json()["sweeps"] == []
+    for _ in range(2):
+        begun = browser.post("/sweeps", data=FORM | {"confirmed": "4", "key": key})
+        assert begun.headers["location"] == "/sweeps/1"
+    sweep = browser.get("/api/v1/sweeps/1").json()
+    assert sweep["space"] == {"training.batch_size": "16, 32", "training.fused": "true, false"}
+    config = browser.get("/api/v1/runs/1/config").json()
+    assert config["modules"]["fp32"] == ["a", "b"]
+    assert config["training"] == {
+        "steps": 5, "batch_size": 16, "max_grad_norm": None, "fused": True, "tf32": False,
+    }  # fmt: skip
+
+
+def test_the_form_says_what_is_wrong_and_keeps_what_was_typed(
+    offered: None, browser: TestClient
+) -> None:
+    """Each field's own message; numbers that are none, distributions in a grid, and no search."""
+    typed = FORM | {"training.steps": "uniform(1, 5)", "at_once": "<b>", "training.fused": "true"}
+    page = browser.post("/sweeps", data=typed)
+    assert page.status_code == 422
+    assert "&lt;b&gt; is not allowed; allowed: a whole number" in page.text
+    page = browser.post("/sweeps", data=typed | {"at_once": "1"})
+    assert "Steps is uniform(…); allowed: integers(a, b), or values with commas" in page.text
+    assert 'value="uniform(1, 5)"' in page.text
+    nothing = {"training.batch_size": "16", "training.fused": "true"}
+    assert "allowed: 1 to 20" in browser.post("/sweeps", data=FORM | nothing).text
+    assert browser.post("/sweeps", data=FORM | {"recipe": "none"}).status_code == 422
+    typed |= {"at_once": "1", "training.fused": []}
+    assert "Fused is nothing" in browser.post("/sweeps", data=typed).text
+
+
+def test_a_runs_form_becomes_a_sweeps(offered: None, browser: TestClient) -> None:
+    """What was typed stays; a box without a tick is false."""
+    assert 'href="/sweeps/new?recipe=digits" data-to-sweep' in browser.get("/runs/new").text
+    typed = {"recipe": "digits", "precision": "bf16", "training.batch_size": "7", "tags": "t"}
+    page = browser.post("/sweeps/new", data=typed).text
+    assert 'name="training.batch_size" value="7"' in page
+    assert 'value="bf16" checked' in page
+    assert 'name="training.fused" value="false" checked' in page
+    assert browser.post("/sweeps/new", data={"recipe": "none"}).status_code == 200
+
+
+def test_pages_of_sweeps(database: Database, ada: User, offered: None, browser: TestClient) -> None:
+    """The list, and of each what is searched, how far it is, its runs and the best of them; a run
+    leads to its sweep."""
+    assert "Try many settings at once" in browser.get("/sweeps").text
+    begin(database, ada, at_once=3, name="<i>norms</i>")
+    for run_id, loss in ((1, 0.5), (2, 0.25)):
+        finish(database, run_id, loss)
+    finish(database, 3, 1.0, Status.FAILED)
+    sweep_submission.look(database)
+    page = browser.get("/sweeps/1?sort=value").text
+    assert "&lt;i&gt;norms&lt;/i&gt;" in page
+    assert "<code>0.1, 1, off</code>" in page
+    assert 'href="/compare?runs=2,1"' in page
+    assert "1 without a value" in page
+    assert re.findall(r'<tr data-key="(\d)"', page) == ["2", "1", "3"]
+    assert "Cancel the sweep" not in page
+    assert 'href="/sweeps/1">sweep 1</a>' in browser.get("/runs/2").text
+    assert "sweep 1" not in browser.get(f"/runs/{submit(database, ada).id}").text
+    assert '<span class="quiet">loss</span> 0.25' in browser.get("/sweeps").text
+    assert "No older sweeps" in browser.get("/sweeps?before=1").text
+    assert browser.get("/sweeps/2").status_code == 404
+    assert browser.get("/sweeps/1?after=50").status_code == 200
+
+
+def test_buttons_of_a_sweep(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """Pause, resume, more values, cancel; each leads back, and what is wrong is said."""
+    begin(database, ada)
+    assert browser.post("/sweeps/1/pause").headers["location"] == "/sweeps/1"
+    assert "Resume" in browser.get("/sweeps/1").text
+    browser.post("/sweeps/1/resumption")
+    more = {"setting": "training.max_grad_norm", "more": "x"}
+    wrong = browser.post("/sweeps/1/extension", data=more)
+    assert wrong.status_code == 422
+    assert "Largest norm is x; allowed: a number greater than 0" in wrong.text
+    more["more"] = "3, 4"
+    assert browser.post("/sweeps/1/extension", data=more).status_code == 303
+    wrong = browser.post("/sweeps/1/extension", data={"more": "-1"})
+    assert "allowed: a whole number of runs" in wrong.text
+    page = browser.get("/sweeps/1").text
+    assert "1 run is under way" in page
+    assert "4 are never submitted" in page
+    browser.post("/sweeps/1/cancellation")
+    assert "More runs" not in browser.get("/sweeps/1").text
+    with database.reading() as session:
+        assert sweeps.get(session, 1).runs_total == 5
+
+
+def test_a_look_for_news_tells_of_changes(database: Database, ada: User, offered: None) -> None:
+    """Of the sweep and of its runs under way; whoever has seen them hears nothing."""
+    begin(database, ada)
+    look = sweep_updates.of_sweep(database, 1)
+    news = look("")
+    assert news is not None
+    assert look(news.cursor) is None
+    finish(database, 1)
+    ended = look(news.cursor)
+    assert ended is not None
+    sweep_submission.look(database)
+    settled = look(ended.cursor)
+    assert settled is not None

@@ -1,0 +1,225 @@
+"""What was found out about a run, as its page and its API say it."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.live import run_updates
+from db.database import Database
+from db.settings import Settings
+from db.tables import Request, Run, User
+from tests.app.conftest import CONFIG, submit
+from tests.db.telemetry.telemetry_made import (
+    make_headroom,
+    make_histogram,
+    make_module,
+    make_replay,
+    make_skip,
+    make_steps,
+    record,
+)
+
+
+def test_header_and_list_show_the_verdict(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The word stands beside the scale, its figures in a sentence; the list has the word too."""
+    record(database, running, make_steps([1.0] * 50, skipped=[1, 2]))
+    page = browser.get("/runs/1").text
+    assert 'data-verdict="healthy"' in page
+    assert "2 of the last 50 steps (4 %) skipped, at most 2 in a row" in page
+    assert 'data-verdict="healthy"' in browser.get("/runs").text
+    verdict = browser.get("/api/v1/runs/1").json()["verdict"]
+    assert (verdict["word"], verdict["figures"]["steps_since_skip"]) == ("healthy", 48)
+
+
+def test_run_without_a_scale_has_no_verdict(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """bf16 needs no scaler, so nothing is said of one."""
+    submit(database, ada, config=CONFIG | {"precision": "bf16"})
+    assert "data-verdict" not in browser.get("/runs/1").text
+    assert browser.get("/api/v1/runs/1").json()["verdict"] is None
+
+
+def test_counts_of_a_gpus_skip_are_its_replays(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A skip that has names alone shows the counts of its exact replay."""
+    skip = make_skip(7, "model.0.bias", "model.head.bias")
+    skip["culprits"] = [{"name": each["name"]} for each in skip["culprits"]]
+    counted = {"optimizer": "adamw", "name": "model.head.bias", "inf": 12, "nan": 0}
+    events = [skip, make_replay(7) | {"culprits": [counted]}]
+    record(database, running, events=events)
+    page = " ".join(browser.get("/runs/1").text.split())
+    assert '<code>model.head.bias</code> <span class="quiet">12 inf</span>' in page
+
+
+def test_skip_shows_counts_and_what_its_replay_found(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Counts of inf and NaN, forward or backward, the module, and its input beside 65504."""
+    forward = make_skip(9, "model.0.bias", loss_nonfinite=True)
+    events = [make_skip(7, "model.0.bias", "model.head.bias"), forward, make_replay(7)]
+    record(database, running, events=events)
+    page = " ".join(browser.get("/runs/1").text.split())
+    assert '<code>model.head.bias</code> <span class="quiet">3 inf, 1 NaN</span>' in page
+    assert "backward: gradients alone" in page
+    assert "forward: the loss is not finite" in page
+    assert "<b>model.head</b>, backward, <code>AddmmBackward0</code> in float16" in page
+    assert "largest input 70,123 of at most 65,504" in page
+    assert 'form="replay" name="step" value="9"' in page
+    assert 'form="replay" name="step" value="7"' not in page
+    assert browser.get("/api/v1/runs/1/replays").json()["replays"][0]["module"] == "model.head"
+
+
+def test_replay_that_is_not_exact_says_why(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Its notes stand beside what it found, or that it found nothing."""
+    replay = make_replay(7, found=False, exact=False, notes=["dropout draws anew"])
+    record(database, running, events=[make_skip(7, "a.b"), replay])
+    page = browser.get("/runs/1").text
+    assert "Nothing overflowed this time." in page
+    assert "Not exact: dropout draws anew" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"), [("scale", 1024, "scale"), ("replays", 7, "replay")]
+)
+def test_wishes_work_as_form_and_as_call(
+    database: Database, running: Run, browser: TestClient, name: str, value: int, kind: str
+) -> None:
+    """A form leads back to the run; a call answers with the request's number."""
+    field = {"scale": "scale", "replays": "step"}[name]
+    answer = browser.post(f"/runs/1/{name}", data={field: str(value)})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
+    assert browser.post(f"/api/v1/runs/1/{name}", json={field: str(value)}).json() == {"id": 2}
+    with database.reading() as session:
+        assert session.get_one(Request, 2).kind == kind
+        assert session.get_one(Request, 2).value == value
+
+
+def test_wish_that_makes_no_sense_is_refused_in_words(running: Run, browser: TestClient) -> None:
+    """The answer names the value and what is allowed."""
+    answer = browser.post("/api/v1/runs/1/scale", json={"scale": -1})
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == {"scale": "-1; allowed: 2^-126 to 2^127"}
+    assert "allowed: 1 to 400" in browser.post("/runs/1/replays", data={"step": "999"}).text
+
+
+def test_histograms_come_by_module(database: Database, running: Run, browser: TestClient) -> None:
+    """The API gives one module or all together, and the page offers the modules."""
+    modules = [make_module("body", -10, [1, 2]), make_module("head", -9, [5])]
+    record(database, running, events=[make_histogram(100, *modules)])
+    found: dict[str, Any] = browser.get("/api/v1/runs/1/histograms").json()
+    assert found["modules"] == ["body", "head"]
+    assert found["samples"][0]["counts"] == [1, 7]
+    head = browser.get("/api/v1/runs/1/histograms", params={"module": "head"}).json()
+    assert head["samples"][0]["counts"] == [5]
+    assert "<option>head</option>" in browser.get("/runs/1").text
+
+
+def test_live_news_bring_diagnoses(
+    database: Database, settings: Settings, running: Run, browser: TestClient
+) -> None:
+    """A replay changes its skip's row, and a histogram is announced, once."""
+    look = run_updates.of_run(database, settings, running.id)
+    record(database, running, make_steps([1.0]), events=[make_skip(1, "a.b")])
+    first = look("")
+    assert first is not None
+    modules = [make_module("a", -40, [1], underflow=1.0)]
+    record(database, running, events=[make_replay(1), make_histogram(1, *modules)])
+    second = look(first.cursor)
+    assert second is not None
+    assert "model.head" in second.data
+    assert '"diagnosed":["histogram","replay"]' in second.data
+    assert "Gradients underflow" in second.data
+    assert look(second.cursor) is None
+    titles = [each["title"] for each in browser.get("/api/v1/runs/1/findings").json()["findings"]]
+    assert titles == ["Gradients underflow"]
+
+
+def test_page_has_the_norms_of_layers(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """A section of the page, and the numbers that it draws."""
+    norms = {"layers": ["model.0"], "norms": ["NaN"]}
+    record(database, running, events=[{"event": "layer_norms", "step": 50, **norms}])
+    assert "Gradient norms by layer" in browser.get("/runs/1").text
+    found = browser.get("/api/v1/runs/1/layer-norms").json()
+    assert found == {"steps": [50], "layers": ["model.0"], "norms": [[None]]}
+
+
+def test_page_has_the_headroom_of_modules(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Of the last look, the module with least of it first; one beyond fp16 has none."""
+    of_modules = {"zero": (0.0, None), "roomy": (1.0, 65504 / 2**3), "over": (1.0, "Infinity")}
+    events = [make_headroom(step, **of_modules) for step in (50, 100)]
+    record(database, running, events=events)
+    page = browser.get("/runs/1").text
+    assert "In step 100" in page
+    section = page.partition('<section id="headroom"')[2].partition("</section>")[0]
+    assert section.index("over") < section.index("roomy") < section.index("zero")
+    assert "<b>none</b>" in section
+    assert ">3.0<" in section
+    looks = browser.get("/api/v1/runs/1/headroom").json()
+    assert looks["steps"] == [50, 100]
+    assert looks["modules"] == ["zero", "roomy", "over"]
+    assert looks["left"] == [[None] * 2, [3.0] * 2, ["-Infinity"] * 2]
+
+
+def test_page_has_the_smallest_numbers_where_they_were_measured(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Beside fp16's smallest; a module whose numbers are all zero has none."""
+    module = {"name": "model.0", "dtype": "float16", "activation": 1.0, "gradient": 2.0}
+    smallest = {"smallest_activation": 2.0**-20, "smallest_gradient": None}
+    event = {"event": "headroom", "step": 50, "scale": 8.0, "modules": [module | smallest]}
+    record(database, running, events=[event])
+    section = browser.get("/runs/1").text.partition('<section id="headroom"')[2]
+    section = section.partition("</section>")[0]
+    assert "the smallest that are not zero, beside fp16's 2⁻²⁴, 5.96e-8" in section
+    assert '<td class="number">9.54e-7</td><td class="number">–</td>' in section
+
+
+def test_page_has_what_fp8_makes_of_layers(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Of the last look; a layer that had no gradient in it has none."""
+    assert 'id="fp8"' not in browser.get("/runs/1").text
+    fields = {"activation": 3.5, "weight": 0.5, "gradient": None, "activation_underflow": 0.125}
+    layer = {"name": "<b>", **fields, "weight_underflow": 0.0, "gradient_underflow": None}
+    for step in (50, 100):
+        record(database, running, events=[{"event": "fp8", "step": step, "modules": [layer]}])
+    section = browser.get("/runs/1").text.partition('<section id="fp8">')[2]
+    section = section.partition("</section>")[0]
+    assert "In step 100" in section
+    assert "<td>&lt;b&gt;</td>" in section
+    cells = ("3.5", "12 %", "0.5", "0 %", "–", "–")
+    assert "".join(f'<td class="number">{cell}</td>' for cell in cells) in section
+
+
+def test_page_has_the_updates_that_round_away(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Of the last count, the module that loses most first."""
+    modules = [
+        {"name": "body", "wanted": 1000, "lost": 5},
+        {"name": "head", "wanted": 8, "lost": 6},
+    ]
+    for step in (50, 100):
+        event = {"event": "updates", "step": step, "modules": modules}
+        record(database, running, events=[event])
+    section = browser.get("/runs/1").text.partition('<section id="updates">')[2]
+    section = section.partition("</section>")[0]
+    assert "In step 100" in section
+    assert section.index(">head<") < section.index(">75.0 %<") < section.index(">body<")
+    assert "Saved" not in section
+    event["modules"] = [{"name": "body", "wanted": 1000, "lost": 5, "saved": 321}]
+    record(database, running, events=[event | {"step": 150}])
+    section = browser.get("/runs/1").text.partition('<section id="updates">')[2]
+    assert '<th class="number">Saved</th>' in section
+    assert '<td class="number">321</td>' in section

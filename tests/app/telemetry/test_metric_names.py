@@ -1,0 +1,113 @@
+"""Runs with many metric names: pages, the API and live news hold a page of them."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.live import run_updates
+from app.telemetry.metric_names import MOST_SHOWN, Choice
+from db.database import Database
+from db.settings import Settings
+from db.tables import Run
+from tests.db.telemetry.telemetry_made import make_metric, record
+
+MANY = 250
+NAMES = [f"layer{number:03d}/norm" for number in range(MANY)]
+
+
+def log(database: Database, run: Run, step: int, names: Sequence[str] = NAMES) -> None:
+    """Record one point of each name."""
+    record(database, run, events=[make_metric(step, step / 8, name) for name in names])
+
+
+@pytest.fixture
+def many(database: Database, running: Run) -> Run:
+    log(database, running, 1)
+    return running
+
+
+def test_page_shows_a_page_of_metrics(many: Run, browser: TestClient) -> None:
+    """The table has the first hundred, and a link to the next."""
+    page = browser.get(f"/runs/{many.id}").text
+    assert page.count("data-metric=") == MOST_SHOWN
+    assert f"{MOST_SHOWN} of {MANY} metrics" in page
+    assert f"metric_after={NAMES[99].replace('/', '%2F')}" in page or NAMES[99] in page
+    last = browser.get(f"/runs/{many.id}", params={"metric_after": NAMES[199]}).text
+    assert last.count("data-metric=") == MANY - 200
+    assert 'rel="next"' not in last
+
+
+def test_page_finds_metrics_by_a_part_of_their_names(many: Run, browser: TestClient) -> None:
+    """In any case; what a pattern of SQL would match is text."""
+    for search, found in (("LAYER12", 10), ("%", 0), ("_", 0), ("nothing", 0)):
+        page = browser.get(f"/runs/{many.id}", params={"metric_search": search}).text
+        assert page.count("data-metric=") == found, search
+        assert 'name="metric_search"' in page
+
+
+def test_page_of_few_metrics_has_no_search(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Where all are shown there is nothing to search."""
+    log(database, running, 1, NAMES[:3])
+    assert "metric_search" not in browser.get(f"/runs/{running.id}").text
+
+
+def test_series_come_with_a_page_of_metrics(many: Run, script: TestClient) -> None:
+    """The pages have every name once; a name can be asked for beside them."""
+    address, told = f"/api/v1/runs/{many.id}/series", list[str]()
+    after: str | None = ""
+    for expected in (MOST_SHOWN, MOST_SHOWN, MANY - 2 * MOST_SHOWN):
+        page = script.get(address, params={"metric_after": after}).json()
+        assert (len(page["metrics"]), page["metrics_total"]) == (expected, MANY)
+        told += page["metrics"]
+        after = page["metrics_next"]
+    assert told == NAMES
+    assert after is None
+    asked = {"metric_search": "LAYER1", "metric": [NAMES[200], "none"]}
+    page = script.get(address, params=asked).json()
+    assert list(page["metrics"]) == [*NAMES[100:200], NAMES[200]]
+
+
+def test_summaries_come_a_page_at_a_time(many: Run, script: TestClient) -> None:
+    """Each name with its latest value, extremes and points."""
+    address, names = f"/api/v1/runs/{many.id}/metrics/summary", list[str]()
+    after: str | None = ""
+    while after is not None:
+        page = script.get(address, params={"metric_after": after}).json()
+        assert len(page["metrics"]) <= MOST_SHOWN
+        names += [row["name"] for row in page["metrics"]]
+        after = page["next"]
+    assert names == NAMES
+    row = {"name": NAMES[0], "step": 1, "value": 0.125, "low": 0.125, "high": 0.125, "points": 1}
+    assert script.get(address).json()["metrics"][0] == row
+
+
+def test_names_and_searches_that_are_too_long_are_refused(many: Run, script: TestClient) -> None:
+    """As any text that is typed."""
+    for query in ({"metric_after": "a" * 501}, {"metric": ["a"] * 51}, {"metric_search": "\0"}):
+        answer = script.get(f"/api/v1/runs/{many.id}/series", params=query)
+        assert answer.status_code == 422, query
+
+
+def test_news_are_of_the_metrics_that_a_viewer_shows(
+    database: Database, settings: Settings, many: Run
+) -> None:
+    """Points and rows of the others are left out."""
+    choice = Choice(search="layer24", named=(NAMES[7],))
+    look = run_updates.of_run(database, settings, many.id, chosen=choice)
+    first = look("")
+    assert first is not None
+    log(database, many, 2)
+    second = look(first.cursor)
+    assert second is not None
+    told = json.loads(second.data)
+    shown = [NAMES[7], *NAMES[240:]]
+    assert [point["name"] for point in told["metrics"]] == shown
+    assert told["rows"]["metrics"]["keys"] == shown
+    assert told["rows"]["metrics"]["html"].count("data-metric=") == len(shown)
+    everything = run_updates.of_run(database, settings, many.id)(first.cursor)
+    assert everything is not None
+    assert len(json.loads(everything.data)["metrics"]) == MOST_SHOWN

@@ -1,0 +1,30 @@
+"""Which x axes a script's configuration defines."""
+
+from typing import Any
+
+import pytest
+
+from app.telemetry.step_metrics import MOST, step_metrics
+
+
+@pytest.mark.parametrize(
+    ("defined", "names"),
+    [
+        ({"val/*": "epoch", "train/*": "samples", "test/*": "epoch"}, ["epoch", "samples"]),
+        ({f"{n}": f"metric {n}" for n in range(9)}, [f"metric {n}" for n in range(MOST)]),
+        ({"a": "", "b": 5, "c": None, "d": ["epoch"], "e": "epoch"}, ["epoch"]),
+        ("epoch", []),
+        (["epoch"], []),
+        (None, []),
+    ],
+)
+def test_axes_are_the_metrics_that_are_named(defined: Any, names: list[str]) -> None:
+    """Each once, the first few; whatever else a script has called so is none."""
+    assert [metric.name for metric in step_metrics({"step_metric": defined})] == names
+    assert step_metrics({}) == []
+
+
+def test_the_axis_of_all_metrics_is_usual() -> None:
+    """That of some is to be chosen."""
+    found = step_metrics({"step_metric": {"val/*": "epoch", "*": "samples"}})
+    assert found == [("epoch", False), ("samples", True)]

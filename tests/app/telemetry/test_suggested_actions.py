@@ -1,0 +1,122 @@
+"""What is offered against what is wrong, and that a click on it fills in the form."""
+
+import math
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from db.database import Database
+from db.files import checkpoints
+from db.queue import workers
+from db.tables import User
+from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, start_run
+from tests.db.telemetry.telemetry_made import make_skip, make_steps, record
+
+RATE = {"title": "Learning rate", "type": "number", "exclusiveMinimum": 0, "default": 0.01}
+FLOOR = {"title": "Floor", "type": "number", "minimum": 0, "default": 0.0}
+
+
+def offer(database: Database, *, bf16: bool) -> None:
+    """Register a worker whose recipe has a learning rate and a floor."""
+    schema: dict[str, Any] = deepcopy(SCHEMA)
+    schema["properties"]["training"]["properties"]["learning_rate"] = RATE
+    schema["properties"]["scaler"]["properties"]["floor"] = FLOOR
+    what: dict[str, Any] = {"devices": [CPU | {"bf16": bf16}], "versions": {}}
+    with database.writing() as session:
+        recipes = [DIGITS | {"schema": schema}]
+        workers.register(session, name="w1", host="host", pid=1, recipes=recipes, **what)
+
+
+def fall(database: Database, ada: User, *, rate: float = 40.0) -> None:
+    """A run whose scale fell below 1 at step 7, with checkpoints at 5 and 9."""
+    training = {**CONFIG["training"], "learning_rate": rate}
+    scaler = {**CONFIG["scaler"], "floor": 0.0}
+    run = start_run(database, ada, config=CONFIG | {"training": training, "scaler": scaler})
+    skips = [make_skip(step, "head.bias") | {"loss_nonfinite": True} for step in range(7, 41)]
+    for i, skip in enumerate(skips):
+        skip |= {"scale_before": 2.0**-i, "scale_after": 2.0 ** -(i + 1)}
+    record(database, run, make_steps([1.0] * 6), events=[])
+    steps = make_steps([math.nan] * 34, first=7, skipped=range(7, 41))
+    steps["scale"] = [skip["scale_before"] for skip in skips]
+    record(database, run, steps, events=skips)
+    for step in (5, 9):
+        files = [{"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}]
+        event = {"step": step, "reason": "asked", "request": None, "files": files}
+        with database.writing() as session:
+            checkpoints.publish(session, 1, 1, event, [f"{step}.pt"])
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_what_is_possible_is_a_click_away(
+    database: Database, ada: User, browser: TestClient, bf16: bool
+) -> None:
+    """A fork from before the overflow with a lower rate; bf16 where the devices have it."""
+    offer(database, bf16=bf16)
+    fall(database, ada, rate=0.5)
+    found = {
+        each["title"]: each for each in browser.get("/api/v1/runs/1/findings").json()["findings"]
+    }
+    actions = [action for each in found.values() for action in each["actions"]]
+    labels = [action["label"] for action in actions]
+    assert "Fork from step 5 with training.learning_rate 0.05" in labels
+    assert ("Start again with precision bf16" in labels) is bf16
+    assert "The learning rate is beyond reason" not in found
+    page = browser.get("/runs/1").text
+    assert '<a href="#skipped">Skipped steps</a>' in page
+    assert all(f">{label}</a>" in page for label in labels)
+    for action in actions:
+        form = browser.get(action["address"])
+        assert form.status_code == 200
+        for path, value in action["settings"].items():
+            assert f'name="{path}"' in form.text
+            assert f'value="{value if path == "precision" else f"{value:g}"}"' in form.text
+    [lower, *_] = [each for each in actions if "training.learning_rate" in each["settings"]]
+    form = browser.get(lower["address"]).text
+    assert 'name="parent_step" value="5"' in form
+
+
+def test_a_rate_beyond_reason_is_what_is_mended_first(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """By the recipe's own rate; of no other finding anything is offered, for nothing else helps."""
+    offer(database, bf16=True)
+    fall(database, ada, rate=40.0)
+    found = {
+        each["title"]: each for each in browser.get("/api/v1/runs/1/findings").json()["findings"]
+    }
+    labels = [action["label"] for each in found.values() for action in each["actions"]]
+    assert labels == ["Start again with training.learning_rate 0.01"]
+    assert "training.learning_rate is 40" in found["The learning rate is beyond reason"]["text"]
+
+
+def test_what_is_not_possible_is_not_offered(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """Where no worker offers the recipe any more nothing is; a changed setting is checked."""
+    offer(database, bf16=True)
+    fall(database, ada, rate=0.1)
+    with database.writing() as session:
+        workers.register(
+            session, name="w1", host="host", pid=1, devices=[CPU], recipes=[], versions={}
+        )
+    found = browser.get("/api/v1/runs/1/findings").json()["findings"]
+    assert found
+    assert not any(each["actions"] for each in found)
+    for change in ("scaler.floor=no", "a.b.c=1", "floor", "=1", "x" * 500 + "=1"):
+        answer = browser.get("/runs/new", params={"from": 1, "set": change})
+        assert answer.status_code == 422, change
+
+
+def test_a_loss_that_is_nan_from_the_first_step_on_is_tried_in_fp32(
+    database: Database, ada: User, browser: TestClient
+) -> None:
+    """That alone is offered: it shows whether the precision has a part in it."""
+    offer(database, bf16=True)
+    run = start_run(database, ada)
+    record(database, run, make_steps([math.nan] * 20, skipped=range(1, 21)))
+    [found] = browser.get("/api/v1/runs/1/findings").json()["findings"]
+    [action] = found["actions"]
+    assert action["label"] == "Start again with precision fp32"
+    assert browser.get(action["address"]).status_code == 200

@@ -1,0 +1,34 @@
+"""What the server does beside serving."""
+
+import logging
+from threading import Event
+
+import pytest
+
+from app.periodic_tasks import repeating
+
+
+def test_work_that_raises_is_done_again_and_keeps_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is logged by name; leaving ends all, and tells what takes long."""
+    tried, stopping, outlived, done = [], Event(), Event(), Event()
+
+    def breaks() -> None:
+        tried.append(1)
+        if len(tried) == 3:
+            outlived.set()
+        raise ValueError("broken")
+
+    def takes_long() -> None:
+        stopping.wait()
+        done.set()
+
+    with (
+        caplog.at_level(logging.ERROR),
+        repeating({"breaking": (breaks, 0.0), "slow": (takes_long, 0.0)}, stopping),
+    ):
+        outlived.wait()
+        assert not done.is_set()
+    assert done.is_set()
+    assert "breaking failed" in caplog.text

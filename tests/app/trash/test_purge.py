@@ -1,0 +1,54 @@
+"""What the server does beside serving."""
+
+import logging
+from threading import Event
+
+import pytest
+from sqlalchemy import select
+
+from app.trash.purge import Eraser
+from db.database import Database
+from db.queue import run_control
+from db.runs import trash
+from db.settings import Settings
+from db.tables import Run, User
+from tests.app.conftest import submit
+
+
+def deleted(database: Database, ada: User) -> int:
+    run_id = submit(database, ada).id
+    with database.writing() as session:
+        run_control.cancel(session, run_id, ada)
+        trash.delete(session, run_id, ada)
+    return run_id
+
+
+def erased(database: Database) -> list[int]:
+    with database.reading() as session:
+        query = select(Run.id).where(Run.erased_at.is_not(None))
+        return list(session.scalars(query.order_by(Run.id)))
+
+
+def test_what_is_due_goes_and_no_run_keeps_another(
+    database: Database, settings: Settings, ada: User, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One whose folder cannot be deleted is told of once, and tried again later."""
+    stuck, next_one, binned = (deleted(database, ada) for _ in range(3))
+    with database.writing() as session:
+        for run_id in (stuck, next_one):
+            trash.erase(session, run_id, ada)
+    settings.run_folder(stuck).parent.mkdir(parents=True)
+    settings.run_folder(stuck).write_text("not a folder")
+    eraser = Eraser(settings, database, Event())
+    with caplog.at_level(logging.WARNING):
+        eraser.look()
+        eraser.look()
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        f"run {stuck} cannot be erased"
+    ]
+    assert erased(database) == [next_one]
+    settings.run_folder(stuck).unlink()
+    Eraser(settings, database, Event()).look()
+    assert erased(database) == [stuck, next_one]
+    Eraser(settings.model_copy(update={"bin_days": 0.0}), database, Event()).look()
+    assert erased(database) == [stuck, next_one, binned]

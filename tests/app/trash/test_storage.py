@@ -1,0 +1,84 @@
+"""What runs take on disk, as it is typed and by the API."""
+
+import pytest
+from sqlalchemy import update
+from starlette.testclient import TestClient
+
+from db.database import Database
+from db.files import checkpoints
+from db.queue import queue
+from db.runs import runs
+from db.runs.trash import DAY_SECONDS
+from db.settings import Settings
+from db.tables import Checkpoint, Run, Status, User
+from tests.app.conftest import submit
+from tests.db.files.test_checkpoints import saved
+from tests.site import halfstep
+
+
+@pytest.fixture
+def old(
+    database: Database,
+    running: Run,
+    settings: Settings,
+    ada: User,
+    monkeypatch: pytest.MonkeyPatch,
+) -> int:
+    """A run that ended long ago, whose installation the commands find."""
+    monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
+    url = database.engine.url.render_as_string(hide_password=False)
+    monkeypatch.setenv("HALFSTEP_DATABASE_URL", url)
+    with database.writing() as session:
+        for step in (10, 20):
+            key = f"runs/{running.id}/checkpoints/{step}.pt"
+            path = settings.data / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x" * 10)
+            checkpoints.publish(session, running.id, 1, saved(step), [key])
+        queue.end(session, running.id, 1, Status.FINISHED)
+        runs.get(session, running.id).ended_at = DAY_SECONDS
+        session.execute(update(Checkpoint).values(created_at=DAY_SECONDS))
+    submit(database, ada, name="small")
+    return running.id
+
+
+def typed(*words: str) -> str:
+    """What a command that is typed in this installation says."""
+    done = halfstep("storage", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_largest_come_first(old: int) -> None:
+    """As many as are asked for; all are summed up."""
+    told = typed("runs", "--limit", "1").splitlines()
+    assert told[0].split() == ["20", "B", str(old), "finished", "digits-fp16", "ada"]
+    assert told[1:3] == ["20 B of 2 runs, those shown included", "0 B of 0 deleted ones in the bin"]
+    assert "free on the disk of" in told[3]
+
+
+def test_what_would_go_is_said_first(old: int, settings: Settings) -> None:
+    """With --dry-run nothing is deleted; with --yes what was named is."""
+    folder = settings.run_folder(old) / "checkpoints"
+    told = typed("prune", "--checkpoints", "30", "--dry-run")
+    assert f"{old}  digits-fp16: 1 step's checkpoints" in told
+    assert "1 runs, 10 B of files" in told
+    assert len(list(folder.iterdir())) == 2
+    assert "1 runs pruned, 10 B freed" in typed("prune", "--checkpoints", "30", "--yes")
+    assert [path.name for path in folder.iterdir()] == ["20.pt"]
+
+
+def test_without_a_rule_nothing_is_pruned(old: int) -> None:
+    """The sentence names what is missing."""
+    done = halfstep("storage", "prune")
+    assert (done.returncode, "allowed: at least one of them" in done.stderr) == (1, True)
+
+
+def test_the_api_says_the_same(old: int, script: TestClient) -> None:
+    """Disk, runs and bin."""
+    found = script.get("/api/v1/storage").json()
+    assert (found["stored_bytes"], found["bin_bytes"], found["bin_runs"]) == (20, 0, 0)
+    assert 0 < found["disk"]["free_bytes"] <= found["disk"]["total_bytes"]
+    script.delete(f"/api/v1/runs/{old}")
+    found = script.get("/api/v1/storage").json()
+    assert (found["stored_bytes"], found["bin_bytes"], found["bin_runs"]) == (0, 20, 1)

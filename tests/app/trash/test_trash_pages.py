@@ -1,0 +1,119 @@
+"""The bin, its buttons, and what is written of a run."""
+
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.live.run_updates import labels_mark
+from app.trash import disk
+from app.trash import trash_pages as bin_page
+from app.trash.disk import Disk
+from db.database import Database
+from db.files import checkpoints
+from db.queue import queue, run_control
+from db.runs import run_metadata, runs, trash
+from db.settings import Settings
+from db.tables import Run, Status, User
+from tests.app.conftest import submit
+from tests.db.files.test_checkpoints import saved
+
+
+@pytest.fixture
+def ended(database: Database, running: Run) -> int:
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, saved(10), ["key"])
+        queue.end(session, running.id, 1, Status.FINISHED)
+    return running.id
+
+
+def test_deleted_on_its_page_and_undone(ended: int, browser: TestClient) -> None:
+    """The list offers to undo it, until it is; the bin has it meanwhile."""
+    assert f'action="/runs/{ended}/deletion"' in browser.get(f"/runs/{ended}").text
+    answer = browser.post(f"/runs/{ended}/deletion")
+    assert answer.headers["location"] == f"/runs?deleted={ended}"
+    undo = f'action="/runs/{ended}/restoration"'
+    assert undo in browser.get(f"/runs?deleted={ended}").text
+    assert f'data-key="{ended}"' in browser.get("/bin").text
+    gone = browser.get(f"/runs/{ended}")
+    assert (gone.status_code, "It is in the bin" in gone.text) == (404, True)
+    assert '<a class="button primary" href="/bin">To the bin</a>' in gone.text
+    answer = browser.post(f"/runs/{ended}/restoration")
+    assert answer.headers["location"] == f"/runs/{ended}"
+    assert undo not in browser.get(f"/runs?deleted={ended}").text
+    assert "The bin is empty." in browser.get("/bin").text
+
+
+def test_restored_from_a_form_it_leads_back_there(ended: int, browser: TestClient) -> None:
+    """And to nowhere else."""
+    for back, place in (("/bin", "/bin"), ("//elsewhere.example", "/")):
+        browser.post(f"/runs/{ended}/deletion")
+        answer = browser.post(f"/runs/{ended}/restoration", data={"back": back})
+        assert answer.headers["location"] == place
+
+
+def test_deleted_for_good_it_is_only_waited_for(ended: int, browser: TestClient) -> None:
+    """Nothing can be done with its row any more."""
+    browser.post(f"/runs/{ended}/deletion")
+    assert browser.post(f"/runs/{ended}/erasure").headers["location"] == "/bin"
+    page = browser.get("/bin").text
+    assert "being deleted for good" in page
+    assert 'data-one="restore"' not in page
+    assert f'data-key="{ended}"' not in browser.get(f"/runs?deleted={ended}").text
+
+
+def test_the_bin_is_shown_page_by_page(
+    database: Database, ada: User, browser: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest first."""
+    monkeypatch.setattr(bin_page, "PAGE_SIZE", 2)
+    for _ in range(3):
+        run_id = submit(database, ada, name="<b>" + "x" * 97).id
+        with database.writing() as session:
+            run_control.cancel(session, run_id, ada)
+            trash.delete(session, run_id, ada)
+    page = browser.get("/bin").text
+    assert "<b>xx" not in page
+    assert [page.count(f'data-key="{run_id}"') for run_id in (1, 2, 3)] == [0, 1, 1]
+    assert 'href="/bin?after=2"' in page
+    assert 'data-key="1"' in browser.get("/bin?after=2").text
+    assert browser.get("/bin?after=x").status_code == 422
+    assert "3 runs, 0 B" in browser.get("/runs").text
+
+
+def test_a_full_disk_is_told_of(
+    settings: Settings, ended: int, browser: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the files are on this machine's disk the list has a gauge, and warns in time."""
+    usage = {"total": 10**12, "used": 0, "free": 5 * 10**11}
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _path: type("Usage", (), usage))
+    settings.data.mkdir(exist_ok=True)
+    page = browser.get("/runs").text
+    assert "500 GB of 1 TB free" in page
+    assert 'class="gauge"' in page
+    usage["free"] = 10**10
+    assert 'class="gauge short"' in browser.get("/runs").text
+    bucket = settings.model_copy(update={"storage_url": "s3://bucket"})
+    assert disk.disk(bucket) is None
+    assert disk.disk(settings) == Disk(10**12, 10**10)
+
+
+def test_a_disk_that_does_not_answer_is_not_told_of(tmp_path: Path) -> None:
+    """The list does without."""
+    assert disk.disk(Settings(data=tmp_path / "nowhere")) is None
+
+
+def test_a_page_shows_what_was_written_of_a_run(
+    database: Database, ended: int, ada: User, browser: TestClient
+) -> None:
+    """The note as HTML that does nothing, tags as searches, what its files take; and who watches
+    is told that it is another.
+    """
+    with database.writing() as session:
+        before = labels_mark(runs.get(session, ended))
+        note = {"note": "**why** <script>x</script>", "tags": ["a&b"]}
+        assert labels_mark(run_metadata.edit(session, ended, ada, note)) != before
+    page = browser.get(f"/runs/{ended}").text
+    assert "<strong>why</strong> &lt;script&gt;x" in page
+    assert 'href="/runs?filter=tag%3Aa%26b"' in page
+    assert "data-stored>10 B</b>" in page

@@ -1,0 +1,172 @@
+"""The pages of workers: the grid of their devices, and what is done with one."""
+
+import html
+import json
+import re
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import insert
+from starlette.testclient import TestClient
+
+from app.live.worker_updates import of_workers
+from db.access import accounts, permissions, projects
+from db.access.permissions import Standing
+from db.database import Database
+from db.queue import workers
+from db.tables import Run, RunNode, SystemSample, User, Worker
+from halfstep.cli.commands import workers as type_workers
+from tests.app.auth.test_permissions import _script
+from tests.app.conftest import CPU, submit
+from tests.app.test_looks import noted
+from tests.db.conftest import add_worker
+
+GPU = {**CPU, "kind": "cuda", "name": "H200", "memory_bytes": 80 * 2**30}
+
+
+def add_gpus(database: Database, name: str, count: int) -> Worker:
+    return add_worker(database, name, [], [{**GPU, "index": index} for index in range(count)])
+
+
+def test_a_worker_shows_devices_and_versions(offered: None, browser: TestClient) -> None:
+    """Who trains, on what, with which versions; one that there is not is said."""
+    page = browser.get("/workers/1").text
+    assert "7.45 GiB" in page
+    assert "torch 2" in page
+    assert "There is no worker 9." in browser.get("/workers/9").text
+
+
+def test_a_recipe_that_lacks_packages_is_not_offered_and_says_why(
+    database: Database, offered: None, browser: TestClient
+) -> None:
+    """The page of a worker has the command that installs them; the form knows no such recipe."""
+    needs = "torchvision: pip install 'halfstep-service[images]'"
+    add_worker(database, "w2", [{"name": "images", "needs": needs}])
+    assert f"images needs {needs}" in html.unescape(browser.get("/workers/2").text)
+    form = browser.get("/runs/new").text
+    assert "recipe=digits" in form
+    assert "images" not in form
+
+
+def test_the_grid_says_what_runs_where_and_follows_it(
+    database: Database, ada: User, browser: TestClient, running: Run
+) -> None:
+    """Run, use and memory of each device; whose project is not seen, their runs have no name. Of
+    news only rows that changed are sent.
+    """
+    two = add_gpus(database, "w2", 2)
+    lease = {"run_id": running.id, "attempt": 2, "lease_expires_at": 2.0**33}
+    with database.writing() as session:
+        session.add(RunNode(node=0, worker_id=two.id, devices=[1], **lease))
+        for device, used in ((-1, 0.1), (1, 0.934)):
+            sample = {"run_id": 1, "elapsed_ms": 4000, "memory_bytes": 41 * 2**30}
+            sample["temperature_celsius"] = None if device < 0 else 61.4
+            session.add(SystemSample(device=device, utilization=used, **sample))
+        seen = permissions.standing(session, session.merge(ada))
+        unseen = Standing(user_id=99, is_operator=False, rights={})
+    page = browser.get("/workers").text
+    assert page.count('<a href="/runs/1">run 1</a>') == 2
+    assert "93 % · 41 GiB · 61 °C" in page
+    assert page.count(" 0: free<") == 1
+    cursor = page.partition('data-cursor="')[2].partition('"')[0]
+    look = of_workers(database, seen)
+    assert look(cursor) is None
+    with database.writing() as session:
+        workers.drain(session, two.id)
+    news = look(cursor)
+    assert news is not None
+    told = json.loads(news.data)
+    assert told["keys"] == ["1", "2"]
+    assert 'data-key="2"' in told["html"]
+    assert "drained" in told["html"]
+    assert 'data-key="1"' not in told["html"]
+    others = of_workers(database, unseen)("")
+    assert others is not None
+    assert others.data.count("in use") == 2
+    assert "run 1" not in others.data
+
+
+def test_two_hundred_workers_cost_ten_queries(
+    database: Database, ada: User, browser: TestClient, running: Run
+) -> None:
+    """However many devices they have, and runs on them."""
+    devices = [{**GPU, "index": index} for index in range(8)]
+    known: dict[str, Any] = {"host": "h", "pid": 1, "recipes": [], "versions": {}}
+    with database.writing() as session:
+        rows = [{"name": f"w{n:03}", "devices": devices, **known} for n in range(2, 201)]
+        session.execute(insert(Worker), rows)
+        session.execute(
+            insert(RunNode),
+            [
+                {"run_id": 1, "attempt": n, "node": 0, "worker_id": n, "devices": [*range(8)]}
+                for n in range(2, 201)
+            ],
+        )
+    browser.get("/workers")
+    with noted(database) as statements:
+        page = browser.get("/workers").text
+    assert page.count("<li data-used") == 199 * 8 + 1
+    assert len(statements) <= 10, statements
+
+
+def test_the_queue_stands_below_the_grid_in_order(
+    app: FastAPI, database: Database, ada: User, browser: TestClient, running: Run
+) -> None:
+    """With what each waits for; of projects that one does not see, runs count and have no name."""
+    with database.writing() as session:
+        projects.make(session, "hush")
+        other = accounts.make_user(session, "other")
+        projects.set_role(session, other, "", "viewer")
+    submit(database, ada, name="<i>later</i>")
+    submit(database, ada, name="sooner", priority=5, project="hush")
+    page = browser.get("/workers").text
+    queue = page.partition("data-queue")[2]
+    assert re.findall(r'<tr data-key="(\d+)"', queue) == ["3", "2"]
+    assert "&lt;i&gt;later&lt;/i&gt;" in queue
+    used = f'<a href="/runs/1">1 ({running.name})</a>'
+    assert f"it is next: the only device is used by run {used}" in queue
+    assert '1 run is ahead: <a href="/runs/3">3 (sooner)</a>' in queue
+    unseen = _script(app, database, other).get("/workers").text.partition("data-queue")[2]
+    assert "sooner" not in unseen
+    assert re.findall(r'<td class="number">(\d)</td><td class="name">', unseen) == ["2"]
+    assert "2 runs wait in all" in unseen
+    assert "1 run is ahead</td>" in unseen
+
+
+def test_operators_drain_a_worker_by_page_api_and_command(
+    database: Database,
+    offered: None,
+    browser: TestClient,
+    script: TestClient,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And let it take runs again; page, list and deeds say so."""
+    assert browser.post("/workers/1/drain", data={"stop": "true"}).status_code == 303
+    assert "drained, stops" in browser.get("/workers").text
+    assert "Take runs again" in browser.get("/workers/1").text
+    (state,) = script.get("/api/v1/workers").json()["workers"]
+    assert (state["drained_at"] > 0, state["drain_stops"]) == (True, True)
+    assert browser.post("/workers/1/undrain").status_code == 303
+    monkeypatch.setenv("HALFSTEP_URL", address)
+    token = script.headers["authorization"].removeprefix("Bearer ")
+    monkeypatch.setenv("HALFSTEP_TOKEN", token)
+    for words, said in (
+        (["drain", "w1"], "w1: 1 devices, up, drained\n"),
+        ([], "w1: 1 devices, up, drained\n"),
+        (["undrain", "w1"], "w1: 1 devices, up\n"),
+    ):
+        type_workers(words)
+        assert capsys.readouterr().out == said
+    with pytest.raises(SystemExit):
+        type_workers(["drain", "w9"])
+    assert "name is 'w9'; there are: w1" in capsys.readouterr().err
+    deeds = [each["deed"] for each in script.get("/api/v1/deeds").json()["deeds"]]
+    assert [each for each in deeds if "/drain" in each or "/undrain" in each] == [
+        "POST /api/v1/workers/1/undrain",
+        "POST /api/v1/workers/1/drain",
+        "POST /workers/1/undrain",
+        "POST /workers/1/drain",
+    ]

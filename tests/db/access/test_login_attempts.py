@@ -1,0 +1,93 @@
+"""Wrong passwords, counted in the database."""
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import func, literal, select
+from starlette.requests import Request
+
+from app.auth.login_throttling import client_of
+from db.access import login_attempts
+from db.access.login_attempts import FORGET_SECONDS, FREE_TRIES, MOST_SECONDS, TooManyTries
+from db.database import Database
+from db.tables import Tries
+
+
+class Clock:
+    now = 1_000_000.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time that passes when a test says so."""
+    clock = Clock()
+    monkeypatch.setattr("db.access.login_attempts.now", lambda: literal(clock.now))
+    return clock
+
+
+@pytest.fixture
+def take(database: Database, clock: Clock) -> Callable[..., int]:
+    """Count a try; tell how long it has to wait, 0 if it need not."""
+
+    def take(**who: str) -> int:
+        try:
+            with database.writing() as session:
+                login_attempts.take(session, **who)
+        except TooManyTries as error:
+            return error.seconds
+        return 0
+
+    return take
+
+
+def test_waits_grow_and_end(take: Callable[..., int], clock: Clock) -> None:
+    """After the free tries each one makes the next wait longer, up to a minute."""
+    for _ in range(FREE_TRIES["name"]):
+        assert not take(address="a", name="ada")
+    waits = []
+    for _ in range(8):
+        waits.append(take(address="a", name="ada"))
+        clock.now += waits[-1]
+        assert not take(address="a", name="ada")
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert max(waits) == MOST_SECONDS
+
+
+def _client(address: str, name: str) -> dict[str, str]:
+    return client_of(Request({"type": "http", "client": (address, 0), "headers": []}), name)
+
+
+def test_strangers_keep_nobody_out(take: Callable[..., int]) -> None:
+    """However many addresses guess at a name, another is not braked; an address that guesses at
+    many names is, and a /64 is one address.
+    """
+    for number in range(10):
+        for _ in range(FREE_TRIES["name"]):
+            assert not take(**_client(f"192.0.2.{number}", "ada"))
+        assert take(**_client(f"192.0.2.{number}", " ADA ")) == 1
+    assert not take(**_client("198.51.100.7", "ada"))
+    for number in range(FREE_TRIES["address"]):
+        assert not take(**_client(f"2001:db8::{number:x}", f"user {number}"))
+    assert take(**_client("2001:db8::ffff", "ada")) == 1
+    assert not take(**_client("2001:db8:0:1::", "ada"))
+
+
+def test_a_right_password_and_time_make_it_forget(
+    database: Database, take: Callable[..., int], clock: Clock
+) -> None:
+    """Who knows the password, or comes back much later, has the free tries again; of what is
+    forgotten nothing is kept.
+    """
+    for _ in range(2):
+        for _ in range(FREE_TRIES["name"]):
+            assert not take(address="a", name="ada")
+        assert take(address="a", name="ada") == 1
+        with database.writing() as session:
+            login_attempts.release(session, address="a", name="ada")
+    for _ in range(FREE_TRIES["name"]):
+        assert not take(address="a", name="ada")
+    clock.now += FORGET_SECONDS + 1
+    for _ in range(FREE_TRIES["name"]):
+        assert not take(address="b", name="ada")
+    with database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(Tries)) == 2

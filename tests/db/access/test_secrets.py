@@ -1,0 +1,94 @@
+"""Secrets, which the database holds as ciphertext alone."""
+
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+from sqlalchemy import select
+
+from db.access import secrets
+from db.database import Database
+from db.errors import Invalid, NotFound
+from db.tables import Secret, User
+
+VALUE = "sesame, open\n\tplease"
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """Where the key is to lie."""
+    return tmp_path / "secrets.key"
+
+
+def test_a_secret_is_read_back_and_stored_encrypted(
+    database: Database, ada: User, key: Path
+) -> None:
+    """The row has neither the value nor the key, whose file is its user's alone."""
+    with database.writing() as session:
+        secrets.put(session, key, ada, "TOKEN", "an older value")
+        secrets.put(session, key, ada, "TOKEN", VALUE)
+        secrets.put(session, key, ada, "OTHER", "other value")
+    with database.reading() as session:
+        row = session.get_one(Secret, "TOKEN")
+        assert "sesame" not in row.ciphertext
+        assert secrets.read(session, key, ["TOKEN"]) == {"TOKEN": VALUE}
+        assert secrets.names(session) == ["OTHER", "TOKEN"]
+        assert [(each.name, user) for each, user in secrets.listed(session)] == [
+            ("OTHER", "ada"),
+            ("TOKEN", "ada"),
+        ]
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_deleted_secret_is_gone(database: Database, ada: User, key: Path) -> None:
+    """Whoever still asks for it is told its name."""
+    with database.writing() as session:
+        secrets.put(session, key, ada, "TOKEN", VALUE)
+        secrets.delete(session, "TOKEN")
+        assert session.scalars(select(Secret)).all() == []
+        with pytest.raises(secrets.Unreadable, match="no secret TOKEN any more"):
+            secrets.read(session, key, ["TOKEN"])
+        with pytest.raises(NotFound, match="no secret 'TOKEN'"):
+            secrets.delete(session, "TOKEN")
+
+
+def test_a_key_that_is_missing_or_another_is_said(
+    database: Database, ada: User, key: Path, tmp_path: Path
+) -> None:
+    """The message names the setting and the file; without secrets no key is asked for."""
+    with database.writing() as session:
+        secrets.put(session, key, ada, "TOKEN", VALUE)
+    other, broken = tmp_path / "other.key", tmp_path / "broken.key"
+    other.write_bytes(Fernet.generate_key())
+    broken.write_text("no key")
+    with database.reading() as session:
+        for path, message in (
+            (tmp_path / "missing.key", "missing.key is not there; copy it"),
+            (other, "other.key is not the key that they were encrypted with"),
+            (broken, "broken.key: Fernet key must be"),
+        ):
+            with pytest.raises(secrets.Unreadable, match=message):
+                secrets.read(session, path, ["TOKEN"])
+        assert secrets.read(session, tmp_path / "missing.key", []) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field", "message"),
+    [
+        ("A B", VALUE, "name", "'A B'; allowed: letters"),
+        ("1A", VALUE, "name", "not a digit first"),
+        ("HALFSTEP_TOKEN", VALUE, "name", "our own"),
+        ("A", "short", "value", "5 characters; allowed: 8 to 10,000"),
+        ("A", "x" * 10_001, "value", "10,001 characters"),
+        ("A", "sesame\0open", "value", "cannot hold"),
+        ("A", "sesame\ud800open", "value", "cannot hold"),
+    ],
+)
+def test_what_is_no_secret_is_refused(
+    database: Database, ada: User, key: Path, name: str, value: str, field: str, message: str
+) -> None:
+    """The field is named, and its value is not repeated."""
+    with database.writing() as session, pytest.raises(Invalid) as refused:
+        secrets.put(session, key, ada, name, value)
+    assert message in refused.value.errors[field]
+    assert value not in str(refused.value)

@@ -1,0 +1,386 @@
+"""Notices: which rules hold, once until it was well, whoever looks and however often."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from db.access import accounts
+from db.alerts import alert_evaluation, channels, rules
+from db.alerts.alert_evaluation import Seen, look
+from db.database import Database
+from db.files import erasure
+from db.files.storage import open_store
+from db.queue import run_control
+from db.runs import runs, trash
+from db.settings import Settings
+from db.tables import (
+    NONFINITE_LOSS,
+    AlertRule,
+    Delivery,
+    Diagnosis,
+    Notice,
+    Run,
+    RunStatus,
+    Status,
+    User,
+)
+from tests.db.conftest import submit
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+
+ADDRESS = "http://here"
+
+
+def rule(database: Database, user: User, condition: str, scope: str = "all", **what: Any) -> int:
+    with database.writing() as session:
+        return rules.make(session, user, condition=condition, scope=scope, **what).id
+
+
+def notices(database: Database) -> list[Notice]:
+    with database.reading() as session:
+        return list(session.scalars(select(Notice).order_by(Notice.id)))
+
+
+def change(database: Database, run: Run, **values: Any) -> None:
+    """Give a run's row other figures, as a flush would."""
+    with database.writing() as session:
+        values["revision"] = Run.revision + 1
+        session.execute(update(Run).where(Run.id == run.id).values(values))
+
+
+def end(database: Database, run: Run, status: Status = Status.FINISHED, **how: Any) -> None:
+    with database.writing() as session:
+        row = session.get_one(Run, run.id)
+        row.error = how.pop("error", None)
+        runs.set_status(session, row, status, **how)
+
+
+def test_a_condition_is_told_once_until_it_was_well_again(
+    database: Database, running: Run, ada: User
+) -> None:
+    """It holds, goes on holding, is well, and holds again: two notices, each with its end."""
+    rule(database, ada, "loss_above", value=2.0)
+    seen = Seen()
+    told = []
+    for loss in (1.0, 3.0, 4.0, 1.0, 1.5, float("inf"), 5.0):
+        change(database, running, loss=loss)
+        told.append(look(database, seen, ADDRESS))
+    assert told == [0, 1, 0, 0, 0, 1, 0]
+    first, second = notices(database)
+    assert first.well_at is not None
+    assert second.well_at is None
+    assert first.text == "Run 1, digits-fp16, has the loss at 3, above 2."
+    assert first.content["run"]["url"] == "http://here/runs/1"
+    assert second.content["run"]["loss"] == "Infinity"
+
+
+def test_a_restart_tells_nothing_twice_and_misses_nothing(
+    database: Database, running: Run, ada: User
+) -> None:
+    """A server that starts sees what ended since somebody looked, and what is told already."""
+    rule(database, ada, "ended")
+    rule(database, ada, "loss_above", value=2.0)
+    change(database, running, loss=3.0)
+    assert look(database, Seen(), ADDRESS) == 1
+    assert look(database, Seen(), ADDRESS) == 0
+    end(database, running, Status.FAILED, error="Traceback\n  x\nValueError: no")
+    assert look(database, Seen(), ADDRESS) == 1
+    assert look(database, Seen(), ADDRESS) == 0
+    assert notices(database)[-1].text == "Run 1, digits-fp16, failed: ValueError: no."
+
+
+def test_of_two_servers_that_look_at_once_one_tells(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Both find that it holds before either has written."""
+    rule(database, ada, "loss_above", value=2.0)
+    change(database, running, loss=3.0)
+    with ThreadPoolExecutor(4) as threads:
+        told = list(threads.map(lambda _: look(database, Seen(), ADDRESS), range(8)))
+    assert sum(told) == 1
+    assert len(notices(database)) == 1
+
+
+def test_what_was_found_before_another_server_wrote_is_dropped(
+    database: Database, running: Run, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that found it ill must not tell of it after another has found it well again."""
+    rule(database, ada, "loss_above", value=2.0)
+    change(database, running, loss=3.0)
+    judge, late = alert_evaluation._judge, Seen()
+
+    def slowly(*arguments: Any) -> None:
+        judge(*arguments)
+        monkeypatch.setattr(alert_evaluation, "_judge", judge)
+        assert look(database, Seen(), ADDRESS) == 1
+        change(database, running, loss=1.0)
+        look(database, Seen(), ADDRESS)
+
+    monkeypatch.setattr(alert_evaluation, "_judge", slowly)
+    assert look(database, late, ADDRESS) == 0
+    assert look(database, late, ADDRESS) == 0
+    assert [each.well_at is None for each in notices(database)] == [False]
+
+
+def test_the_index_has_room_for_one(database: Database, running: Run, ada: User) -> None:
+    """A server that does not know of the turn, say, is stopped by the row's unique key."""
+    rule_id = rule(database, ada, "loss_above", value=2.0)
+    change(database, running, loss=3.0)
+    look(database, Seen(), ADDRESS)
+    with database.writing() as session:
+        held = [(session.get_one(AlertRule, rule_id), session.get_one(Run, running.id), "holds")]
+        found = alert_evaluation._Found(0, 0.0, 0.0, is_due=True, held=held)
+        assert alert_evaluation._write(session, found, ADDRESS) == 0
+    assert len(notices(database)) == 1
+
+
+def test_only_runs_that_changed_are_read(
+    database: Database, running: Run, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are; and all of them again once there is another rule."""
+    read: list[list[int]] = []
+    found = alert_evaluation.alert_facts.read
+
+    def noted(session: Any, some_runs: Sequence[Run], *rest: Any) -> Any:
+        read.append([run.id for run in some_runs])
+        return found(session, some_runs, *rest)
+
+    monkeypatch.setattr(alert_evaluation.alert_facts, "read", noted)
+    rule(database, ada, "loss_above", value=2.0)
+    with database.writing() as session:
+        for number in range(20):
+            other = Run(name=f"r{number}", recipe="digits", precision="fp16", steps_total=9)
+            other.config, other.owner_id, other.status = {}, ada.id, Status.RUNNING
+            session.add(other)
+    seen = Seen()
+    monkeypatch.setattr(alert_evaluation, "MOST_RUNS", 8)
+    for _ in range(4):
+        look(database, seen, ADDRESS)
+    assert [len(each) for each in read] == [8, 8, 5]
+    change(database, running, loss=1.0)
+    look(database, seen, ADDRESS)
+    assert read[3:] == [[running.id]]
+    rule(database, ada, "loss_above", value=3.0)
+    look(database, seen, ADDRESS)
+    assert len(read[-1]) == 8
+
+
+def test_a_storm_of_notices_is_told_in_pieces(
+    database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for a long transaction; nothing is lost, also of runs that have ended."""
+    rule(database, ada, "ended")
+    with database.writing() as session:
+        made = [submit(session, ada).id for _ in range(5)]
+    seen = Seen()
+    look(database, seen, ADDRESS)
+    with database.writing() as session:
+        for run_id in made:
+            run_control.cancel(session, run_id, ada)
+    monkeypatch.setattr(alert_evaluation, "MOST_NOTICES", 2)
+    assert [look(database, seen, ADDRESS) for _ in range(4)] == [2, 2, 1, 0]
+    assert sorted(each.run_id for each in notices(database)) == made
+
+
+def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: User) -> None:
+    """A notice is told for each rule that concerns the run, and for none that was made later."""
+    with database.writing() as session:
+        bob = accounts.user_named(session, "bob")
+        made = [submit(session, owner) for owner in (ada, bob)]
+        made[1].project = "vision"
+    for condition, scope, what in (
+        ("ended", "run", {"run_id": made[0].id}),
+        ("ended", "project", {"project": "vision"}),
+        ("ended", "mine", {}),
+        ("ended", "all", {}),
+        ("finished", "all", {}),
+    ):
+        rule(database, ada, condition, scope, **what)
+    seen = Seen()
+    look(database, seen, ADDRESS)
+    for run in made:
+        with database.writing() as session:
+            run_control.cancel(session, run.id, ada)
+    look(database, seen, ADDRESS)
+    assert {(each.rule_id, each.run_id) for each in notices(database)} == {
+        *((1, 1), (3, 1), (4, 1), (2, 2), (4, 2))
+    }
+    rule(database, ada, "cancelled")
+    assert look(database, seen, ADDRESS) == 0
+
+
+@pytest.mark.parametrize(
+    ("condition", "how", "words"),
+    [
+        ("finished", {"status": Status.FINISHED}, "finished"),
+        ("failed", {"status": Status.FAILED, "error": "E: x"}, "failed: E: x"),
+        ("cancelled", {"status": Status.CANCELLED}, "was cancelled"),
+        ("unreachable", {"status": Status.UNREACHABLE}, "is unreachable"),
+        ("paused", {"status": Status.PAUSED}, "is paused"),
+        (
+            *("stopped", {"status": Status.FAILED, "fault": "rule"}),
+            "was stopped by a rule of its configuration",
+        ),
+    ],
+)
+@pytest.mark.only_on("sqlite")
+def test_statuses(
+    database: Database, running: Run, ada: User, condition: str, how: dict[str, Any], words: str
+) -> None:
+    """Each is told in its words, and not before."""
+    rule(database, ada, condition)
+    seen = Seen()
+    assert look(database, seen, ADDRESS) == 0
+    end(database, running, **how)
+    assert look(database, seen, ADDRESS) == 1
+    assert notices(database)[0].text == f"Run 1, digits-fp16, {words}."
+
+
+def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
+    """Of a scale that fell for 250 steps, all that there is to tell; nothing before they come."""
+    skipped = range(230, 251)
+    steps = make_steps([1.0] * 99 + [float("nan")] + [1.0] * 150, skipped=skipped)
+    steps["scale"][-1] = 2.0**-3
+    steps["data_us"] = steps["step_us"]
+    told = {
+        "collapsing": "is collapsing: the scale is 0.125, below 1, where it shrinks gradients; "
+        "21 of the last 250 steps (8.4 %) skipped, at most 21 in a row, the last just now",
+        "dead": None,
+        "oscillating": None,
+        "nonfinite_loss": "had a loss that is not finite at step 100",
+        "starving": "waits for its data for 100% of its time",
+        "loss_spike": "had a loss spike at step 240",
+    }
+    with_value = {
+        "scale_below": (0.5, "has the loss scale 0.125, below 0.5"),
+        "skips_in_a_row": (21.0, "skipped 21 steps in a row"),
+        "loss_below": (1.0, None),
+    }
+    for condition in told:
+        rule(database, ada, condition)
+    for condition, (value, _words) in with_value.items():
+        rule(database, ada, condition, value=value)
+    rule(database, ada, "skips_in_a_row", value=22.0)
+    rule(database, ada, "metric_above", metric="val/accuracy", value=0.5)
+    rule(database, ada, "metric_below", metric="val/accuracy", value=0.5)
+    seen = Seen()
+    assert look(database, seen, ADDRESS) == 0
+    record(database, running, steps, events=[make_metric(10, 0.75), make_metric(5, 0.1)])
+    with database.writing() as session:
+        session.add(Diagnosis(run_id=running.id, kind="spike", step=240, content={}))
+        session.get_one(Run, running.id).scale = 2.0**-3
+    look(database, seen, ADDRESS)
+    words = [*told.values(), *(words for _value, words in with_value.values())]
+    words.append("has val/accuracy at 0.75, above 0.5")
+    assert {each.text for each in notices(database)} == {
+        f"Run 1, digits-fp16, {each}." for each in words if each
+    }
+
+
+def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
+    """One whose every step was skipped, and one whose loss is lost, are told of as such."""
+    for condition in ("unapplied", "diverged"):
+        rule(database, ada, condition)
+    seen = Seen()
+    look(database, seen, ADDRESS)
+    end(database, running)
+    assert look(database, seen, ADDRESS) == 0  # without a step it is neither
+    change(database, running, step=5, skipped=5)
+    look(database, seen, ADDRESS)
+    change(database, running, skipped=1, loss=None, last_flags=NONFINITE_LOSS)
+    look(database, seen, ADDRESS)
+    assert [each.condition for each in notices(database)] == ["unapplied", "diverged"]
+
+
+def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -> None:
+    """It is told though nothing of the run changes, and is well with the next step."""
+    rule(database, ada, "no_progress", value=10.0)
+    seen = Seen()
+    assert look(database, seen, ADDRESS) == 0
+    with database.writing() as session:
+        session.execute(update(RunStatus).values(time=RunStatus.time - 900))
+        session.execute(update(Run).values(started_at=Run.created_at - 900))
+    seen.marks = {}  # a quarter of a minute later
+    assert look(database, seen, ADDRESS) == 1
+    steps = make_steps([1.0])
+    steps["elapsed_ms"] = 890_000
+    record(database, running, steps)
+    look(database, seen, ADDRESS)
+    [notice] = notices(database)
+    assert notice.text == "Run 1, digits-fp16, made no step for 10 minutes."
+    assert notice.well_at is not None
+
+
+def test_channels_of_a_rule_get_one_delivery_each(
+    database: Database, running: Run, ada: User, tmp_path: Any
+) -> None:
+    """Those that are on; and with a run all that was told of it is erased."""
+    key = tmp_path / "key"
+    with database.writing() as session:
+        bob = accounts.user_named(session, "bob")
+        made = [
+            channels.make(session, key, user, kind="email", name=name, address=f"{name}@x.example")
+            for user, name in ((ada, "on"), (ada, "off"), (bob, "bob"))
+        ]
+        on, off, other = (channel.id for channel, _secret in made)
+    rule(database, ada, "loss_above", value=1.0, channel_ids=[on, off])
+    with pytest.raises(rules.Invalid, match=f"you have no channel {other}"):
+        rule(database, ada, "ended", channel_ids=[other])
+    with database.writing() as session:
+        channels.switch(session, ada, off, is_on=False)
+    rule(database, ada, "loss_above", value=2.0, scope="run", run_id=running.id)
+    change(database, running, loss=3.0)
+    assert look(database, Seen(), ADDRESS) == 2
+    with database.reading() as session:
+        assert session.scalars(select(Delivery.channel_id)).all() == [on, on]
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        runs.set_status(session, run, Status.FINISHED)
+        trash.delete(session, run.id, ada)
+        trash.erase(session, run.id, ada)
+    settings = Settings(data=tmp_path)
+    erasure.erase(database, settings, open_store(settings), running.id, Event())
+    with database.reading() as session:
+        assert session.scalars(select(Delivery)).all() == []
+        assert session.scalars(select(Notice)).all() == []
+        assert [each.scope for each in session.scalars(select(AlertRule))] == ["all"]
+
+
+def test_rules_are_checked_and_bounded(
+    database: Database, ada: User, running: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message names the field, the value and what is allowed; the same rule is made once."""
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"condition": "nice"}, "condition: 'nice' is not allowed; allowed: ended"),
+        ({"condition": "ended", "scope": "x"}, "scope: 'x' is not allowed; allowed: run"),
+        ({"condition": "scale_below"}, "value: there is none; allowed: a number"),
+        ({"condition": "loss_above", "value": float("nan")}, "value: it is nan; allowed"),
+        ({"condition": "no_progress", "value": 0.5}, "allowed: a number from 1 on, the minutes"),
+        ({"condition": "metric_above", "value": 1.0}, "metric: it has 0 characters"),
+        ({"condition": "ended", "scope": "project"}, "project: it has 0 characters"),
+        ({"condition": "ended", "scope": "run", "run_id": 99}, "run_id: there is no run 99"),
+    ]
+    for what, message in wrong:
+        with pytest.raises(rules.Invalid, match=message):
+            rule(database, ada, **what)
+    first = rule(database, ada, "scale_below", value=1.0)
+    with database.writing() as session:
+        rules.switch(session, ada, first, is_on=False)
+        bob = accounts.user_named(session, "bob")
+        with pytest.raises(rules.NotFound):
+            rules.delete(session, bob, first)
+    assert rule(database, ada, "scale_below", value=1.0) == first
+    with database.reading() as session:
+        [row] = rules.rules(session, ada)
+        assert row.is_on
+        assert rules.describe(row) == "any run has a loss scale below 1"
+    monkeypatch.setattr(rules, "MOST", 1)
+    with pytest.raises(rules.Invalid, match="you have 1 rules; allowed: no more"):
+        rule(database, ada, "ended")
+    change(database, running, scale=0.5)
+    with database.writing() as session:
+        rules.delete(session, ada, first)
+    assert look(database, Seen(), ADDRESS) == 0

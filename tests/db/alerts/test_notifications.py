@@ -1,0 +1,102 @@
+"""Word from process to process, by PostgreSQL."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url, text
+
+from db.alerts.notifications import ANYBODY, Listener, tell
+from db.database import Database
+from db.queue import queue, workers
+from db.tables import Status, User, Worker
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
+
+pytestmark = pytest.mark.only_on("postgresql")
+SECONDS = 20
+
+
+@contextmanager
+def listening(database: Any) -> Iterator[tuple[Listener, Callable[[], set[int]]]]:
+    """Listen, and give what waits for the next word."""
+    heard: SimpleQueue[set[int]] = SimpleQueue()
+    listener = Listener(database, heard.put)
+    listener.start()
+    yield listener, lambda: heard.get(timeout=SECONDS)
+    listener.close()
+
+
+def test_those_are_told_who_have_something_to_do(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Everybody of a run in the queue and of what comes free while one waits, once a transaction;
+    of a gang those that take part; a worker that is drained.
+    """
+    other = add_worker(database, "w2", [DIGITS], [CPU])
+    with listening(database) as (listener, heard):
+        assert heard() == {ANYBODY}
+        assert (listener.is_listening, listener.fault) == (True, None)
+        with database.writing() as session:
+            first, second = (submit(session, ada, nodes=2) for _ in range(2))
+        assert heard() == {ANYBODY}
+        with database.writing() as session:
+            assert claim(session, worker) is not None
+        assert heard() == {other.id}
+        with database.writing() as session:
+            queue.end(session, first.id, 1, Status.FINISHED)
+        assert heard() == {ANYBODY}
+        with database.writing() as session:
+            assert claim(session, worker) is not None
+        assert heard() == {other.id}
+        with database.writing() as session:
+            queue.end(session, second.id, 1, Status.FINISHED)  # for which nobody waits
+        with database.writing() as session:
+            submit(session, ada)
+            session.rollback()  # nor for what never was
+        with database.writing() as session:
+            workers.drain(session, worker.id)
+        assert heard() == {worker.id}
+        with database.writing() as session:
+            tell(session, *range(10**6, 10**6 + 2000))  # more than a word holds
+            submit(session, ada)
+        assert heard() == {ANYBODY}
+
+
+def test_a_listener_that_was_cut_off_comes_back_and_looks_anew(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it may have missed meanwhile it makes good by one look of everybody."""
+    monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", 0.05)
+    with listening(database) as (listener, heard):
+        assert heard() == {ANYBODY}
+        with database.engine.begin() as connection:
+            connection.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+                )
+            )
+        assert heard() == {ANYBODY}
+        assert (listener.is_listening, listener.fault) == (True, None)
+
+
+def test_a_listener_that_is_told_nothing_says_so(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a pooler that takes LISTEN and lends the connection to others: here what it sends
+    to itself goes to another database.
+    """
+    monkeypatch.setattr("db.alerts.notifications.PROOF_SECONDS", 0.05)
+    monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", SECONDS)
+    with ExitStack() as stack:
+        url = make_url(str(database.engine.url)).set(database="postgres")
+        other = Database(url.render_as_string(hide_password=False))
+        stack.callback(other.dispose)
+        deaf = SimpleNamespace(engine=database.engine, glancing=other.glancing)
+        listener, _heard = stack.enter_context(listening(deaf))
+        while listener.fault is None:
+            assert not listener.is_listening
+        assert listener.fault == "no word comes, as behind a pooler of transactions"

@@ -1,0 +1,244 @@
+"""Checkpoints in the database and in the store."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+from obstore.store import MemoryStore
+
+from db.database import Database
+from db.errors import Fenced, Invalid, NotFound
+from db.files import checkpoints
+from db.files.storage import get_file, open_store, put_file
+from db.queue import queue, run_control
+from db.runs import runs
+from db.settings import Settings
+from db.tables import Metric, Run, Status, User
+from tests.db.conftest import config, submit, submit_command
+from tests.db.telemetry.telemetry_made import record
+
+
+def saved(step: int, sha256: str = "aa", request: int | None = None) -> dict[str, Any]:
+    path = f"checkpoints/step-{step:08}.pt"
+    file = {"kind": "checkpoint", "path": path, "size_bytes": 10, "sha256": sha256}
+    return {"step": step, "reason": "interval", "request": request, "files": [file]}
+
+
+def test_published_twice_is_listed_once(database: Database, running: Run) -> None:
+    """A replayed event replaces its row; the newest step comes first."""
+    with database.writing() as session:
+        for event in (saved(10), saved(20), saved(10, "bb")):
+            checkpoints.publish(session, running.id, 1, event, [f"key-{event['step']}"])
+        rows = checkpoints.of_run(session, running.id)
+    assert [(row.step, row.sha256, row.key) for row in rows] == [
+        (20, "aa", "key-20"),
+        (10, "bb", "key-10"),
+    ]
+
+
+def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) -> None:
+    """A worker that was given up cannot publish a checkpoint."""
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.QUEUED)
+    with pytest.raises(Fenced), database.writing() as session:
+        checkpoints.publish(session, running.id, 1, saved(10), ["key"])
+    with database.reading() as session:
+        assert checkpoints.of_run(session, running.id) == []
+
+
+def test_a_request_is_obeyed_by_its_checkpoint(database: Database, running: Run, ada: User) -> None:
+    """Once published, a requested checkpoint is not asked for again; other requests stand."""
+    with database.writing() as session:
+        scale = run_control.request_scale(session, running.id, ada, 512.0)
+        request = run_control.request_checkpoint(session, running.id, ada)
+        checkpoints.publish(session, running.id, 1, saved(10, request=request.id), ["key"])
+        assert queue.renew(session, running.id, 1, 60.0).requests == (scale,)
+
+
+def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) -> None:
+    """A checkpoint is only reached through its own run."""
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, saved(10), ["key"])
+    with pytest.raises(NotFound), database.reading() as session:
+        checkpoints.get(session, running.id + 1, 1)
+
+
+def test_retention_keeps_the_last_the_best_and_every_nth(database: Database, running: Run) -> None:
+    """Of those saved at an interval the policy's are kept; others leave row and key behind them."""
+    policy = {"keep_last": 1, "keep_every_steps": 40, "keep_best": "val/accuracy"}
+    with database.writing() as session:
+        for step in range(10, 70, 10):
+            checkpoints.publish(session, running.id, 1, saved(step), [f"key-{step}"])
+        asked_for = saved(5) | {"reason": "request"}
+        checkpoints.publish(session, running.id, 1, asked_for, ["key-5"])
+        for step, value in ((10, 0.5), (20, 0.9), (30, 0.8)):
+            session.add(
+                Metric(run_id=running.id, name="val/accuracy", step=step, value=value, elapsed_ms=0)
+            )
+        gone = checkpoints.retire(session, running.id, 1, policy)
+        steps = [row.step for row in checkpoints.of_run(session, running.id)]
+        assert checkpoints.retire(session, running.id, 1, {}) == []
+    assert steps == [60, 40, 20, 5]
+    assert sorted(gone) == ["key-10", "key-30", "key-50"]
+
+
+def test_a_checkpoint_that_another_run_started_from_is_kept(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Retention leaves a fork its root, which is also what the fork resumes from."""
+    with database.writing() as session:
+        for step in (10, 20, 30):
+            checkpoints.publish(session, running.id, 1, saved(step), [f"key-{step}"])
+        fork = submit(session, ada, parent_id=running.id, parent_step=10)
+        assert checkpoints.retire(session, running.id, 1, {"keep_last": 1}) == ["key-20"]
+        assert [row.key for row in checkpoints.to_resume(session, fork)] == ["key-10"]
+
+
+def in_shards(step: int, ranks: int) -> dict[str, Any]:
+    """A checkpoint of which each rank has written its part."""
+    event = saved(step)
+    for name in ("metadata", *map(str, range(ranks))):
+        file = {"kind": f"shard.{name}", "path": f"checkpoints/step-{step:08}/{name}"}
+        event["files"].append({**file, "size_bytes": 100, "sha256": "dd"})
+    return event
+
+
+def test_shards_come_and_go_with_their_checkpoint(database: Database, running: Run) -> None:
+    """Those of a state are found with it, and it is deleted with all of them. Saved once more by
+    fewer ranks, it has those of fewer.
+    """
+    with database.writing() as session:
+        for step in (10, 20):
+            event = in_shards(step, ranks=3)
+            keys = [f"{step}-{file['kind']}" for file in event["files"]]
+            checkpoints.publish(session, running.id, 1, event, keys)
+        run = runs.get(session, running.id)
+        newest, first = states = checkpoints.to_resume(session, run)
+        shards = checkpoints.shards_of(session, states)
+        kinds = ["shard.0", "shard.1", "shard.2", "shard.metadata"]
+        assert sorted(row.key for row in shards[newest.id]) == [f"20-{kind}" for kind in kinds]
+        assert sorted(row.key for row in shards[first.id]) == [f"10-{kind}" for kind in kinds]
+        assert run.stored_bytes == 2 * (10 + 4 * 100)
+
+        fewer = in_shards(20, ranks=2)
+        keys = [f"20-{file['kind']}" for file in fewer["files"]]
+        checkpoints.publish(session, running.id, 1, fewer, keys)
+        assert run.stored_bytes == 2 * 10 + 7 * 100
+        gone = checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        assert sorted(gone) == ["10-checkpoint", *(f"10-{kind}" for kind in kinds)]
+        assert run.stored_bytes == 10 + 3 * 100
+
+
+def saved_weights(step: int, *modules: str) -> dict[str, Any]:
+    """A checkpoint with a file of weights for each module, and their averages."""
+    event = saved(step)
+    for module in modules or ("",):
+        for kind in ("weights", "ema"):
+            name = f"{kind}{module and f'.{module}'}"
+            file = {"kind": name, "path": f"checkpoints/{step}.{name}.safetensors"}
+            event["files"].append({**file, "size_bytes": 3, "sha256": "cc"})
+    return event
+
+
+def test_weights_to_start_from_are_those_of_all_modules(database: Database, running: Run) -> None:
+    """At the step that is named, or the newest that the store has any of; no averages."""
+    with database.writing() as session:
+        for step, keys in ((10, "abcde"), (20, "fghij"), (30, [""] * 5)):
+            event = saved_weights(step, "critic", "generator")
+            checkpoints.publish(session, running.id, 1, event, list(keys))
+        for step, expected in ((10, "bd"), (None, "gi"), (30, ""), (11, "")):
+            rows = checkpoints.weights_at(session, running.id, step)
+            assert "".join(row.key for row in rows) == expected
+        wanted = {"weights": {"path": None, "run": running.id, "step": 10}}
+        found = checkpoints.to_start_from(session, wanted)
+        assert [row.kind for row in found] == ["weights.critic", "weights.generator"]
+        assert checkpoints.to_start_from(session, {"weights": {"path": "a.pt", "run": None}}) == []
+        assert checkpoints.to_start_from(session, config()) == []
+
+
+def test_weights_that_a_run_waits_to_start_from_are_kept(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Until that run is over."""
+    with database.writing() as session:
+        for step in (10, 20, 30):
+            checkpoints.publish(session, running.id, 1, saved_weights(step), list("abc"))
+        submit_command(session, ada, config={"weights": "large"})
+        wanted = {"path": None, "run": running.id, "step": 10, "strict": True}
+        waiting = submit(session, ada, config=config() | {"weights": wanted})
+        checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        assert {row.step for row in checkpoints.of_run(session, running.id)} == {30, 10}
+        run_control.cancel(session, waiting.id, ada)
+        checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        assert {row.step for row in checkpoints.of_run(session, running.id)} == {30}
+
+
+def test_the_last_checkpoint_before_a_spike_is_kept(database: Database, running: Run) -> None:
+    """Of the latest spikes: while others come, and when the run is over."""
+    spikes = [{"event": "spike", "step": step, "loss": 9.0, "z": 50.0} for step in (5, 25, 40)]
+    record(database, running, events=spikes)
+    with database.writing() as session:
+        for step in range(10, 80, 10):
+            checkpoints.publish(session, running.id, 1, saved(step), [f"key-{step}"])
+            checkpoints.retire(session, running.id, 1, {"keep_last": 1})
+        kept = [row.step for row in checkpoints.of_run(session, running.id)]
+    assert kept == [70, 30, 20]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parent_step": 11}, "no checkpoint at step 11; run 1 has them at 10"),
+        ({"recipe": "mlp"}, "mlp cannot start from a checkpoint of digits"),
+        ({"config": config(steps=10)}, "10 is not beyond the checkpoint's step 10"),
+    ],
+)
+def test_a_fork_needs_a_checkpoint_that_fits(
+    database: Database, running: Run, ada: User, changes: dict[str, Any], message: str
+) -> None:
+    """A parent without that checkpoint, of another recipe or too far on is refused by field."""
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, saved(10), ["key-10"])
+    values = {"parent_id": running.id, "parent_step": 10} | changes
+    with pytest.raises(Invalid, match=message), database.writing() as session:
+        submit(session, ada, **values)
+
+
+def test_file_comes_back_whole_from_a_bucket(tmp_path: Path) -> None:
+    """What is put into a store is brought back, and checked."""
+    store, path = MemoryStore(), tmp_path / "a.pt"
+    path.write_bytes(b"weights" * 1000)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    put_file(store, "runs/1/a.pt", path)
+    copy = tmp_path / "copy" / "a.pt"
+    get_file(store, "runs/1/a.pt", copy, sha256=sha256)
+    assert copy.read_bytes() == path.read_bytes()
+    with pytest.raises(FileNotFoundError):
+        get_file(store, "runs/1/b.pt", tmp_path / "b.pt", sha256=sha256)
+
+
+def test_altered_file_is_refused_by_name(tmp_path: Path) -> None:
+    """A file that is not what was recorded gives an error with its key."""
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"cut shor")
+    with pytest.raises(ValueError, match=r"runs/1/a\.pt is not whole"):
+        get_file(MemoryStore(), "runs/1/a.pt", path, sha256="00")
+
+
+def test_local_store_is_the_data_folder(tmp_path: Path) -> None:
+    """By default a checkpoint is served from where the training wrote it."""
+    settings = Settings(data=tmp_path)
+    path = settings.run_folder(1) / "a.pt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"weights")
+    store = open_store(settings)
+    put_file(store, "runs/1/a.pt", path)
+    assert obstore.get(store, "runs/1/a.pt").bytes().to_bytes() == b"weights"
+
+
+def test_wrong_storage_url_names_the_setting(tmp_path: Path) -> None:
+    """A store that cannot be understood gives an error that names HALFSTEP_STORAGE_URL."""
+    with pytest.raises(Invalid, match="HALFSTEP_STORAGE_URL"):
+        open_store(Settings(data=tmp_path, storage_url="nonsense://x"))

@@ -1,0 +1,130 @@
+"""What rules would delete of ended runs, and that they do."""
+
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+from obstore.store import LocalStore
+from sqlalchemy import func, select, update
+
+from db.database import Database
+from db.errors import Invalid
+from db.files import checkpoints, pruning
+from db.files.pruning import Rules
+from db.queue import queue
+from db.runs import runs
+from db.runs.trash import DAY_SECONDS
+from db.tables import Checkpoint, LogLine, Metric, Run, Status, SystemSample, User
+from tests.db.conftest import config, submit
+from tests.db.files.test_checkpoints import saved
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store", mkdir=True)
+
+
+@pytest.fixture
+def old(database: Database, running: Run, store: LocalStore) -> int:
+    """A run that ended 40 days ago: checkpoints at 10 to 50, of which 30 is the best."""
+    with database.writing() as session:
+        for step in range(10, 60, 10):
+            key = f"runs/{running.id}/checkpoints/{step}.pt"
+            obstore.put(store, key, b"x" * 10)
+            checkpoints.publish(session, running.id, 1, saved(step), [key])
+            value = 1.0 if step == 30 else 0.1
+            place = {"run_id": running.id, "step": step, "elapsed_ms": 1}
+            session.add(Metric(name="val/accuracy", value=value, **place))
+        line: dict[str, Any] = {"attempt": 1, "time": 0.0, "stream": "stdout", "text": "x"}
+        session.add(LogLine(run_id=running.id, number=1, **line))
+        session.add(SystemSample(run_id=running.id, device=-1, elapsed_ms=1))
+        queue.end(session, running.id, 1, Status.FINISHED)
+        run = runs.get(session, running.id)
+        run.config = config() | {"checkpoints": {"keep_best": "val/accuracy"}}
+        run.ended_at -= 40 * DAY_SECONDS
+        before = Checkpoint.created_at - 40 * DAY_SECONDS
+        session.execute(update(Checkpoint).values(created_at=before))
+    return running.id
+
+
+def test_what_would_go_is_said_and_then_goes(
+    database: Database, old: int, store: LocalStore
+) -> None:
+    """All but the last and the best; files, sizes and history say so."""
+    rules = Rules(checkpoint_days=30, log_days=30)
+    with database.reading() as session:
+        [planned] = pruning.plan(session, rules)
+        assert len(checkpoints.of_run(session, old)) == 5
+    assert (planned.steps, planned.stored_bytes) == ([10, 20, 40], 30)
+    assert planned.in_words == "3 steps' checkpoints, 1 log line, 1 sample of the machine"
+    assert pruning.prune(database, store, old, rules) == planned
+    assert not pruning.prune(database, store, old, rules)
+    with database.reading() as session:
+        assert sorted(row.step for row in checkpoints.of_run(session, old)) == [30, 50]
+        assert runs.get(session, old).stored_bytes == 20
+        assert list(pruning.plan(session, rules)) == []
+        for table in (LogLine, SystemSample):
+            assert session.scalar(select(func.count()).select_from(table)) == 0
+        assert runs.statuses(session, old)[-1].reason == (
+            "pruned, for their age: 3 steps' checkpoints, 1 log line, 1 sample of the machine"
+        )
+    left = [meta["path"] for page in obstore.list(store) for meta in page]
+    assert sorted(left) == [f"runs/{old}/checkpoints/{step}.pt" for step in (30, 50)]
+
+
+def test_what_another_started_from_or_is_pinned_keeps_all(
+    database: Database, old: int, store: LocalStore, ada: User
+) -> None:
+    """Neither is planned for nor touched, though it was planned for before."""
+    rules = Rules(checkpoint_days=30, log_days=30)
+    with database.writing() as session:
+        runs.get(session, old).tags = "a, pinned"
+    with database.reading() as session:
+        assert list(pruning.plan(session, rules)) == []
+    with database.writing() as session:
+        runs.get(session, old).tags = "pinned-not"
+    with database.reading() as session:
+        assert len(list(pruning.plan(session, rules))) == 1
+    with database.writing() as session:
+        submit(session, ada, config=config(200), parent_id=old, parent_step=20)
+    with database.reading() as session:
+        assert list(pruning.plan(session, rules)) == []
+    assert not pruning.prune(database, store, old, rules)
+
+
+@pytest.mark.parametrize(
+    "rules", [Rules(), Rules(checkpoint_days=50), Rules(log_days=50), Rules(50, 50)]
+)
+def test_what_is_younger_stays(database: Database, old: int, rules: Rules) -> None:
+    """Nor does anything go of which no rule is told."""
+    with database.reading() as session:
+        assert list(pruning.plan(session, rules)) == []
+
+
+def test_a_run_that_has_not_ended_keeps_all(database: Database, old: int) -> None:
+    """Its own policy decides what it needs."""
+    with database.writing() as session:
+        runs.get(session, old).status = Status.RUNNING
+        assert list(pruning.plan(session, Rules(30, 30))) == []
+
+
+def test_a_file_that_another_row_names_stays(
+    database: Database, old: int, store: LocalStore
+) -> None:
+    """Of a watched run, files of the same content are one."""
+    key = f"runs/{old}/checkpoints/10.pt"
+    with database.writing() as session:
+        session.execute(update(Checkpoint).where(Checkpoint.step == 50).values(key=key))
+    pruning.prune(database, store, old, Rules(checkpoint_days=30))
+    assert obstore.head(store, key)["size"] == 10
+
+
+def test_no_fork_is_queued_from_what_was_pruned_meanwhile(
+    database: Database, old: int, store: LocalStore, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is looked for once more, when its run is held."""
+    monkeypatch.setattr(runs, "_check_parent", lambda *_: None)
+    pruning.prune(database, store, old, Rules(checkpoint_days=30))
+    with pytest.raises(Invalid, match="step 10 any more"), database.writing() as session:
+        submit(session, ada, config=config(200), parent_id=old, parent_step=10)

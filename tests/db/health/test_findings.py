@@ -1,0 +1,443 @@
+"""What figures say in words: from made evidence, and from rows of both databases."""
+
+import math
+from typing import Any
+
+import pytest
+
+from db.database import Database
+from db.health import causes, findings, verdict
+from db.health.findings import Evidence
+from db.queue import queue
+from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
+from tests.db.telemetry.telemetry_made import (
+    make_histogram,
+    make_metric,
+    make_module,
+    make_replay,
+    make_skip,
+    make_steps,
+    record,
+)
+
+
+def _verdict(word: str) -> verdict.Verdict:
+    return verdict.Verdict(word, "Because.", verdict.count(100, [], 1.0))
+
+
+def _evidence(word: str, **changes: Any) -> Evidence:
+    """Return evidence with a verdict; skips, scale and events are those of its signs, too."""
+    events = changes.pop("events", {})
+    skips = changes.get("skips", ())
+    signs = causes.Signs(
+        events=events,
+        skips=skips,
+        skipped=changes.pop("skipped", len(skips)),
+        verdict=word,
+        scale=changes.pop("scale", None),
+        is_costly=word == "oscillating",
+        has_scaler=True,
+    )
+    return Evidence(verdict=_verdict(word), signs=signs, **changes)
+
+
+def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
+    culprits = [{"name": name} for name in names]
+    return [
+        ScalerEvent(step=step, culprits=culprits, loss_nonfinite=loss_nonfinite)
+        for step in (7, 8, 9)
+    ]
+
+
+def _replay(step: int, module: str = "model.head", **changes: Any) -> dict[str, Any]:
+    found = {"found": True, "exact": True, "direction": "forward", "operation": "addmm"}
+    return {"step": step, "module": module, "dtype": "float16", **found, **changes}
+
+
+MODULES = [make_module("body", -10, [90]), make_module("head", -10, [10])]
+SHAPES = {
+    "event": "shapes",
+    "step": 0,
+    "share": 0.314,
+    "count": 6,
+    "layers": ["model.head (768 to 50257)", "model.body.1 (770 to 770)"],
+    "batch_size": 50,
+}
+SINKING = [make_module("body", -10, [90], underflow=0.02), make_module("head", -10, [10])]
+
+
+LEFT_OUT = {"diagnosis": "replay", "reason": "not with training.parallel fsdp"}
+
+
+@pytest.mark.parametrize(
+    ("word", "changes", "titles"),
+    [
+        ("healthy", {"scale": 2.0**16, "skips": _skips("head.bias")}, []),
+        (
+            "healthy",
+            {"skips": [*_skips("head.bias"), *_skips("head.bias", loss_nonfinite=True)]},
+            ["The forward pass overflowed"],
+        ),
+        (
+            "collapsing",
+            {"scale": 0.25, "skips": _skips("body.weight", "head.bias")},
+            ["The loss scale is below 1"],
+        ),
+        (
+            "healthy",
+            {"lost_losses": 3},
+            ["The loss is not finite, but its gradients are"],
+        ),
+        (
+            "collapsing",
+            {"skips": _skips("body.weight", "head.bias", loss_nonfinite=True)},
+            ["The forward pass overflows"],
+        ),
+        (
+            "oscillating",
+            {"skips": _skips("body.weight", "head.bias"), "modules": MODULES},
+            ["Only the backward pass overflows"],
+        ),
+        (
+            "oscillating",
+            {"skips": _skips("head.weight", "head.bias"), "modules": MODULES},
+            ["Only the backward pass overflows", "Only one module overflows"],
+        ),
+        ("healthy", {"modules": SINKING}, ["Gradients underflow"]),
+        ("healthy", {"modules": MODULES, "has_bf16": True}, []),
+        ("dead", {"has_bf16": True, "skipped": 250}, ["bf16 is available"]),
+        ("dead", {"has_bf16": True}, []),
+        (
+            "healthy",
+            {"variant": "fp16", "seconds": {"fp32": 2.0, "fp16": 3.0}},
+            ["Mixed precision is slower here than fp32"],
+        ),
+        ("healthy", {"variant": "fp16", "seconds": {"fp32": 3.0, "fp16": 2.0}}, []),
+        ("healthy", {"variant": "TF32", "seconds": {"fp32": 2.0, "TF32": 3.0}}, []),
+        ("healthy", {"rates": {"recipe.learning_rate": 1.0}}, []),
+        (
+            "healthy",
+            {"rates": {"recipe.learning_rate": 3e4}},
+            ["The learning rate is beyond reason"],
+        ),
+        ("healthy", {"shapes": SHAPES}, ["Shapes miss tensor cores"]),
+        ("healthy", {"variant": "fp32", "seconds": {"fp32": 3.0}}, []),
+        (
+            "healthy",
+            {"events": {"schedule": {"step": 40, "advanced": 9, "skipped": 10}}},
+            ["The learning-rate schedule advances in skipped steps"],
+        ),
+        ("healthy", {"left_out": LEFT_OUT}, ["The replay is left out"]),
+    ],
+)
+def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: list[str]) -> None:
+    """Each trouble is named by its own evidence, and a healthy run has none."""
+    found = findings.find(_evidence(word, **changes))
+    assert [each.title for each in found] == titles
+
+
+def test_texts_hold_the_figures() -> None:
+    """Share, modules, ratio and sizes stand in the words."""
+    evidence = Evidence(
+        verdict=_verdict("healthy"),
+        modules=SINKING,
+        shapes=SHAPES,
+        variant="bf16",
+        seconds={"fp32": 2.0, "bf16": 3.0},
+    )
+    underflow, slower, shapes = (each.text for each in findings.find(evidence))
+    assert "1.8 % of the gradients" in underflow
+    assert "most in body (2 %)" in underflow
+    assert "3 s to 2 s for the same run, 1.5 times as long" in slower
+    assert "Here 31 % of the weights are in layers that have others" in shapes
+    assert "(768 to 50257), model.body.1 (770 to 770) and 4 more; the batch size is 50" in shapes
+
+
+def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> None:
+    """Step and error stand in the words; it is no trouble of the run's own."""
+    failure = {"diagnosis": "replay", "error": "OutOfMemoryError: no memory left"}
+    event = {"event": "failed_diagnosis", "step": 7, **failure}
+    record(database, running, make_steps([1.0] * 40), events=[event])
+    with database.reading() as session:
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.title == "The replay failed"
+    assert found.text.startswith("At step 7: OutOfMemoryError: no memory left.")
+
+
+def test_the_newest_count_of_a_schedule_is_shown(database: Database, running: Run) -> None:
+    """A watched loop tells it again as it grows; the figures are the last ones."""
+    told = [
+        {"event": "schedule", "step": step, "advanced": step - 1, "skipped": step}
+        for step in (20, 40)
+    ]
+    record(database, running, make_steps([1.0] * 40), events=told)
+    with database.reading() as session:
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.text.startswith("The learning rate changed after 39 of 40 skips, up to step 40")
+
+
+def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
+    """Skips, losses, the newest histogram, the scale and shapes are those of the run."""
+    losses = [1.0] * 40
+    losses[30] = float("nan")
+    skipped = range(32, 41)
+    events = [make_skip(step, "body.bias", "head.bias") for step in skipped]
+    histogram = make_histogram(20, make_module("body", -40, [1], underflow=1.0))
+    record(
+        database, running, make_steps(losses, skipped=skipped), events=[*events, histogram, SHAPES]
+    )
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert [each.title for each in found] == [
+        "Only the backward pass overflows",
+        "The loss is not finite, but its gradients are",
+        "Gradients underflow",
+        "Shapes miss tensor cores",
+    ]
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_group_and_worker_are_evidence_too(database: Database, ada: User, has_bf16: bool) -> None:
+    """Times are those of the group's finished runs, and bf16 is what the run's own worker has."""
+    worker = add_worker(database, "w1", [DIGITS], [CPU | {"bf16": has_bf16}])
+    for precision, seconds in (("fp32", 2.0), ("fp16", 3.0)):
+        with database.writing() as session:
+            submit(session, ada, config=config(250, precision)).group_id = 1
+            run = claim(session, worker)
+            assert run is not None
+        skipped = range(1, 251) if precision == "fp16" else ()  # dead
+        took = make_metric(250, seconds, "run/seconds")
+        record(database, run, make_steps([1.0] * 250, skipped=skipped), events=[took])
+        with database.writing() as session:
+            queue.end(session, run.id, 1, Status.FINISHED)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, run.id))
+    expected = ["bf16 is available"] if has_bf16 else []
+    assert [each.title for each in found] == [
+        *expected,
+        "Mixed precision is slower here than fp32",
+    ]
+
+
+def test_run_that_has_not_begun_shows_nothing(database: Database, ada: User) -> None:
+    """Without a step there is no evidence, in any precision."""
+    with database.writing() as session:
+        for precision in ("fp16", "bf16", "fp32"):
+            run = submit(session, ada, config=config(precision=precision))
+            assert findings.of_run(session, run) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "replays", "offered"),
+    [
+        ("healthy", [_replay(7), _replay(9), _replay(8, "model.body")], ("model.head", 7)),
+        ("healthy", [_replay(7, direction="backward")], None),
+        ("dead", [_replay(7, direction="backward")], ("model.head", 7)),
+        ("dead", [_replay(7, "training_step"), _replay(8, exact=False)], None),
+        ("dead", [_replay(7, None, found=False)], None),
+    ],
+)
+def test_a_replayed_module_is_offered_to_a_fork(
+    word: str, replays: list[dict[str, Any]], offered: tuple[str, int] | None
+) -> None:
+    """The one that most exact replays name, from before its first skip; going backward only where
+    the scale is unwell, for a scale at its limit overflows in a healthy run as well."""
+    found = findings.find(Evidence(verdict=_verdict(word), replays=replays))
+    offers = [(each.module, each.before) for each in found if each.module]
+    assert offers == ([offered] if offered else [])
+
+
+def test_one_module_that_overflows_is_offered_to_a_fork() -> None:
+    """Where only its parameters were culprits, too."""
+    evidence = _evidence("oscillating", skips=_skips("head.weight"), modules=MODULES)
+    assert [(f.module, f.before) for f in findings.find(evidence) if f.module] == [("head", 7)]
+
+
+def test_a_loss_that_is_nan_from_the_first_step_on_is_no_overflow(
+    database: Database, running: Run
+) -> None:
+    """Neither scale nor precision is blamed; a number somewhere, or an infinity first, is another
+    matter."""
+    losses, skipped = [math.nan] * 40, range(1, 41)
+    skips = [make_skip(n, "body.bias", loss_nonfinite=True, scale_before=2.0**-n) for n in skipped]
+    record(database, running, make_steps(losses, skipped=skipped), events=skips)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert [each.title for each in found] == ["The loss is NaN from the first step on"]
+    assert "in each of 40 steps, at every loss scale down to 2^-40" in found[0].text
+    assert found[0].remedies == ("fp32",)
+    for other in (1.0, math.inf):
+        steps = make_steps([other, *losses[1:]], skipped=skipped)
+        steps["scale"] = 0.5
+        record(database, running, steps)
+        with database.reading() as session:
+            found = findings.of_run(session, session.get_one(Run, running.id))
+        assert "The forward pass overflows" in [each.title for each in found]
+
+
+@pytest.mark.parametrize("source", [WATCH, COMMAND])
+def test_a_script_is_told_what_its_author_can_do(
+    database: Database, running: Run, source: str
+) -> None:
+    """There are no settings of ours, no replay and no comparison of precisions."""
+    events: list[dict[str, Any]] = [make_skip(n, "body.bias") for n in range(1, 41)]
+    sinking = make_histogram(20, make_module("body", -40, [1], underflow=1.0),
+                             make_module("head", -40, [1]))  # fmt: skip
+    poison = {"event": "poison", "step": 2, "count": 1, "buffers": ["body.running_mean"]}
+    steps = make_steps([1.0] * 40, skipped=range(1, 41))
+    steps["scale"] = 0.5
+    record(database, running, steps, events=[*events, sinking, poison, headroom_of(body=60000.0)])
+
+    def texts() -> str:
+        with database.reading() as session:
+            run = session.get_one(Run, running.id)
+            return " ".join(each.text for each in findings.of_run(session, run))
+
+    for words in ("Replay a skipped", "scaler.floor", "scaler.growth_interval", "modules.fp32"):
+        assert words in texts()
+    with database.writing() as session:
+        session.get_one(Run, running.id).source = source
+    for words in ("Replay", "scaler.floor", "scaler.", "modules.fp32", "training."):
+        assert words not in texts().replace("scaler.get_scale()", "")
+    assert "growth_interval of GradScaler" in texts()
+    assert "torch.autocast(device, enabled=False)" in texts()
+
+
+def test_a_replay_is_advised_while_the_run_trains_alone(database: Database, running: Run) -> None:
+    """Its button is gone with the training."""
+    steps = make_steps([1.0] * 40, skipped=range(1, 41))
+    steps["scale"] = 0.5
+    record(database, running, steps, events=[make_skip(n) for n in range(1, 41)])
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.FINISHED)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert "Replay" not in " ".join(each.text for each in found)
+
+
+def test_poisoned_buffers_are_a_finding(database: Database, running: Run) -> None:
+    """The earliest event says which and since when: a checkpoint after it is poisoned."""
+    events = [
+        {"event": "poison", "step": step, "count": 60, "buffers": [f"model.{step}.running_mean"]}
+        for step in (2, 4)
+    ]
+    record(database, running, make_steps([1.0] * 5, skipped=[2, 4]), events=events)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    [text] = [each.text for each in found if each.title == "Buffers are not finite"]
+    assert "After the skip at step 2: model.2.running_mean and 59 more." in text
+
+
+@pytest.mark.parametrize(("lost", "is_told"), [(20, False), (90, True)])
+def test_updates_that_round_away_are_a_finding(
+    database: Database, running: Run, lost: int, *, is_told: bool
+) -> None:
+    """Where they are many, with the module that loses most; of the newest count."""
+    counted = [
+        {"name": "body", "wanted": 100, "lost": lost - 5},
+        {"name": "head", "wanted": 10, "lost": 8},
+        {"name": "idle", "wanted": 0, "lost": 0},
+    ]
+    events = [
+        {"event": "updates", "step": 10, "modules": [counted[2]]},
+        {"event": "updates", "step": 20, "modules": counted},
+    ]
+    record(database, running, make_steps([1.0] * 40), events=events)
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    assert [each.title for each in found] == (["Updates round away"] if is_told else [])
+    if is_told:
+        assert "At step 20, 85 % of the weights" in found[0].text
+        assert "most in body (85 %)" in found[0].text
+    by_chance = [each | {"saved": 1} for each in counted]
+    event = {"event": "updates", "step": 30, "modules": by_chance}
+    record(database, running, events=[event])
+    with database.reading() as session:
+        assert not findings.of_run(session, session.get_one(Run, running.id))
+
+
+def test_replays_of_the_first_skips_are_evidence(database: Database, running: Run) -> None:
+    """However many skips came after them."""
+    skips = range(30, 130)
+    events = [*(make_skip(step, "body.bias", loss_nonfinite=True) for step in skips)]
+    replay = make_replay(30, direction="forward")
+    record(database, running, make_steps([1.0] * 130, skipped=skips), events=[*events, replay])
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    [offer] = [(each.title, each.before) for each in found if each.module]
+    assert offer == ("The forward pass overflows", 30)
+
+
+def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, running: Run) -> None:
+    """By the modules' names, and with what to name instead."""
+    event = {"event": "uncalled", "step": 1, "modules": ["model.attention.out_proj"]}
+    record(database, running, make_steps([1.0] * 40), events=[event])
+    with database.reading() as session:
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.title == "A setting names modules that are not called"
+    assert found.text.startswith("model.attention.out_proj: what modules.fp32")
+
+
+def make_weights(**changes: Any) -> dict[str, Any]:
+    """How weights fit, as the training tells it."""
+    lists: dict[str, Any] = {"missing": [], "unexpected": [], "misshapen": []} | changes
+    counts = {f"{name}_count": len(names) for name, names in lists.items()}
+    event = {"event": "weights", "step": 0, "source": "/data/models/net.safetensors"}
+    return event | {"loaded": 12, "count": 14} | lists | counts
+
+
+def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, running: Run) -> None:
+    """What is missing, of another shape or left over, by name; none where all fit."""
+    record(database, running, make_steps([1.0] * 40), events=[make_weights()])
+    with database.reading() as session:
+        assert findings.of_run(session, session.get_one(Run, running.id)) == []
+    names = [f"model.{i}" for i in range(8)]
+    event = make_weights(missing=names, misshapen=["model.head: 10 × 8, not 5 × 8"])
+    record(database, running, events=[event])
+    with database.reading() as session:
+        [found] = findings.of_run(session, session.get_one(Run, running.id))
+    assert found.title == "The starting weights do not fit throughout"
+    assert "12 of the recipe's 14 weights are those of /data/models/net.safetensors" in found.text
+    assert "8 are not in it, and as the recipe draws them (model.0, " in found.text
+    assert "model.5 and 2 more)" in found.text
+    assert (
+        "1 are of another shape there, and as the recipe draws them (model.head: 10" in found.text
+    )
+    assert "nowhere" not in found.text
+
+
+def headroom_of(**activations: float | str) -> dict[str, Any]:
+    """A look at modules of which one is in fp32, and one's gradient is near the limit."""
+    modules = [
+        {"name": name, "activation": each, "gradient": 60000.0, "dtype": "float16"}
+        for name, each in activations.items()
+    ]
+    modules.append({"name": "norm", "activation": 1e6, "gradient": None, "dtype": "float32"})
+    return {"event": "headroom", "step": 100, "scale": 1024.0, "modules": modules}
+
+
+def test_little_headroom_is_the_first_warning(database: Database, running: Run) -> None:
+    """Of outputs in fp16, the largest that is finite; gradients' headroom is the scale's matter."""
+
+    def found(**activations: float | str) -> list[findings.Finding]:
+        record(database, running, make_steps([1.0] * 40), events=[headroom_of(**activations)])
+        with database.reading() as session:
+            return findings.of_run(session, session.get_one(Run, running.id))
+
+    assert found(body=1000.0, head=2.0) == []
+    [warning] = found(body=3820.0, head=2.0, over="Infinity")
+    assert warning.title == "4.1 powers of two left in body"
+    assert warning.module == "body"
+    assert "In step 100 its largest activation was 3,820;" in warning.text
+
+
+def test_headroom_of_a_run_in_bf16_is_no_finding(database: Database, ada: User) -> None:
+    """It has the exponents of fp32."""
+    with database.writing() as session:
+        run = submit(session, ada, config=config(precision="bf16"))
+        look = Diagnosis(run_id=run.id, kind="headroom", step=100)
+        look.content = headroom_of(body=60000.0)
+        session.add(look)
+        session.flush()
+        assert findings.of_run(session, run) == []

@@ -1,0 +1,57 @@
+"""Whether a run waits for its data."""
+
+import numpy as np
+import pytest
+
+from db.database import Database
+from db.health import findings
+from db.health.input_bound import Starvation, starvation
+from db.tables import Run
+from halfstep.telemetry.spool import UNKNOWN_US
+from tests.db.telemetry.telemetry_made import make_steps, record
+
+
+def look(database: Database, run: Run) -> tuple[Starvation | None, list[str]]:
+    with database.reading() as session:
+        row = session.get_one(Run, run.id)
+        return starvation(session, row), [each.text for each in findings.of_run(session, row)]
+
+
+def test_the_last_hundred_steps_are_judged(database: Database, running: Run) -> None:
+    """How many waited for a fifth of their time, and the share of all of it; then what to do."""
+    steps = make_steps([1.0] * 150)
+    steps["step_us"] = 1000
+    steps["data_us"] = np.where(steps["step"] > 87, 800, 0)
+    record(database, running, steps)
+    found, texts = look(database, running)
+    assert found == Starvation(steps=100, waited=63, share=pytest.approx(0.504))
+    assert found.is_real
+    assert found.per_cent == 63
+    assert any(
+        text.startswith("63 % of the last 100 steps waited for data, for 50 % of their time in all")
+        for text in texts
+    )
+
+
+def test_a_loop_that_is_fed_is_not_told_of(database: Database, running: Run) -> None:
+    """A few steps that wait, or all of them for a moment, are worth no words."""
+    steps = make_steps([1.0] * 100)
+    steps["step_us"], steps["data_us"] = 1000, 20
+    steps["data_us"][:5] = 1000
+    record(database, running, steps)
+    found, texts = look(database, running)
+    assert found is not None
+    assert (found.waited, found.is_real, texts) == (5, False, [])
+
+
+def test_of_steps_without_the_column_nothing_is_said(database: Database, running: Run) -> None:
+    """Nor where there are no steps; of a run that goes on after an upgrade, those that have it."""
+    assert look(database, running)[0] is None
+    steps = make_steps([1.0] * 60)
+    steps["data_us"] = UNKNOWN_US
+    record(database, running, steps)
+    assert look(database, running)[0] is None
+    record(database, running, make_steps([1.0] * 8, first=61))
+    found = look(database, running)[0]
+    assert found is not None
+    assert found.steps == 8

@@ -1,0 +1,138 @@
+"""Verdicts: from tables of skips, and from rows of both databases."""
+
+import numpy as np
+import pytest
+
+from db.database import Database
+from db.files import checkpoints
+from db.health import verdict
+from db.tables import Run, User, Worker
+from db.telemetry import series
+from tests.db.conftest import claim, config, submit
+from tests.db.telemetry.telemetry_made import make_steps, record
+from trainer.precision.scale_policies import CALIBRATED_AFTER
+
+SEARCH = list(range(1, 7))  # the skips that lead from 2^24 down to 2^18
+
+
+@pytest.mark.parametrize(
+    ("attempts", "skips", "scale", "word", "part"),
+    [
+        (6, SEARCH, 2.0**18, "calibrating", "6 of the last 6 steps (100 %) skipped"),
+        (20, SEARCH, 2.0**18, "calibrating", "25 steps in a row without a skip"),
+        (10, [], 2.0**16, "calibrating", "0 of the last 10 steps"),
+        (60, SEARCH, 2.0**18, "healthy", "at most 6 in a row, the last 54 steps ago"),
+        (60, [], 2.0**16, "healthy", "No step was skipped."),
+        (1000, [400], 2.0**16, "healthy", "1 of the last 1,000 steps (0.1 %) skipped"),
+        (400, [*SEARCH, 320, 345, 370, 395], 2.0**19, "oscillating", "4 of the last 100 steps"),
+        (5000, [4925, 4950, 4975, 5000], 2.0**19, "oscillating", "the last just now"),
+        (400, [*SEARCH, *range(391, 401)], 2.0**8, "collapsing", "last 10 steps were all skipped"),
+        (400, [*range(302, 401, 2), 301], 64.0, "collapsing", "more than half of the last"),
+        (400, [100], 0.5, "collapsing", "the scale is 0.5, below 1"),
+        (40, list(range(1, 41)), 2.0**-24, "collapsing", "the scale is 2^-24, below 1"),
+        (190, list(range(1, 191)), 2.0**30, "calibrating", "190 of the last 190"),
+        (600, list(range(50, 601)), 2.0**16, "dead", "0 of the last 500 steps changed"),
+        (300, list(range(201, 301)), 0.0, "dead", "the scale is 0"),
+    ],
+)
+def test_word_follows_from_the_skips(
+    attempts: int, skips: list[int], scale: float, word: str, part: str
+) -> None:
+    """Each verdict has its own trace of skips, and says with figures what led to it."""
+    found = verdict.judge(verdict.count(attempts, sorted(skips), scale))
+    assert (found.word, part.lower() in found.reason.lower()) == (word, True), found.reason
+
+
+def test_a_scale_that_is_tried_as_often_as_it_was_asked_to_is_healthy() -> None:
+    """One skip a growth interval is what the interval says, unless it costs much."""
+    figures = verdict.count(400, [*SEARCH, 320, 345, 370, 395], 2.0**19)
+    words = [
+        verdict.judge(figures, growth_interval=each).word for each in (2000, 100, 25, 10, None)
+    ]
+    assert words == ["oscillating", "oscillating", "healthy", "healthy", "oscillating"]
+    often = verdict.count(400, [*SEARCH, *range(310, 400, 9)], 2.0**19)
+    assert verdict.judge(often, growth_interval=8).word == "oscillating"
+
+
+def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
+    """Who set it too high reads so, and not of a growth that there was not."""
+    skips = [*SEARCH, 320, 345, 370, 399]
+    found = verdict.judge(verdict.count(400, skips, 2.0**19, set_at=319))
+    assert found.word == "oscillating"
+    assert "the scale was set by hand 81 steps ago" in found.reason
+    assert "grows into" not in found.reason
+    assert "the last 1 step ago" in found.reason
+
+
+def test_skips_in_one_row_are_not_called_a_growth_into_the_limit() -> None:
+    """Of one bad batch, say: nothing was again and again."""
+    for attempts, cause in (
+        (400, "one after another, and none since"),
+        (383, "one after another;"),
+    ):
+        found = verdict.judge(verdict.count(attempts, [*SEARCH, *range(380, 384)], 2.0**15))
+        assert found.word == "oscillating"
+        assert cause in found.reason
+        assert "again and again" not in found.reason
+
+
+def test_search_ends_as_the_trainer_has_it() -> None:
+    """The page and the training agree on when a run is calibrated."""
+    assert verdict.CALIBRATED_AFTER == CALIBRATED_AFTER
+
+
+def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
+    """Only skips within each window count; the last one is found however long ago it was."""
+    record(database, running, make_steps([1.0] * 1100, skipped=[40, 90, 91, 92]))
+    with database.reading() as session:
+        run = session.get_one(Run, running.id)
+        found = verdict.figures(session, run)
+    assert (found.attempts, found.skips_1000, found.longest_streak) == (1100, 0, 0)
+    assert (found.steps_since_skip, found.seconds_since_skip) == (1008, 5.04)
+
+    record(database, running, make_steps([np.nan] * 50, first=1101, skipped=range(1120, 1151)))
+    with database.reading() as session:
+        run = session.get_one(Run, running.id)
+        found = verdict.figures(session, run)
+        judged = verdict.verdict(session, run)
+    assert (found.skips_100, found.streak, found.applied_500) == (31, 31, 469)
+    assert judged is not None
+    assert judged.word == "collapsing"
+
+
+def test_a_fork_is_judged_by_its_own_steps(
+    database: Database, running: Run, ada: User, worker: Worker
+) -> None:
+    """What its parent attempted tells nothing of it: not the word, nor the shares, nor the line."""
+    file = {"kind": "checkpoint", "size_bytes": 1, "sha256": "aa"}
+    event = {"step": 4000, "reason": "interval", "request": None, "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, event, ["key"])
+        submit(session, ada, config=config(9000), parent_id=running.id, parent_step=4000)
+        fork = claim(session, worker)
+        assert fork is not None
+    skipped = range(4001, 4007)
+    losses = [float(step) for step in range(4001, 4011)]
+    record(database, fork, make_steps(losses, first=4001, skipped=skipped))
+    with database.reading() as session:
+        run = session.get_one(Run, fork.id)
+        judged = verdict.verdict(session, run)
+        line = series.sparklines(session, [run])[run.id]
+    assert judged is not None
+    assert judged.word == "calibrating"
+    assert "6 of the last 10 steps (60 %) skipped" in judged.reason
+    assert (judged.figures.attempts, judged.figures.steps_since_skip) == (10, 4)
+    assert (run.own_steps, line) == (10, losses)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scaler"), [("bf16", {}), ("fp32", {}), ("fp16", {"enabled": False})]
+)
+def test_what_is_not_scaled_has_no_verdict(
+    database: Database, ada: User, precision: str, scaler: dict[str, bool]
+) -> None:
+    """bf16, fp32 and fp16 without a scaler skip nothing, so there is nothing to judge."""
+    with database.writing() as session:
+        run = submit(session, ada, config=config(precision=precision) | {"scaler": scaler})
+        run.step = 10
+        assert verdict.verdict(session, run) is None

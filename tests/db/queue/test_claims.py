@@ -1,0 +1,384 @@
+"""Claims of gangs: all nodes or none, devices that nobody else has, and what is kept for them."""
+
+import random
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text, update
+from sqlalchemy.orm import Session
+
+from db.database import Database, now
+from db.queue import claims, pending_reasons, queue, quotas, reservations, run_control, workers
+from db.runs import runs
+from db.tables import Project, Run, RunNode, Status, User, Worker
+from tests.db.conftest import CPU, DIGITS, blocked, submit
+
+Claimed = tuple[int, int, list[int]]
+
+
+def add_workers(
+    database: Database, *devices: int, torch: str = "2.13.0", prefix: str = "w", **changes: Any
+) -> list[Worker]:
+    """Register workers with so many devices each."""
+    with database.writing() as session:
+        return [
+            workers.register(
+                session,
+                name=f"{prefix}{number}",
+                host=f"{prefix}{number}",
+                pid=1,
+                devices=[{**CPU, "index": index, **changes} for index in range(count)],
+                recipes=[DIGITS],
+                versions={"torch": torch},
+            )
+            for number, count in enumerate(devices)
+        ]
+
+
+def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:
+    """Let a worker ask, which believes all its devices to be free."""
+    values: dict[str, Any] = {
+        "recipes": ["digits"],
+        "precisions": ["fp32", "fp16"],
+        "free_devices": range(len(worker.devices)),
+        "device_memory_bytes": workers.device_memory_bytes(worker.devices),
+        "lease_seconds": 60.0,
+    }
+    return claims.claim(session, worker.id, **(values | changes))
+
+
+def nodes(session: Session, run: Run | None) -> list[Claimed]:
+    """Where the nodes of a run are: number, worker, devices."""
+    assert run is not None
+    query = select(RunNode).where(RunNode.run_id == run.id, RunNode.attempt == run.attempt)
+    found = session.scalars(query.order_by(RunNode.node))
+    return [(node.node, node.worker_id or 0, node.devices) for node in found]
+
+
+def why(session: Session, run: Run) -> str:
+    """What a queued run waits for."""
+    return pending_reasons.reason(run, pending_reasons.Queue.read(session)).text
+
+
+def finish(session: Session, run: Run) -> None:
+    """End a run and all its nodes."""
+    session.execute(update(RunNode).where(RunNode.run_id == run.id).values(ended_at=now()))
+    runs.set_status(session, run, Status.FINISHED)
+
+
+def test_a_gang_takes_a_node_of_each_of_several_workers_or_none(
+    database: Database, ada: User
+) -> None:
+    """Whoever asks is node 0; each node has its lease; the others find theirs as their own."""
+    one, two, three = add_workers(database, 2, 2, 4)
+    with database.writing() as session:
+        gang = submit(session, ada, nodes=3, devices_per_node=2)
+        busy = submit(session, ada, priority=1)
+        assert claim(session, one) == busy
+        assert claim(session, two) is None  # one of the three has no room
+        assert nodes(session, busy) == [(0, one.id, [0])]
+        finish(session, busy)
+        assert claim(session, two) == gang
+        assert nodes(session, gang) == [
+            (0, two.id, [0, 1]),
+            (1, one.id, [0, 1]),
+            (2, three.id, [0, 1]),
+        ]
+        assert (gang.status, gang.attempt, gang.worker_id) == (Status.STARTING, 1, two.id)
+        assert [node.node for node in queue.nodes_of_worker(session, three.id)] == [2]
+        alive = select(RunNode).where(RunNode.lease_expires_at > now())
+        assert len(session.scalars(alive).all()) == 4
+        submit(session, ada, devices_per_node=2)
+        assert claim(session, one) is None  # it knows of nothing there, the database does
+        assert nodes(session, claim(session, three)) == [(0, three.id, [2, 3])]
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"torch": "2.12.0"},
+        {"memory_bytes": 2**30},
+        {"fp16": False},
+        {"recipes": ["other"]},
+        {"seen_at": 0.0},
+        {"stopped_at": 1.0},
+    ],
+    ids=str,
+)
+def test_a_gang_is_of_workers_that_can_train_it_together(
+    database: Database, ada: User, lacking: dict[str, Any]
+) -> None:
+    """One of another torch, recipe, precision or memory, or that is away, takes no part."""
+    (one,) = add_workers(database, 1)
+    values = {name: value for name, value in lacking.items() if name in ("seen_at", "stopped_at")}
+    torch = lacking.get("torch", "2.13.0")
+    device = {name: value for name, value in lacking.items() if name in CPU}
+    (two,) = add_workers(database, 1, torch=torch, prefix="v", **device)
+    with database.writing() as session:
+        if "recipes" in lacking:
+            workers.offer(session, two.id, [{**DIGITS, "name": "other"}])
+        if values:
+            session.execute(update(Worker).where(Worker.id == two.id).values(**values))
+        config = {"precision": "fp16", "training": {"steps": 1, "device_memory_gib": 4}}
+        submit(session, ada, nodes=2, config=config)
+        assert claim(session, one) is None
+        (three,) = add_workers_in(session)
+        assert claim(session, three) is not None
+
+
+def test_a_gang_is_of_workers_that_offer_different_things_too(
+    database: Database, ada: User
+) -> None:
+    """As long as each of them can train it, however many kinds of workers there are."""
+    one, two = add_workers(database, 1, 1)
+    (three,) = add_workers(database, 2, prefix="v", memory_bytes=2.0**40)
+    with database.writing() as session:
+        workers.offer(session, two.id, [{**DIGITS, "name": "other"}, DIGITS])
+        run = submit(session, ada, nodes=3)
+        assert claim(session, two) is not None
+        assert {worker for _node, worker, _devices in nodes(session, run)} == {
+            *(one.id, two.id, three.id)
+        }
+
+
+def add_workers_in(session: Session) -> list[Worker]:
+    """Register one more that can, in the test's own transaction."""
+    offer = {"devices": [CPU], "recipes": [DIGITS], "versions": {"torch": "2.13.0"}}
+    return [workers.register(session, name="u", host="u", pid=1, **offer)]
+
+
+def test_a_gang_has_its_turn_by_priority_and_holds_as_any_run(
+    database: Database, ada: User
+) -> None:
+    """A later run passes one that does not fit; after_id and an owner's limit hold a gang too."""
+    one, two = add_workers(database, 1, 1)
+    with database.writing() as session:
+        first = submit(session, ada)
+        gang = submit(session, ada, nodes=2, after_id=first.id, priority=9)
+        assert claim(session, one) == first
+        assert claim(session, two) is None
+        finish(session, first)
+        passed = submit(session, ada, priority=10)
+        assert claim(session, two, runs_per_user=1) == passed
+        finish(session, passed)
+        assert claim(session, one, runs_per_user=1, only=first.id) is None
+        assert claim(session, one, runs_per_user=1) == gang
+        submit(session, ada, nodes=2)
+        assert claim(session, one, runs_per_user=1) is None
+
+
+def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada: User) -> None:
+    """After its patience no later run takes what it needs, but what it leaves over, or what is
+    on workers that are not kept; a run ahead of it may have everything.
+    """
+    one, two, three, four = up = add_workers(database, 2, 2, 2, 2)
+    with database.writing() as session:
+        small = [submit(session, ada) for _ in range(8)]
+        for worker in (*up, *up):
+            assert claim(session, worker) in small
+        gang = submit(session, ada, nodes=3)
+        later = submit(session, ada)
+        finish(session, small[0])
+        assert claim(session, one, gang_patience=1e9) == later  # it has not waited yet
+        session.refresh(gang)
+        assert gang.first_since is not None
+        finish(session, later)
+        later = submit(session, ada)
+        assert claim(session, one, gang_patience=0) is None
+        session.refresh(gang)
+        assert gang.reservation is not None
+        assert gang.reservation["until"] is None  # nobody knows when these end
+        assert gang.reservation["worker_ids"] == [one.id, two.id, three.id]
+        finish(session, small[4])
+        assert claim(session, one, gang_patience=1e9) == later  # two are free, it needs one
+        finish(session, small[3])
+        other = submit(session, ada)
+        assert claim(session, four, gang_patience=1e9) == other  # of a worker that is not kept
+        finish(session, small[1])
+        ahead, held = submit(session, ada, priority=1), submit(session, ada)
+        assert claim(session, two, gang_patience=1e9) == ahead
+        finish(session, ahead)
+        assert claim(session, two, gang_patience=1e9) is None
+        assert "devices are kept for run" in why(session, held)
+        finish(session, small[2])
+        assert claim(session, two, gang_patience=1e9) == gang
+        assert (gang.first_since, gang.reservation) == (None, None)
+        finish(session, gang)
+        assert claim(session, three) == held
+
+
+def test_more_is_kept_where_nobody_knows_when_runs_end(database: Database, ada: User) -> None:
+    """With each further patience another worker is kept, and others in place of those gone."""
+    up = add_workers(database, 2, 2, 2)
+    with database.writing() as session:
+        small = [submit(session, ada) for _ in range(6)]
+        for worker in (*up, *up):
+            assert claim(session, worker) in small
+        wide = submit(session, ada, devices_per_node=2)
+        finish(session, small[0])
+        submit(session, ada)
+
+        def kept(patience: float) -> Any:
+            assert claim(session, up[0], gang_patience=patience) is None
+            session.refresh(wide)
+            return [up.index(each) for each in up if each.id in wide.reservation["worker_ids"]]
+
+        assert kept(0) == [0]
+        assert kept(1e9) == [0]
+        assert kept(0) == [0, 1]
+        away = update(Worker).where(Worker.id.in_([up[0].id, up[1].id]))
+        session.execute(away.values(seen_at=0.0))
+        assert kept(1e9) == [0, 1]  # of which the one that asks is up
+        session.execute(update(Worker).where(Worker.id == up[1].id).values(seen_at=now()))
+        assert claim(session, up[1], gang_patience=1e9) is None
+
+
+def test_a_run_that_ends_before_the_gang_can_start_goes_first(
+    database: Database, ada: User
+) -> None:
+    """If it is known when the devices come free, a short run passes; a long one, and one of which
+    nothing is known, do not.
+    """
+    one, two = add_workers(database, 1, 1)
+    with database.writing() as session:
+        long = submit(session, ada, expected_seconds=1000.0)
+        assert claim(session, two) == long
+        gang = submit(session, ada, nodes=2)
+        for seconds in (None, 2000.0):
+            submit(session, ada, expected_seconds=seconds)
+        assert claim(session, one, gang_patience=0) is None
+        session.refresh(gang)
+        assert gang.reservation is not None
+        assert gang.reservation["until"] - gang.reservation["since"] == pytest.approx(1000)
+        short = submit(session, ada, expected_seconds=500.0)
+        assert claim(session, one) == short
+        finish(session, short)
+        gang.reservation = {**gang.reservation, "until": gang.reservation["since"] + 400}
+        submit(session, ada, expected_seconds=500.0)
+        assert claim(session, one) is None
+        long.step, long.steps_total, long.steps_per_second = 40, 50, 0.5
+        gang.reservation = None
+        assert claim(session, one, gang_patience=0) is None
+        session.refresh(gang)
+        assert gang.reservation["until"] - gang.reservation["since"] == pytest.approx(20)
+
+
+def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> None:
+    """The first of those that wait; one that no workers could train together has none."""
+    one, two = add_workers(database, 1, 1)
+    with database.writing() as session:
+        busy = submit(session, ada)
+        assert claim(session, two) == busy
+        impossible = submit(session, ada, nodes=3, priority=2)
+        later, first = submit(session, ada, nodes=2), submit(session, ada, nodes=2, priority=1)
+        assert claim(session, one, gang_patience=0) is None
+        for run in (impossible, later, first):
+            session.refresh(run)
+        assert [bool(run.reservation) for run in (impossible, later, first)] == [False, False, True]
+        run_control.cancel(session, first.id, ada)
+        assert first.reservation is None
+
+
+def test_what_no_workers_could_train_hides_nobody(
+    database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of them are ahead, the first that can be trained is looked at."""
+    monkeypatch.setattr(reservations, "LOOKED_AT", 1)
+    one, _two = add_workers(database, 1, 1)
+    with database.writing() as session:
+        for changes in ({"nodes": 3}, {"devices_per_node": 2}, {"recipe": "other"}):
+            submit(session, ada, **({"nodes": 2} | changes))
+        assert claim(session, one) is None
+        gang = submit(session, ada, nodes=2)
+        assert claim(session, one) == gang
+
+
+def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
+    """Workers that ask all at the same time take gangs whole, and each device once."""
+    sizes, chance = (2, 4, 4, 2, 3, 4), random.Random(1)
+    up = add_workers(database, *sizes)
+    shapes = [(chance.choice((1, 1, 2, 3)), chance.choice((1, 1, 2))) for _ in range(40)]
+    with database.writing() as session:
+        for count, devices in shapes:
+            submit(session, ada, nodes=count, devices_per_node=devices)
+    barrier = threading.Barrier(len(up))
+    failed: list[Exception] = []
+
+    def ask(worker: Worker) -> None:
+        barrier.wait()
+        try:
+            for _ in range(12):
+                with database.writing() as session:
+                    claim(session, worker)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=ask, args=(worker,)) for worker in up]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    with database.reading() as session:
+        found = session.scalars(select(RunNode)).all()
+        taken = Counter((node.worker_id, device) for node in found for device in node.devices)
+        claimed = {run.id: run for run in session.scalars(select(Run).where(Run.attempt == 1))}
+    assert set(taken.values()) == {1}
+    assert Counter(node.run_id for node in found) == {run.id: run.nodes for run in claimed.values()}
+    assert all(len(node.devices) == claimed[node.run_id].devices_per_node for node in found)
+    assert any(run.nodes == 3 for run in claimed.values())
+    assert sum(taken.values()) >= sum(sizes) - 3  # what is left is too little for those that wait
+
+
+@pytest.mark.only_on("postgresql")
+def test_a_claim_that_takes_nothing_waits_for_nobody(database: Database, ada: User) -> None:
+    """Neither for a claim of what is limited, nor for who holds the run that waits longest: they
+    might wait for what it has.
+    """
+    one, two = add_workers(database, 1, 1)
+    with database.writing() as session:
+        session.add(Project(name="vision", devices=3))
+        gang = submit(session, ada, nodes=2, project="vision")
+        gang_id = gang.id
+        submit(session, ada, recipe="other", project="vision")
+        busy = submit(session, ada, project="vision", priority=1)
+        assert claim(session, one) == busy
+    with database.writing() as other:
+        quotas.take_turns(other, per_user=True)
+        runs.get(other, gang_id, lock=True)
+        with database.writing() as session:
+            session.execute(text("SET LOCAL lock_timeout = '10s'"))
+            assert claim(session, two, runs_per_user=9) is None
+    with database.writing() as session:
+        assert runs.get(session, gang_id).first_since is None
+        assert claim(session, two, runs_per_user=9) is None
+        assert runs.get(session, gang_id).first_since is not None
+
+
+@pytest.mark.only_on("postgresql")
+def test_a_claim_that_had_to_wait_notes_nothing_that_is_old(database: Database, ada: User) -> None:
+    """Since when a run is the first that waits another has written meanwhile."""
+    one, two = add_workers(database, 1, 1)
+    with database.writing() as session:
+        busy = submit(session, ada, priority=1)
+        assert claim(session, one) == busy
+        gang_id = submit(session, ada, nodes=2).id
+        submit(session, ada)
+
+    def take() -> None:
+        with database.writing() as session:
+            assert claim(session, two, runs_per_user=9) is not None
+
+    with ThreadPoolExecutor() as pool:
+        with database.writing() as other:
+            quotas.take_turns(other, per_user=True)
+            taking = pool.submit(take)
+            while not blocked(database) and not taking.done():
+                pass
+            other.execute(update(Run).where(Run.id == gang_id).values(first_since=1.0))
+        taking.result()
+    with database.reading() as session:
+        assert runs.get(session, gang_id).first_since == 1.0

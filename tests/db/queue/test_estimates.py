@@ -1,0 +1,83 @@
+"""What a run is likely to cost, by those that are like it."""
+
+from typing import Any
+
+import pytest
+
+from db.database import Database
+from db.queue import estimates
+from db.queue.estimates import Alike
+from db.runs import runs, trash
+from db.tables import Checkpoint, Run, Status, User
+from tests.db.conftest import config, submit
+
+ASKED: dict[str, Any] = {
+    "recipes": {"digits"},
+    "precision": "fp16",
+    "nodes": 1,
+    "devices_per_node": 1,
+    "batch_size": 8,
+    "has_same_sizes": lambda _settings: True,
+}
+
+
+def finished(database: Database, ada: User, speed: float, batch_size: int, *sizes: int) -> int:
+    """Add a run that made its steps at a speed, with files of its last checkpoint and an older."""
+    with database.writing() as session:
+        run = submit(session, ada, config=config(batch_size=batch_size))
+        runs.set_status(session, run, Status.FINISHED)
+        run.steps_per_second = speed
+        for step in (50, 100):
+            for number, size in enumerate(sizes):
+                kind = "checkpoint" if not number else "weights"
+                file = {"kind": kind, "key": "k", "attempt": 1, "reason": "end", "sha256": "ab"}
+                size_bytes = size if step == 100 else 1
+                session.add(Checkpoint(run_id=run.id, step=step, size_bytes=size_bytes, **file))
+        return run.id
+
+
+def asked(database: Database, **changes: Any) -> Alike:
+    with database.reading() as session:
+        return estimates.alike(session, **(ASKED | changes))
+
+
+def test_nothing_is_said_without_evidence(database: Database, ada: User) -> None:
+    """Runs that have not finished, were deleted, or are of something else tell nothing."""
+    with database.writing() as session:
+        submit(session, ada).steps_per_second = 5.0
+    deleted = finished(database, ada, 3.0, 8, 10)
+    with database.writing() as session:
+        trash.delete(session, deleted, ada)
+    told = asked(database, precision="bf16")
+    assert told == asked(database) == Alike([], 0.0, 0.0, False, False)
+    with database.reading() as session:
+        assert [estimates.ahead(session, priority) for priority in (0, 1)] == [1, 0]
+        assert estimates.checkpoint_bytes(session, [deleted]) == 10
+        assert estimates.checkpoint_bytes(session, []) is None
+
+
+def test_runs_of_the_same_batch_size_count_first(database: Database, ada: User) -> None:
+    """The least and the most of the latest five; the last checkpoint's files, in the middle."""
+    other = finished(database, ada, 50.0, 16)
+    assert asked(database) == Alike([other], 50.0, 50.0, False, True)
+    ids = [
+        finished(database, ada, speed, 8, 100 * place, 10)
+        for place, speed in enumerate((9.0, 2.0, 3.0, 4.0, 2.5, 3.5), 1)
+    ]
+    assert asked(database) == Alike(ids[:0:-1], 2.0, 4.0, True, True)
+    with database.reading() as session:
+        assert estimates.checkpoint_bytes(session, ids[1:]) == 410
+    assert asked(database, recipes={"gpt"}).runs == []
+    assert asked(database, devices_per_node=2).runs == asked(database, nodes=2).runs == []
+
+
+def test_only_the_latest_runs_are_looked_through(
+    database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old one costs nobody a search."""
+    finished(database, ada, 3.0, 8)
+    monkeypatch.setattr(estimates, "LOOKED_THROUGH", 1)
+    assert asked(database).runs == [1]
+    with database.writing() as session:
+        assert isinstance(submit(session, ada, config=config()), Run)
+    assert asked(database).runs == []

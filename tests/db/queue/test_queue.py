@@ -1,0 +1,410 @@
+"""Claims, leases, fences and ends."""
+
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, func, select, text, update
+from sqlalchemy.orm import Session
+
+from db.access import accounts
+from db.database import Database, now
+from db.errors import Fenced, Invalid
+from db.queue import pending_reasons, queue, run_control
+from db.runs import runs
+from db.tables import Run, RunNode, RunStatus, Status, User, Worker
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, config, submit
+from tests.db.telemetry.telemetry_made import record
+from tests.site import until
+
+
+def why(session: Session, run: Run, *, runs_per_user: int = 0) -> str:
+    """What a queued run waits for."""
+    return pending_reasons.reason(
+        run, pending_reasons.Queue.read(session), runs_per_user=runs_per_user
+    ).text
+
+
+def find_silent(session: Session) -> set[int]:
+    """Look twice, as a worker does before it marks a run as unreachable."""
+    return queue.mark_unreachable(session, queue.mark_unreachable(session, set()))
+
+
+def test_claims_go_by_priority_then_by_age(database: Database, ada: User, worker: Worker) -> None:
+    """A higher priority starts sooner; among equals the first submitted does."""
+    with database.writing() as session:
+        first, second = submit(session, ada), submit(session, ada)
+        urgent = submit(session, ada, priority=5)
+        order = [claim(session, worker) for _ in range(4)]
+    assert [run and run.id for run in order] == [urgent.id, first.id, second.id, None]
+
+
+def test_seconds_in_training_are_those_of_all_attempts(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """A pause and a queue count for nothing, an attempt that was killed counts."""
+    with database.writing() as session:
+        run = submit(session, ada)
+        history = [("starting", 5), ("running", 10), ("pausing", 16), ("paused", 17)]
+        history += [("queued", 50), ("starting", 60), ("running", 70), ("queued", 75)]
+        for status, moment in history:
+            session.add(RunStatus(run_id=run.id, attempt=1, status=Status(status), time=moment))
+        session.flush()
+        session.execute(delete(RunStatus).where(RunStatus.time > 1000))  # of the submission
+        assert queue.seconds_in_training(session, run.id) == 7 + 5
+
+
+def test_claim_passes_over_what_does_not_fit(database: Database, ada: User, worker: Worker) -> None:
+    """A run of another recipe, precision, size or memory waits; a later one that fits starts."""
+    with database.writing() as session:
+        submit(session, ada, recipe="gpt")
+        submit(session, ada, config=config(precision="bf16"))
+        submit(session, ada, devices_per_node=2)
+        submit(session, ada, config=config(device_memory_gib=8.5))
+        fits = submit(session, ada, config=config(device_memory_gib=8))
+        claimed = claim(session, worker, free_devices=[0], device_memory_bytes=8 * 2**30)
+    assert claimed is not None
+    assert claimed.id == fits.id
+
+
+def test_a_wish_for_more_memory_than_any_number_of_bytes_waits(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """It hinders no other run's claim, and the list says why it waits."""
+    with database.writing() as session:
+        bad = submit(session, ada, config=config(device_memory_gib=1e308))
+        fits = submit(session, ada)
+        claimed = claim(session, worker, device_memory_bytes=8 * 2**30)
+        assert claimed is not None
+        assert claimed.id == fits.id
+        assert why(session, bad).startswith("it needs devices of 1e+308 GiB, and no worker")
+        bad.config = config(device_memory_gib=10**400)
+        assert why(session, bad).startswith("it needs devices of inf GiB, and no worker")
+
+
+def test_claim_opens_an_attempt_with_a_lease(database: Database, ada: User, worker: Worker) -> None:
+    """A claim raises the attempt and takes devices and a lease by the database's clock."""
+    with database.writing() as session:
+        submit(session, ada)
+        run = claim(session, worker, free_devices=[3, 1])
+        assert run is not None
+        node = queue.node(session, run.id, 1)
+        assert (run.attempt, run.status, node.devices) == (1, Status.STARTING, [1])
+        left = session.scalar(
+            update(RunNode).values(node=0).returning(RunNode.lease_expires_at - now())
+        )
+    assert left == pytest.approx(60, abs=5)
+
+
+def test_one_run_is_claimed_by_one_of_many_workers(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Claims in parallel take each run once, on both databases."""
+    with database.writing() as session:
+        wanted = {submit(session, ada).id for _ in range(20)}
+    taken: list[int] = []
+
+    def work() -> None:
+        while True:
+            with database.writing() as session:
+                run = claim(session, worker)
+            if run is None:
+                return
+            taken.append(run.id)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(wanted)
+
+
+def test_an_attempt_given_up_can_write_nothing(database: Database, running: Run) -> None:
+    """Every write of an earlier attempt is refused, and so is one after the end."""
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.QUEUED, reason="its worker was stopped")
+    for act in (
+        lambda session: queue.start(session, running.id, 1),
+        lambda session: queue.renew(session, running.id, 1, 60.0),
+        lambda session: queue.end(session, running.id, 1, Status.FINISHED),
+    ):
+        with pytest.raises(Fenced), database.writing() as session:
+            act(session)
+    with database.reading() as session:
+        assert runs.get(session, running.id).status == Status.QUEUED
+
+
+def test_a_lease_that_runs_out_queues_the_run_again(
+    database: Database, running: Run, worker: Worker
+) -> None:
+    """A silent node makes the run unreachable, then queued; the old attempt is fenced out."""
+    with database.writing() as session:
+        session.execute(update(RunNode).values(lease_expires_at=now() - 1))
+        assert find_silent(session) == {running.id}
+        assert queue.requeue_unreachable(session, {running.id}) == [running.id]
+        again = claim(session, worker)
+    assert again is not None
+    assert again.attempt == 2
+    with database.reading() as session:
+        history = [row.status for row in runs.statuses(session, running.id)]
+    assert history == ["queued", "starting", "running", "unreachable", "queued", "starting"]
+
+
+def test_a_lease_is_found_to_have_run_out_twice_before_it_counts(
+    database: Database, running: Run
+) -> None:
+    """After an outage, or a jump of its own clock, a live supervisor renews within a second."""
+    with database.writing() as session:
+        session.execute(update(RunNode).values(lease_expires_at=now() - 1))
+        assert queue.mark_unreachable(session, set()) == {running.id}
+        assert runs.get(session, running.id).status == Status.RUNNING
+        queue.renew(session, running.id, 1, 60.0)
+        assert queue.mark_unreachable(session, {running.id}) == set()
+        assert "unreachable" not in [row.status for row in runs.statuses(session, running.id)]
+
+
+def test_an_unreachable_run_comes_back_with_its_supervisor(
+    database: Database, running: Run
+) -> None:
+    """A lease that ran out is no end: whoever holds the attempt renews it and trains on."""
+    with database.writing() as session:
+        session.execute(update(RunNode).values(lease_expires_at=now() - 1))
+        assert find_silent(session) == {running.id}
+        queue.renew(session, running.id, 1, 60.0)
+        assert runs.get(session, running.id).status == Status.RUNNING
+        assert queue.requeue_unreachable(session, {running.id}) == []
+
+
+def test_a_gang_is_queued_again_only_when_every_node_is_gone(
+    database: Database, running: Run
+) -> None:
+    """While one node of a run may still train, no other attempt starts."""
+    with database.writing() as session:
+        lost = queue.node(session, running.id, 1)
+        values = {"run_id": running.id, "attempt": 1, "worker_id": lost.worker_id, "devices": [0]}
+        session.add(RunNode(**values, node=1, lease_expires_at=now() + 60))
+        lost.lease_expires_at = now() - 1
+        session.flush()
+        assert find_silent(session) == {running.id}
+        assert queue.requeue_unreachable(session, {running.id}) == []
+        session.execute(update(RunNode).values(lease_expires_at=now() - 1))
+        assert queue.requeue_unreachable(session, {running.id}) == [running.id]
+
+
+def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> None:
+    """Renewing keeps the run, and says what people want of it."""
+    with database.writing() as session:
+        wishes = queue.renew(session, running.id, 1, 60.0)
+        assert find_silent(session) == set()
+    assert wishes == queue.Wishes("run")
+
+
+def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada: User) -> None:
+    """What people asked for reaches whoever renews the lease, each with its id, in order."""
+    with database.writing() as session:
+        run_control.request_checkpoint(session, running.id, ada)
+        for scale in (512.0, 512.0):
+            run_control.request_scale(session, running.id, ada, scale)
+        run_control.request_replay(session, running.id, ada, 7)
+        run_control.cancel(session, running.id, ada)
+        wishes = queue.renew(session, running.id, 1, 60.0)
+    asked = [(request.kind, request.value) for request in wishes.requests]
+    assert asked == [("checkpoint", None), ("scale", 512.0), ("scale", 512.0), ("replay", 7.0)]
+    assert len({request.id for request in wishes.requests}) == 4
+    assert wishes.wanted == "cancel"
+
+
+def test_a_request_stands_until_it_is_told_to_be_obeyed(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Its own event marks it, and no other; what makes no sense is refused.
+
+    Catches a request that counts as obeyed when it was merely passed on, and is lost with the
+    training that got it.
+    """
+    with database.writing() as session:
+        first = run_control.request_scale(session, running.id, ada, 512.0)
+        again = run_control.request_scale(session, running.id, ada, 512.0)
+        queue.renew(session, running.id, 1, 60.0)
+    record(database, running, events=[{"event": "obeyed", "step": 5, "request": first.id}])
+    with database.writing() as session:
+        wishes = queue.renew(session, running.id, 1, 60.0)
+    assert [request.id for request in wishes.requests] == [again.id]
+    for act in (
+        lambda session: run_control.request_scale(session, running.id, ada, 0.0),
+        lambda session: run_control.request_scale(session, running.id, ada, 1e-40),
+        lambda session: run_control.request_replay(session, running.id, ada, 101),
+    ):
+        with pytest.raises(Invalid, match="allowed"), database.writing() as session:
+            act(session)
+
+
+def test_a_cancelled_run_is_not_queued_again(database: Database, running: Run, ada: User) -> None:
+    """A training that dies while it is being cancelled ends cancelled."""
+    with database.writing() as session:
+        run_control.cancel(session, running.id, ada)
+        queue.end(session, running.id, 1, Status.QUEUED)
+        assert runs.get(session, running.id).status == Status.CANCELLED
+
+
+def test_a_run_waits_for_the_end_of_another(database: Database, ada: User, worker: Worker) -> None:
+    """A dependent run starts once the other has ended, however it did."""
+    with database.writing() as session:
+        first = submit(session, ada)
+        second = submit(session, ada, after_id=first.id, priority=9)
+        assert getattr(claim(session, worker), "id", None) == first.id
+        assert claim(session, worker) is None
+        assert "end of run 1" in why(session, second)
+        queue.end(session, first.id, 1, Status.FAILED)
+        assert getattr(claim(session, worker), "id", None) == second.id
+
+
+def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, worker: Worker) -> None:
+    """With a limit, a user's further runs wait and others' pass them by."""
+    with database.writing() as session:
+        submit(session, ada)
+        waits = submit(session, ada)
+        other = submit(session, accounts.user_named(session, "bob"))
+        order = [claim(session, worker, runs_per_user=1) for _ in range(3)]
+        assert [run and run.id for run in order] == [1, other.id, None]
+        assert "as many as are allowed" in why(session, waits, runs_per_user=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"recipe": "gpt"}, "offers the recipe gpt"),
+        ({"config": config(precision="bf16")}, "devices for bf16"),
+        ({"devices_per_node": 2}, "needs 2 devices"),
+        ({"config": config(device_memory_gib=80)}, "of 80 GiB, and no worker that is up has more"),
+        ({}, "1 run is ahead: 1 (digits-fp16)"),
+    ],
+)
+def test_what_a_run_waits_for_is_said(
+    database: Database, ada: User, changes: dict[str, Any], reason: str
+) -> None:
+    """A run that no worker can take says so, instead of waiting for ever in silence."""
+    with database.writing() as session:
+        assert why(session, submit(session, ada)) == "no worker reports at the moment"
+    add_worker(database, "w1", [DIGITS], [CPU])
+    with database.writing() as session:
+        assert reason in why(session, submit(session, ada, **changes))
+
+
+def test_a_run_that_is_killed_again_and_again_fails(
+    database: Database, running: Run, worker: Worker
+) -> None:
+    """Attempts in a row that make no new step are limited; one that does starts the count anew."""
+    limits = {"max_attempts": 9, "max_stalled_attempts": 2}
+
+    def killed_at(step: int) -> str:
+        with database.writing() as session:
+            run = runs.get(session, running.id)
+            run.step = step
+            status = queue.end_killed(session, run.id, run.attempt, reason="killed", **limits)
+            claim(session, worker)
+        return status
+
+    assert [killed_at(step) for step in (5, 5, 6, 6)] == [Status.QUEUED] * 4
+    assert killed_at(6) == Status.FAILED
+    with database.reading() as session:
+        error = runs.get(session, running.id).error
+    assert error == "killed; 2 attempts in a row made no new step"
+
+
+def test_attempts_are_limited(database: Database, running: Run) -> None:
+    """The last attempt that is allowed fails the run, with what is known of its death."""
+    with database.writing() as session:
+        limits = {"max_attempts": 1, "max_stalled_attempts": 5}
+        queue.end_killed(session, running.id, 1, reason="killed", log="Killed", **limits)
+        run = runs.get(session, running.id)
+    told = "Killed\nkilled; 1 attempts were killed, as many as are allowed"
+    assert (run.status, run.error) == ("failed", told)
+
+
+@pytest.mark.only_on("postgresql")
+def test_two_claims_at_once_keep_to_the_limit_of_a_user(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """While one claim is not committed yet, the next waits for it, and then takes nothing."""
+    claimed: list[Run | None] = []
+    is_waiting = select(func.count()).where(text("wait_event_type = 'Lock'"))
+    is_waiting = is_waiting.select_from(text("pg_stat_activity"))
+    with database.writing() as session:
+        submit(session, ada)
+        submit(session, ada)
+
+    def claim_another() -> None:
+        with database.writing() as session:
+            claimed.append(claim(session, worker, runs_per_user=1))
+
+    def waits_or_is_done() -> bool:
+        with (
+            database.reading() as session
+        ):  # anew: PostgreSQL shows a transaction the same each time
+            return not other.is_alive() or bool(session.scalar(is_waiting))
+
+    other = threading.Thread(target=claim_another)
+    with database.writing() as session:
+        assert claim(session, worker, runs_per_user=1) is not None
+        other.start()
+        until(waits_or_is_done)
+    other.join()
+    assert claimed == [None]
+
+
+@pytest.mark.parametrize("said", [Status.PAUSED, Status.QUEUED])
+def test_a_cancel_prevails_over_an_earlier_pause(
+    database: Database, running: Run, ada: User, said: Status
+) -> None:
+    """Whatever the training had said of its end by then, a cancelled run ends cancelled."""
+    with database.writing() as session:
+        run_control.pause(session, running.id, ada)
+        run_control.cancel(session, running.id, ada)
+        queue.end(session, running.id, 1, said)
+        assert runs.get(session, running.id).status == Status.CANCELLED
+
+
+def test_a_cancelled_run_that_is_killed_ends_cancelled(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Also at the last attempt that is allowed."""
+    with database.writing() as session:
+        run_control.cancel(session, running.id, ada)
+        limits = {"max_attempts": 1, "max_stalled_attempts": 1}
+        status = queue.end_killed(session, running.id, 1, reason="killed", **limits)
+    assert status == Status.CANCELLED
+
+
+def test_a_run_that_is_killed_as_wished_says_so(
+    database: Database, running: Run, ada: User
+) -> None:
+    """That its process was killed then is nobody's fault."""
+    with database.writing() as session:
+        run_control.cancel(session, running.id, ada)
+        run_control.kill(session, running.id, ada)
+        limits = {"max_attempts": 1, "max_stalled_attempts": 1}
+        queue.end_killed(session, running.id, 1, reason="killed by SIGKILL", **limits)
+        last = runs.statuses(session, running.id)[-1]
+    assert (last.status, last.reason, last.fault) == ("cancelled", "killed by ada", None)
+
+
+@pytest.mark.parametrize("act", [run_control.cancel, run_control.pause], ids=lambda f: f.__name__)
+def test_a_run_that_finishes_all_the_same_says_nothing_of_the_wish(
+    database: Database, running: Run, ada: User, act: Any
+) -> None:
+    """Its last step came before the wish did."""
+    with database.writing() as session:
+        act(session, running.id, ada)
+        queue.end(session, running.id, 1, Status.FINISHED)
+        last = runs.statuses(session, running.id)[-1]
+    assert (last.status, last.reason) == ("finished", None)
+
+
+def test_text_that_a_database_cannot_hold_is_mended(database: Database, running: Run) -> None:
+    """A traceback with half a surrogate pair or a zero byte does not lose the end of a run."""
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.FAILED, error="caf\udce9\x00")
+    with database.reading() as session:
+        assert runs.get(session, running.id).error == "caf?\N{REPLACEMENT CHARACTER}"

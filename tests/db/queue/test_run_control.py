@@ -1,0 +1,125 @@
+"""What people ask of runs: an end, a pause, another place in the queue, another scale."""
+
+from typing import Any
+
+import pytest
+
+from db.database import Database
+from db.errors import Conflict
+from db.queue import pending_reasons, queue, run_control
+from db.runs import runs
+from db.tables import Run, Status, User, Worker
+from tests.db.conftest import claim, config, submit
+
+
+def test_cancel_ends_a_waiting_run_and_asks_a_training_one(
+    database: Database, running: Run, ada: User
+) -> None:
+    """A queued run is cancelled at once; a running one is stopping until its training obeys."""
+    with database.writing() as session:
+        waiting = submit(session, ada)
+        assert run_control.cancel(session, waiting.id, ada).status == Status.CANCELLED
+        assert run_control.cancel(session, running.id, ada).status == Status.STOPPING
+
+
+def test_a_repeated_cancel_still_waits_for_the_checkpoint(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Who had no answer in time asks again, and loses nothing; killing has a verb of its own."""
+    with database.writing() as session:
+        for _ in range(2):
+            run = run_control.cancel(session, running.id, ada)
+            assert (run.status, run.wanted) == (Status.STOPPING, "cancel")
+        history = [row.status for row in runs.statuses(session, running.id)]
+        assert history == ["queued", "starting", "running", "stopping"]
+        for act in (run_control.kill, run_control.cancel):
+            assert act(session, running.id, ada).wanted == "kill"
+    with pytest.raises(Conflict, match="only one that trains"), database.writing() as session:
+        run_control.kill(session, submit(session, ada).id, ada)
+
+
+def test_pause_and_resume(database: Database, running: Run, ada: User) -> None:
+    """A paused run keeps its place; only a paused one resumes."""
+    with database.writing() as session:
+        assert run_control.pause(session, running.id, ada).status == Status.PAUSING
+        queue.end(session, running.id, 1, Status.PAUSED)
+        assert run_control.resume(session, running.id, ada).status == Status.QUEUED
+        assert run_control.pause(session, running.id, ada).status == Status.PAUSED
+
+
+@pytest.mark.parametrize(
+    "act",
+    [run_control.cancel, run_control.pause, run_control.resume, run_control.request_checkpoint],
+    ids=lambda f: f.__name__,
+)
+def test_an_ended_run_obeys_nothing(
+    database: Database, running: Run, ada: User, act: object
+) -> None:
+    """What an ended run cannot do is refused with its status."""
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.FINISHED)
+    with pytest.raises(Conflict, match="finished"), database.writing() as session:
+        act(session, running.id, ada)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "fp32"}, "in fp32, which has no loss scale"),
+        ({"scaler": {"enabled": False}}, "scaler.enabled false: it has no loss scale"),
+    ],
+)
+def test_a_run_without_a_loss_scale_refuses_one(
+    database: Database, ada: User, worker: Worker, changes: dict[str, Any], message: str
+) -> None:
+    """Told to be obeyed, it would leave no trace in the run."""
+    with database.writing() as session:
+        submit(session, ada, config=config() | changes)
+        run = claim(session, worker)
+        assert run is not None
+    with pytest.raises(Conflict, match=message), database.writing() as session:
+        run_control.request_scale(session, run.id, ada, 512.0)
+
+
+def test_a_scale_set_by_hand_stands_in_the_history(
+    database: Database, running: Run, ada: User
+) -> None:
+    """Who asked for it, and for which."""
+    with database.writing() as session:
+        run_control.request_scale(session, running.id, ada, 512.0)
+        last = runs.statuses(session, running.id)[-1]
+    asked = "ada asked for a loss scale of 2^9 from the next step on"
+    assert (last.status, last.reason) == ("running", asked)
+
+
+def test_priority_changes_only_while_it_matters(
+    database: Database, running: Run, ada: User
+) -> None:
+    """A queued run's priority can be changed, a running one's cannot."""
+    with database.writing() as session:
+        waiting = submit(session, ada)
+        assert run_control.set_priority(session, waiting.id, 7, ada).priority == 7
+    with pytest.raises(Conflict), database.writing() as session:
+        run_control.set_priority(session, running.id, 7, ada)
+
+
+def test_a_waiting_run_is_moved_before_another(database: Database, running: Run, ada: User) -> None:
+    """The queue keeps the order that people give it, also after several moves."""
+    with database.writing() as session:
+        a, b, c, d = (submit(session, ada) for _ in range(4))
+        for moved, before in ((d, b), (c, b), (a, d), (b, a)):
+            run_control.move(session, moved.id, before.id, ada)
+        assert list(pending_reasons.places(session)) == [b.id, a.id, d.id, c.id]
+    with pytest.raises(Conflict, match="running"), database.writing() as session:
+        run_control.move(session, running.id, a.id, ada)
+
+
+def test_places_never_run_out(database: Database, running: Run, ada: User) -> None:
+    """Two that are moved before a third by turns stay in order, longer than a double has halves."""
+    with database.writing() as session:
+        a, b, c = (submit(session, ada) for _ in range(3))
+        for n in range(120):
+            first, second = (a, b) if n % 2 else (b, a)
+            run_control.move(session, first.id, c.id, ada)
+            assert list(pending_reasons.places(session)) == [second.id, first.id, c.id]
+        assert len({run.position for run in (a, b, c)}) == 3

@@ -1,0 +1,125 @@
+"""What workers offer."""
+
+import pytest
+from sqlalchemy import update
+
+from db.database import Database, now
+from db.errors import Conflict, NotFound
+from db.queue import pending_reasons, queue, workers
+from db.runs import runs
+from db.tables import Run, Status, User, Worker
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
+
+
+def test_a_worker_that_comes_back_is_the_same_worker(database: Database, worker: Worker) -> None:
+    """Registering a known name updates its row."""
+    again = add_worker(database, "w1", [])
+    assert again.id == worker.id
+    with database.reading() as session:
+        assert workers.recipes(session) == []
+
+
+def test_a_name_that_is_alive_on_another_host_is_refused(
+    database: Database, worker: Worker
+) -> None:
+    """Two machines of one name would take each other's runs for lost."""
+    offer = {"devices": [], "recipes": [], "versions": {}}
+    with pytest.raises(Conflict, match="'w1' is up on host"), database.writing() as session:
+        workers.register(session, name="w1", host="other", pid=1, **offer)
+    with database.writing() as session:
+        workers.stop(session, worker.id)
+        assert workers.register(session, name="w1", host="other", pid=1, **offer).id == worker.id
+
+
+def test_silent_or_stopped_workers_are_not_alive(database: Database, worker: Worker) -> None:
+    """A worker is alive while it is heard of and has not said goodbye."""
+
+    def is_alive() -> bool:
+        with database.reading() as session:
+            return workers.everyone(session)[0][1]
+
+    assert is_alive()
+    with database.writing() as session:
+        session.execute(update(Worker).values(seen_at=now() - 60))
+    assert not is_alive()
+    with database.writing() as session:
+        workers.beat(session, worker.id)
+    assert is_alive()
+    with database.writing() as session:
+        workers.stop(session, worker.id)
+    assert not is_alive()
+
+
+def test_living_workers_word_on_a_recipe_counts_first(database: Database, worker: Worker) -> None:
+    """Of two schemas of one recipe the living worker's is the one offered."""
+    add_worker(database, "w2", [{**DIGITS, "schema": {"old": True}}])
+    with database.writing() as session:
+        session.execute(update(Worker).where(Worker.name == "w2").values(seen_at=now() - 60))
+    with database.reading() as session:
+        assert workers.recipes(session) == [DIGITS]
+
+
+def test_unknown_recipe_names_those_there_are(database: Database, worker: Worker) -> None:
+    """Asking for a recipe that nobody offers lists what is offered; broken ones are not."""
+    add_worker(database, "w2", [{"name": "mine", "error": "SyntaxError"}])
+    with pytest.raises(NotFound, match=r"'mine'.*digits"), database.reading() as session:
+        workers.recipe(session, "mine")
+
+
+def test_a_recipe_of_a_file_goes_by_its_name_and_by_its_path(
+    database: Database, worker: Worker, ada: User
+) -> None:
+    """Runs of an earlier version have the path; the worker is told which file to load."""
+    mine = {**DIGITS, "name": "mine", "reference": "/a/mine.py:Mine", "file": "/a/mine.py"}
+    with database.writing() as session:
+        workers.offer(session, worker.id, [DIGITS, mine])
+    with database.reading() as session:
+        assert workers.recipe(session, "mine") == workers.recipe(session, "/a/mine.py:Mine") == mine
+        row = workers.get(session, worker.id)
+        assert row.recipe_names == ["digits", "mine", "/a/mine.py:Mine"]
+        for asked, loaded in (("mine", "/a/mine.py:Mine"), ("digits", "digits"), ("/b.py:B",) * 2):
+            run = Run(recipe=asked, worker_id=worker.id)
+            assert workers.reference(workers.get(session, run.worker_id), run.recipe) == loaded
+
+
+def test_a_drained_worker_takes_nothing_and_runs_say_so(
+    database: Database, ada: User, worker: Worker
+) -> None:
+    """Neither a run of its own nor a part in another's; what it has goes on. Back again it does."""
+    other = add_worker(database, "w2", [DIGITS], [CPU])
+    with database.writing() as session:
+        mine = submit(session, ada)
+        assert claim(session, worker) is not None
+        workers.drain(session, worker.id)
+        wide = submit(session, ada, nodes=2)
+    with database.writing() as session:
+        queue.renew(session, mine.id, 1, 60.0)
+        assert claim(session, other) is None
+        assert claim(session, worker) is None
+        reason = pending_reasons.reason(
+            runs.get(session, wide.id), pending_reasons.Queue.read(session)
+        ).text
+        assert reason == "it waits for workers that are drained: w1"
+        queue.end(session, mine.id, 1, Status.FINISHED)
+        assert claim(session, other) is None
+        workers.undrain(session, worker.id)
+        claimed = claim(session, other)
+        assert (claimed and claimed.id) == wide.id
+        with pytest.raises(NotFound, match="There is no worker 99"):
+            workers.drain(session, 99)
+
+
+def test_one_statement_says_that_a_worker_is_alive_and_what_there_is_to_do(
+    database: Database, running: Run, worker: Worker, ada: User
+) -> None:
+    """Its nodes, runs in the queue, leases that ran out, and that it is to stop."""
+    with database.touching() as session:
+        pulse = workers.beat(session, worker.id)
+    assert pulse == workers.Pulse(is_stopped=False, nodes=1, is_queued=False, is_lost=False)
+    with database.writing() as session:
+        queue.renew(session, running.id, 1, -1.0)
+        submit(session, ada)
+        workers.drain(session, worker.id, stop=True)
+    with database.touching() as session:
+        pulse = workers.beat(session, worker.id)
+    assert pulse == workers.Pulse(is_stopped=True, nodes=1, is_queued=True, is_lost=True)

@@ -1,0 +1,98 @@
+"""Runs grouped by what they have in common, in one query on both databases."""
+
+from typing import Any
+
+import pytest
+
+from db.database import Database
+from db.runs import trash
+from db.runs.grouping import Grouped, grouped
+from db.runs.run_filters import Has, InSweep, Term, Word
+from db.tables import NONFINITE_LOSS, LatestMetric, Run, Status, Sweep, Trial, User
+from tests.db.conftest import config, submit
+
+
+@pytest.fixture
+def some(database: Database, ada: User) -> None:
+    """Six runs; the last one is in the bin."""
+    rates, tags = [0.1, 0.1, 0.1, 0.2, None, 0.1], ["a, B", "b", "", "a", "a", "a"]
+    losses = [1.0, 2.0, None, 5.0, 1e300, 9.0]
+    with database.writing() as session:
+        said: dict[str, Any] = {"name": "s", "recipe": "digits", "tags": "", "status": "running"}
+        said |= {"metric": "loss", "goal": "minimise", "kind": "grid", "config": {}, "space": {}}
+        numbers = {"seed": 0, "runs_total": 6, "at_once": 1, "priority": 0, "devices_per_node": 1}
+        session.add(Sweep(id=7, owner_id=ada.id, **said, **numbers))
+        for rate, each, loss in zip(rates, tags, losses, strict=True):
+            training: dict[str, Any] = {} if rate is None else {"lr": rate, "decay": "Cosine"}
+            run = submit(session, ada, config=config(**training), tags=each)
+            run.loss, run.status, run.step = loss, Status.FINISHED, 10
+            run.last_flags = NONFINITE_LOSS if loss is None else 0
+            if loss is not None and rate is not None:
+                session.add(
+                    LatestMetric(run_id=run.id, name="val/accuracy", step=1, value=loss / 10)
+                )
+        session.get_one(Run, 4).status = Status.FAILED
+        session.flush()
+        for run_id in (2, 3):
+            session.add(Trial(sweep_id=7, number=run_id, run_id=run_id, params={}, state="open"))
+        trash.delete(session, 6, ada)
+
+
+def by(database: Database, name: str, *names: str, **options: Any) -> Grouped:
+    with database.reading() as session:
+        return grouped(session, name, names=names, **options)
+
+
+def test_figures_of_a_group_are_counted_averaged_and_spread(database: Database, some: None) -> None:
+    """Only finite ones count; a run without the setting stands with those that lack it too."""
+    found = by(database, "lr", "loss", "val/accuracy")
+    assert [(each.value, each.runs, each.newest) for each in found.groups] == [
+        (None, 1, 5),
+        (0.2, 1, 4),
+        (0.1, 3, 3),
+    ]
+    assert (found.total, found.path) == (3, "training.lr")
+    last = found.groups[-1]
+    assert last.statuses == {"diverged": 1, "finished": 2}
+    loss = last.spreads["loss"]
+    assert (loss.count, loss.mean, loss.lowest, loss.highest) == (2, 1.5, 1.0, 2.0)
+    assert loss.deviation == pytest.approx(0.5**0.5)
+    assert last.spreads["val/accuracy"].mean == pytest.approx(0.15)
+    assert found.groups[0].spreads == {}  # 1e300, whose square is no number
+    alone = found.groups[1]
+    assert (alone.statuses, alone.spreads["loss"].deviation) == ({"failed": 1}, None)
+
+
+def test_by_columns_tags_and_texts_whatever_their_case(database: Database, some: None) -> None:
+    """A run with two tags stands in both groups."""
+    tags = [(each.value, each.runs) for each in by(database, "tag").groups]
+    assert [(value and str(value).lower(), count) for value, count in tags] == [
+        ("a", 3),
+        (None, 1),
+        ("b", 2),
+    ]
+    for name, value in (("recipe", "digits"), ("owner", "ada"), ("decay", "Cosine")):
+        assert value in [each.value for each in by(database, name).groups]
+    assert [each.value for each in by(database, "project").groups] == [None]
+    assert [(each.value, each.runs) for each in by(database, "sweep").groups] == [(None, 3), (7, 2)]
+    for term, newest in ((Term(InSweep(7)), 3), (Term(InSweep(), is_negated=True), 5)):
+        assert by(database, "recipe", conditions=[term]).groups[0].newest == newest
+    assert by(database, "nothing").groups[0].runs == 5
+
+
+def test_it_is_ordered_and_filtered_as_the_list_is(database: Database, some: None) -> None:
+    """By the mean of a column, how many there are, or what they have in common; nulls last."""
+    for sort, values in (
+        ("loss", [0.1, 0.2, None]),
+        ("-loss", [0.2, 0.1, None]),
+        ("-runs", [0.1, None, 0.2]),
+        ("-lr", [0.2, 0.1, None]),
+        ("lr", [0.1, 0.2, None]),
+        ("id", [0.1, 0.2, None]),
+        ("-name", [None, 0.2, 0.1]),
+    ):
+        found = by(database, "lr", "loss", sort=sort).groups
+        assert [each.value for each in found] == values, sort
+    lacking = [Term(Has("lr"), is_negated=True)]
+    assert [each.runs for each in by(database, "lr", conditions=lacking).groups] == [1]
+    assert by(database, "lr", conditions=[Term(Word("no such"))]) == Grouped([], 0, "training.lr")

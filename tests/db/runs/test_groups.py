@@ -1,0 +1,31 @@
+"""Groups of runs, and what is known of their members."""
+
+import pytest
+
+from db.database import Database
+from db.errors import NotFound
+from db.runs import groups
+from db.tables import User
+from tests.db.conftest import config, submit
+
+
+def test_variant_tells_a_missing_scaler() -> None:
+    """fp16 without a scaler is a variant of its own; elsewhere the scaler has no say. So is TF32,
+    of fp32 alone."""
+    assert groups.variant(config()) == "fp16"
+    assert groups.variant(config() | {"scaler": {"enabled": False}}) == "fp16 without scaler"
+    assert groups.variant(config(precision="bf16") | {"scaler": {"enabled": False}}) == "bf16"
+    assert groups.variant(config(precision="fp32", tf32=True)) == "TF32"
+    assert groups.variant(config(precision="fp16", tf32=True)) == "fp16"
+
+
+def test_members_come_as_they_were_queued(database: Database, ada: User) -> None:
+    """A group has its own runs alone; one without any is none."""
+    with database.writing() as session:
+        first, second, _other = (submit(session, ada) for _ in range(3))
+        first.group_id = second.group_id = first.id
+    with database.reading() as session:
+        found = groups.members(session, first.id)
+        assert [(run.id, owner) for run, owner in found] == [(1, "ada"), (2, "ada")]
+        with pytest.raises(NotFound):
+            groups.members(session, 3)

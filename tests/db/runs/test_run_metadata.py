@@ -1,0 +1,94 @@
+"""Name, tags and note of a run."""
+
+from typing import Any
+
+import pytest
+
+from db.database import Database
+from db.errors import Changed, Invalid
+from db.runs import run_metadata, runs
+from db.tables import Run, User
+from db.telemetry import ingest
+from tests.db.runs.test_trash import WATCHED
+
+
+def edit(database: Database, run_id: int, ada: User, **wanted: Any) -> Run:
+    with database.writing() as session:
+        return run_metadata.edit(session, run_id, ada, wanted)
+
+
+def test_what_is_told_changes_and_the_rest_stays(
+    database: Database, running: Run, ada: User
+) -> None:
+    """A new name stands in the history; viewers hear of each change."""
+    before = running.revision
+    edit(database, running.id, ada, note="# Why\r\nbigger *batch* \n\n")
+    run = edit(database, running.id, ada, name=" baseline ", tags=["a", " b", "a", ""])
+    assert (run.name, run.tags, run.note) == ("baseline", "a, b", "# Why\nbigger *batch*")
+    assert run.revision == before + 2
+    assert edit(database, running.id, ada, name="baseline").revision == run.revision
+    with database.reading() as session:
+        last = runs.statuses(session, running.id)[-1]
+    assert last.reason == "renamed by ada, from digits-fp16"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field", "message"),
+    [
+        ({"name": "  "}, "name", "it is empty; allowed: 1 to 100 characters"),
+        ({"name": "x" * 101}, "name", "101 characters; allowed: at most 100"),
+        ({"tags": ["x" * 201]}, "tags", "201 characters; allowed: at most 200"),
+        ({"tags": ["a,b"]}, "tags", "'a,b' has a comma; allowed: texts without"),
+        ({"note": "x" * 20_001}, "note", "20,001 characters; allowed: at most 20,000"),
+    ],
+)
+def test_bad_values_are_named(
+    database: Database, running: Run, ada: User, wanted: dict[str, Any], field: str, message: str
+) -> None:
+    """The field, what it was and what is allowed; nothing is written."""
+    with pytest.raises(Invalid) as refused:
+        edit(database, running.id, ada, **{"note": "fine", **wanted})
+    assert refused.value.errors == {field: message}
+    with database.reading() as session:
+        assert runs.get(session, running.id).note == ""
+
+
+def test_of_two_who_edit_the_second_is_told(database: Database, running: Run, ada: User) -> None:
+    """Whoever writes over what they have not seen is refused; other fields do not matter."""
+    edit(database, running.id, ada, note="theirs", tags=["x"])
+    for wanted, seen in (({"note": "mine"}, {"note": ""}), ({"tags": ["y"]}, {"tags": []})):
+        with pytest.raises(Changed, match="changed meanwhile"), database.writing() as session:
+            run_metadata.edit(session, running.id, ada, wanted, seen)
+    with database.writing() as session:
+        run_metadata.edit(session, running.id, ada, {"note": "theirs"}, {"note": ""})  # the same
+        run_metadata.edit(
+            session, running.id, ada, {"name": "n"}, {"name": "digits-fp16", "note": ""}
+        )
+        run = run_metadata.edit(session, running.id, ada, {"note": "both"}, {"note": "theirs"})
+        assert (run.name, run.tags, run.note) == ("n", "x", "both")
+
+
+def test_tags_come_and_go_one_by_one(database: Database, running: Run, ada: User) -> None:
+    """Added twice a tag is there once; the others stay as they were."""
+    with database.writing() as session:
+        for tag in ("a", "b", "a "):
+            run_metadata.add_tag(session, running.id, ada, tag)
+        assert run_metadata.tags_of(runs.get(session, running.id)) == ["a", "b"]
+        for tag in ("a", "c"):
+            run_metadata.remove_tag(session, running.id, ada, tag)
+        assert run_metadata.tags_of(runs.get(session, running.id)) == ["b"]
+        for wrong in ("", "a,b", "x" * 200):
+            with pytest.raises(Invalid, match="tag: "):
+                run_metadata.add_tag(session, running.id, ada, wrong)
+
+
+def test_a_script_does_not_overwrite_what_a_person_wrote(database: Database, ada: User) -> None:
+    """A watched run's name and tags are its script's to begin with, and then people's."""
+    with database.writing() as session:
+        run_id = ingest.begin(session, ada, "b" * 32, 1, **(WATCHED | {"tags": "old"})).run_id
+    edit(database, run_id, ada, name="mine", tags=["new"], note="kept")
+    with database.writing() as session:
+        for attempt in (1, 2):
+            ingest.begin(session, ada, "b" * 32, attempt, **(WATCHED | {"tags": "old"}))
+        run = runs.get(session, run_id)
+        assert (run.name, run.tags, run.note) == ("mine", "new", "kept")

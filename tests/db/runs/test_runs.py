@@ -1,0 +1,127 @@
+"""Submitting, listing and finding runs."""
+
+import pytest
+from sqlalchemy import select, update
+
+from db.database import Database
+from db.errors import Invalid, NotFound
+from db.files import checkpoints
+from db.queue import pending_reasons, queue, run_control
+from db.runs import runs
+from db.runs.run_filters import Compared, InStatus, Order, Term, Word
+from db.tables import Run, RunStatus, Status, User, Worker
+from tests.db.conftest import claim, submit
+from tests.db.telemetry.telemetry_made import make_steps, record
+
+
+def test_submitted_run_waits_in_the_queue(database: Database, ada: User) -> None:
+    """A new run is queued, named after recipe and precision, with its place in the queue."""
+    with database.writing() as session:
+        first, second = submit(session, ada), submit(session, ada)
+        assert (first.status, first.name, first.steps_total) == ("queued", "digits-fp16", 100)
+        assert pending_reasons.places(session) == {first.id: 0, second.id: 1}
+
+
+def test_list_is_filtered_and_paged(database: Database, ada: User) -> None:
+    """The list goes from new to old, by text, by status and from a run on."""
+    with database.writing() as session:
+        for name in ("warm", "cold", "100%"):
+            submit(session, ada, name=name)
+        run_control.cancel(session, 1, ada)
+    with database.reading() as session:
+        listed = {
+            "all": runs.newest(session),
+            "text": runs.newest(session, conditions=[Term(Word("COL"))]),
+            "literal": runs.newest(session, conditions=[Term(Word("%"))]),
+            "owner": runs.newest(session, conditions=[Term(Word("ada"))]),
+            "cancelled": runs.newest(session, conditions=[Term(InStatus((Status.CANCELLED,)))]),
+            "page": runs.newest(session, before=3, limit=1),
+        }
+    names = {key: [run.name for run, _owner in rows] for key, rows in listed.items()}
+    assert names == {
+        "all": ["100%", "cold", "warm"],
+        "text": ["cold"],
+        "literal": ["100%"],
+        "owner": ["100%", "cold", "warm"],
+        "cancelled": ["warm"],
+        "page": ["cold"],
+    }
+
+
+@pytest.mark.parametrize("sort", ["-id", "name", "training.steps", "-val/accuracy"])
+@pytest.mark.parametrize("filtered", [True, False])
+def test_a_page_and_the_count_of_all_come_together(
+    database: Database, ada: User, sort: str, filtered: bool
+) -> None:
+    """As one by one, on a first page, a later one, and where nothing matches."""
+    with database.writing() as session:
+        for name in ("warm", "cold", "scold"):
+            submit(session, ada, name=name)
+    with database.reading() as session:
+        for terms in ([Term(Word("cold"))], [Term(Word("hot"))]) if filtered else ([],):
+            for before in (None, 2):
+                page = {"conditions": terms, "sort": sort, "before": before, "limit": 1}
+                expected = runs.newest(session, **page), runs.count(session, terms)
+                assert runs.newest_and_count(session, **page) == expected
+        assert runs.newest_and_count(session, conditions=terms, limit=1)[1] == 3 * (not filtered)
+
+
+def test_hints_reach_sqlite(database: Database, ada: User) -> None:
+    """A query by a setting says which index is to be used; PostgreSQL is told nothing."""
+    with database.writing() as session:
+        submit(session, ada)
+    with database.reading() as session:
+        query = Order.of(session, "training.steps").joined_to(select(Run.id).select_from(Run))
+    hinted = "INDEXED BY sqlite_autoindex_run_settings_1" in str(query.compile(database.engine))
+    assert hinted == (database.engine.dialect.name == "sqlite")
+
+
+def test_a_pause_is_no_part_of_a_runs_duration(database: Database, running: Run, ada: User) -> None:
+    """It stands still meanwhile, and goes on from there; in filters, orders and rows alike."""
+    with database.writing() as session:
+        queue.seconds_since_start(session, session.get_one(Run, running.id))
+        session.get_one(Run, running.id).status = Status.PAUSED
+        began = session.get_one(Run, running.id).started_at or 0.0
+        for seconds, status in ((-5, "paused"), (100, "paused"), (400, "queued"), (500, "paused")):
+            time = began + seconds
+            session.add(RunStatus(run_id=running.id, attempt=1, status=status, time=time))
+        other = submit(session, ada)
+    with database.writing() as session:  # now, after all of that
+        session.execute(update(RunStatus).values(time=RunStatus.time - 1000))
+        session.execute(update(Run).values(started_at=Run.started_at - 1000))
+    with database.reading() as session:
+        rows = [session.get_one(Run, run_id) for run_id in (running.id, other.id)]
+        progress, _now = runs.progress(session, rows)
+        assert progress[running.id].seconds == pytest.approx(200)
+        assert progress[other.id].seconds is None
+        for sign, value, found in ((">", 199.0, [running.id]), (">", 201.0, [])):
+            longer = Term(Compared("duration", sign, value, ""))
+            listed = runs.newest(session, conditions=[longer], sort="-duration")
+            assert [run.id for run, _owner in listed] == found
+
+
+def test_a_forks_steps_are_those_after_its_parents(
+    database: Database, running: Run, ada: User, worker: Worker
+) -> None:
+    """What its parent did is the parent's: it counts as none of its own applied steps, and cannot
+    be replayed by a run that may see other batches.
+    """
+    file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "aa"}
+    event = {"step": 40, "reason": "interval", "request": None, "files": [file]}
+    with database.writing() as session:
+        checkpoints.publish(session, running.id, 1, event, ["key"])
+        submit(session, ada, parent_id=running.id, parent_step=40)
+        fork = claim(session, worker)
+        assert fork is not None
+        assert runs.applied(session, fork) == 0
+    with pytest.raises(Invalid, match="40; allowed: 41 to 100"), database.writing() as session:
+        run_control.request_replay(session, fork.id, ada, 40)
+    record(database, fork, make_steps([1.0] * 9, first=41, skipped=[42, 45]))
+    with database.reading() as session:
+        assert runs.applied(session, runs.get(session, fork.id)) == 7
+
+
+def test_unknown_run_is_named(database: Database) -> None:
+    """A run that does not exist is an error that names it."""
+    with pytest.raises(NotFound, match="run 7"), database.reading() as session:
+        runs.get(session, 7)

@@ -1,0 +1,147 @@
+"""Makes steps and events as a training would spool them, and records them."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import delete
+
+from db.database import Database
+from db.tables import (
+    SKIPPED,
+    LatestMetric,
+    Metric,
+    MetricBucket,
+    Run,
+    ScalerEvent,
+    Step,
+    StepBucket,
+)
+from db.telemetry import telemetry
+from halfstep.telemetry.spool import STEP_DTYPE
+
+
+def make_steps(
+    losses: Sequence[float], *, first: int = 1, skipped: Collection[int] = ()
+) -> NDArray[Any]:
+    """Make steps from `first` on, one for each loss.
+
+    A skipped step has an infinite norm, and the scale is another from the next step on.
+    """
+    steps = np.zeros(len(losses), STEP_DTYPE)
+    step = np.arange(first, first + len(losses))
+    steps["step"], steps["elapsed_ms"], steps["step_us"] = step, step * 5, 5000 + step % 7
+    steps["data_us"] = step % 11 * 40
+    steps["loss"], steps["lr"] = losses, 0.1 / step
+    steps["scale"] = scale_at(step, skipped)
+    steps["grad_norm"] = 1 + step % 5
+    steps["grad_norm_clipped"] = np.minimum(steps["grad_norm"], 3)
+    lost = np.isin(step, list(skipped))
+    steps["flags"][lost] = SKIPPED
+    steps["grad_norm"][lost] = np.inf
+    steps["grad_norm_clipped"][lost] = np.nan
+    return steps
+
+
+def scale_at(step: Any, skipped: Collection[int]) -> Any:
+    """Return the scale used for a step: each skip changes it to another of 20 powers of two."""
+    return 2.0 ** (20 - np.searchsorted(sorted(skipped), step) % 20)
+
+
+def make_events(skipped: Collection[int]) -> list[dict[str, Any]]:
+    """Make the two events of each skipped step."""
+    return [
+        {
+            "event": "scaler",
+            "kind": kind,
+            "step": step,
+            "optimizer": optimizer,
+            "scale_before": scale_at(step, skipped),
+            "scale_after": scale_at(step + 1, skipped),
+            "culprits": [],
+        }
+        for step in sorted(skipped)
+        for kind, optimizer in (("skip", "SGD"), ("backoff", None))
+    ]
+
+
+def make_metric(step: int, value: Any, name: str = "val/accuracy") -> dict[str, Any]:
+    """Make the event of one metric."""
+    return {"event": "metric", "step": step, "name": name, "value": value, "elapsed_ms": step * 5}
+
+
+def record(
+    database: Database,
+    run: Run,
+    *batches: NDArray[Any],
+    events: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Record batches, each in a transaction of its own, then events in another."""
+    flushes = [telemetry.Flush(steps=[batch]) for batch in batches]
+    for flush in (*flushes, telemetry.Flush(events=list(events))):
+        with database.writing() as session:
+            telemetry.record(session, run.id, run.attempt, flush)
+
+
+def forget(database: Database, run: Run) -> None:
+    """Empty a run again, so that the next example of a property begins anew."""
+    with database.writing() as session:
+        for table in (Step, StepBucket, Metric, MetricBucket, LatestMetric, ScalerEvent):
+            session.execute(delete(table).where(table.run_id == run.id))
+
+
+def make_skip(step: int, *names: str, **changes: Any) -> dict[str, Any]:
+    """Make the event of a skip, with these parameters as culprits."""
+    event = {
+        "event": "scaler",
+        "kind": "skip",
+        "step": step,
+        "optimizer": "adamw",
+        "scale_before": 2.0**20,
+        "scale_after": 2.0**19,
+        "culprits": [{"name": name, "inf": 3, "nan": 1} for name in names],
+        "loss_nonfinite": False,
+    }
+    return event | changes
+
+
+def make_module(name: str, lowest: int, counts: list[int], **changes: Any) -> dict[str, Any]:
+    """Make one module of a histogram."""
+    module = {"name": name, "lowest_exponent": lowest, "counts": counts, "zeros": 0, "nonfinite": 0}
+    return module | {"underflow": 0.0, "near_overflow": 0.0} | changes
+
+
+def make_histogram(step: int, *modules: dict[str, Any], scale: float = 2.0**16) -> dict[str, Any]:
+    """Make the event of a histogram."""
+    return {"event": "histogram", "step": step, "scale": scale, "modules": list(modules)}
+
+
+def make_headroom(step: int, **modules: tuple[Any, Any]) -> dict[str, Any]:
+    """A look at modules' largest activations and gradients, as it comes out of a spool."""
+    looked_at = [
+        {"name": name, "activation": activation, "gradient": gradient}
+        for name, (activation, gradient) in modules.items()
+    ]
+    return {"event": "headroom", "step": step, "scale": 1024.0, "modules": looked_at}
+
+
+def make_replay(step: int, **changes: Any) -> dict[str, Any]:
+    """Make the event of a replay that found the head's backward pass."""
+    event = {
+        "event": "replay",
+        "step": step,
+        "exact": True,
+        "notes": [],
+        "requested": False,
+        "scale": 2.0**20,
+        "found": True,
+        "module": "model.head",
+        "direction": "backward",
+        "operation": "AddmmBackward0",
+        "dtype": "torch.float16",
+        "largest_input": 70123.0,
+        "limit": 65504.0,
+        "loss_nonfinite": False,
+    }
+    return event | changes

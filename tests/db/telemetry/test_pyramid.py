@@ -1,0 +1,305 @@
+"""The pyramid: its stones are what the raw steps say, however these arrived."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.database import Database
+from db.tables import LatestMetric, MetricBucket, Run, StepBucket
+from db.telemetry import metric_pyramids, pyramid, telemetry, windows
+from db.telemetry.summaries import Points, Summaries, layout, merge, unpack
+from halfstep.telemetry.spool import UNKNOWN_US
+from tests.db.telemetry.telemetry_made import forget, make_metric, make_steps, record
+
+#: A function-scoped database may serve every example: each begins with a run of its own.
+anyhow = settings(
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+losses = st.lists(
+    st.floats(width=32) | st.sampled_from([float("nan"), float("inf"), -0.0, 0.0]),
+    min_size=1,
+    max_size=200,
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+    """Draw a run's final steps, and batches that lead there by any cuts, replays and re-runs."""
+    first = draw(st.sampled_from([1, 60, 500, 4090, 262_100]))
+    values = draw(losses)
+    skipped = draw(st.sets(st.integers(first, first + len(values) - 1), max_size=20))
+    final = make_steps(values, first=first, skipped=skipped)
+    cut = draw(st.lists(st.integers(0, len(values)), max_size=4))
+    batches = [part for part in np.split(final, sorted(cut)) if len(part)]
+    # Steps of an earlier attempt, which the final ones replace.
+    stale = make_steps([7.0] * len(values), first=first)[draw(st.integers(0, len(values))) :]
+    replayed = draw(st.lists(st.sampled_from(batches), max_size=2))
+    return final, [part for part in (stale, *batches, *replayed) if len(part)]
+
+
+@given(history=histories())
+@anyhow
+def test_stones_are_what_the_raw_steps_say(
+    database: Database, running: Run, history: tuple[NDArray[Any], list[NDArray[Any]]]
+) -> None:
+    """Counts, extremes and where they are agree with the raw steps for any batches and replays."""
+    final, batches = history
+    forget(database, running)
+    record(database, running, *batches)
+    with database.reading() as session:
+        for size in pyramid.SIZES:
+            found = pyramid.read_buckets(
+                session.connection(), pyramid.steps_of(running.id), [(size, 0, pyramid.END)]
+            )[size]
+            buckets = final["step"] // size
+            assert found.start.tolist() == (np.unique(buckets) * size).tolist()
+            for row, bucket in enumerate(np.unique(buckets)):
+                _assert_summed_up(found, row, final[buckets == bucket])
+
+
+def _assert_summed_up(found: Summaries, row: int, steps: NDArray[Any]) -> None:
+    assert found.steps[row] == len(steps)
+    assert found.skips[row] == np.count_nonzero(steps["flags"] & 1)
+    assert found.elapsed_ms[row] == steps["elapsed_ms"].max()
+    for index, series in enumerate(pyramid.STEP_SERIES):
+        finite = np.isfinite(steps[series.name])
+        values = steps[series.name][finite]
+        assert found.nonfinite[row, index] == np.count_nonzero(~finite)
+        if not len(values):
+            assert np.isnan(found.low[row, index])
+            continue
+        assert found.low[row, index] == values.min()
+        assert found.high[row, index] == values.max()
+        numbers = steps["step"][finite]
+        assert found.low_step[row, index] == numbers[values == values.min()].min()
+        assert found.high_step[row, index] == numbers[values == values.max()].max()
+        if series.mean:
+            spread = float(np.abs(values.astype(float)).max())
+            rounding = max(1e-6 * spread, 2.0**-149)  # of fp32, whose smallest number that is
+            assert abs(found.mean[row, index] - values.astype(float).mean()) <= rounding
+
+
+@given(history=histories())
+@anyhow
+def test_rebuilding_gives_the_same_bytes(
+    database: Database, running: Run, history: tuple[NDArray[Any], list[NDArray[Any]]]
+) -> None:
+    """A pyramid made anew is identical to the one written batch by batch."""
+    forget(database, running)
+    record(database, running, *history[1], events=[make_metric(s, s / 3) for s in (1, 70, 900)])
+    written = _stones(database)
+    with database.writing() as session:
+        _rebuild(session, running.id)
+    assert _stones(database) == written
+    assert written
+
+
+metric_points = st.tuples(
+    st.sampled_from(["a", "b", "c/d", "\N{SNOWMAN}" * 100]),
+    st.sampled_from([0, 1, 63, 64, 500, 4090, 262_100, 2**40, 2**60]),
+    st.integers(0, 70),
+    st.integers(-9, 9).map(float) | st.sampled_from([math.nan, math.inf, 1e-300]),
+)
+
+
+@given(flushes=st.lists(st.lists(metric_points, min_size=1, max_size=60), min_size=1, max_size=4))
+@anyhow
+def test_metrics_summed_up_together_are_those_summed_up_alone(
+    database: Database, running: Run, flushes: list[list[tuple[str, int, int, float]]]
+) -> None:
+    """Names of a flush share their queries; buckets and latest points are as of each by itself."""
+    forget(database, running)
+    latest: dict[str, tuple[int, float]] = {}
+    for flush in flushes:
+        points = [(name, base + step, value) for name, base, step, value in flush]
+        record(database, running, events=[make_metric(s, value, name) for name, s, value in points])
+        for name, step, value in points:
+            latest[name] = max(latest.get(name, (step, value)), (step, value), key=lambda p: p[0])
+            latest[name] = (step, value) if step == latest[name][0] else latest[name]
+    written = _stones(database)
+    with database.writing() as session:
+        _rebuild(session, running.id)
+    assert _stones(database) == written
+    with database.reading() as session:
+        rows = session.execute(select(LatestMetric.name, LatestMetric.step, LatestMetric.value))
+        known = {name: (step, math.nan if value is None else value) for name, step, value in rows}
+    assert str(sorted(known.items())) == str(sorted(latest.items()))
+
+
+@given(history=histories(), data=st.data())
+@anyhow
+def test_truncating_leaves_what_a_rebuild_would(
+    database: Database,
+    running: Run,
+    history: tuple[NDArray[Any], list[NDArray[Any]]],
+    data: st.DataObject,
+) -> None:
+    """Forgetting the steps beyond one rebuilds only the end, and no stone keeps any of them."""
+    final, batches = history
+    forget(database, running)
+    metrics = [make_metric(s, s / 3) for s in (1, 70, 900, 262_200)]
+    record(database, running, *batches, events=metrics)
+    after = data.draw(st.integers(0, int(final["step"][-1]) + 1))
+    with database.writing() as session:
+        telemetry.truncate(session, running.id, running.attempt, after=after)
+    left = _stones(database)
+    with database.writing() as session:
+        _rebuild(session, running.id)
+    assert _stones(database) == left
+
+
+def test_run_counts_each_skip_once(database: Database, running: Run) -> None:
+    """Steps that are run again do not count their skips twice, and may have lost them."""
+    record(database, running, make_steps([1.0] * 100, skipped=[3, 60, 90]))
+    record(database, running, make_steps([1.0] * 50, first=51, skipped=[90]))
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).skipped == 2
+
+
+def test_points_far_apart_are_summed_up_however_many_come_at_once(
+    database: Database, running: Run
+) -> None:
+    """As after an outage: each leaves a gap of its own, and all are read back with the next."""
+    steps = range(200, 200 * 601, 200)
+    for some in (steps, (200 * 601,)):
+        record(database, running, events=[make_metric(step, step / 200, "far") for step in some])
+    with database.reading() as session:
+        [far] = windows.measured(session, running.id)
+    assert (far.points, far.high) == (601, 601.0)
+
+
+def test_runs_do_not_mix(database: Database, running: Run) -> None:
+    """A rebuild of one run leaves the stones of another alone."""
+    record(database, running, make_steps([1.0] * 100))
+    written = _stones(database)
+    with database.writing() as session:
+        _rebuild(session, running.id + 1)
+    assert _stones(database) == written
+
+
+def test_merging_by_steps_is_merging_at_once() -> None:
+    """Sixteen at a time or one after the other: the extremes and the counts are the same."""
+    rng = np.random.default_rng(0)
+    step = np.arange(512)
+    points = Points(step, step * 5, np.zeros_like(step), rng.normal(size=(512, 2)))
+    at_once = merge(Summaries.of(points), 512)
+    by_steps = merge(merge(merge(Summaries.of(points), 8), 64), 512)
+    for name in ("steps", "low", "high", "low_step", "high_step", "nonfinite"):
+        assert getattr(at_once, name).tolist() == getattr(by_steps, name).tolist()
+    np.testing.assert_allclose(at_once.mean, by_steps.mean)
+
+
+@given(
+    points=st.lists(metric_points, min_size=1, max_size=200),
+    cuts=st.lists(st.integers(0, 200), max_size=4),
+)
+@anyhow
+def test_metrics_keep_the_buckets_that_have_a_point_beyond_them(
+    database: Database, running: Run, points: list[tuple[str, int, int, float]], cuts: list[int]
+) -> None:
+    """However points arrive, buckets are those, and are summed up with the points after them."""
+    forget(database, running)
+    told = [(name, base + step, value) for name, base, step, value in points]
+    for part in np.split(np.arange(len(told)), sorted(min(cut, len(told)) for cut in cuts)):
+        some = [told[place] for place in part]
+        record(database, running, events=[make_metric(s, value, name) for name, s, value in some])
+    newest = {(name, step): value for name, step, value in told}
+    last = {name: max(step for other, step in newest if other == name) for name, _ in newest}
+    expected = {
+        (name, size, step // size)
+        for name, step in newest
+        for size in pyramid.SIZES
+        if (step // size + 1) * size <= last[name]
+    }
+    with database.reading() as session:
+        rows = select(MetricBucket.name, MetricBucket.size, MetricBucket.bucket)
+        assert {tuple(row) for row in session.execute(rows)} == expected
+        measured = {each.name: each for each in windows.measured(session, running.id)}
+    for name, summed in measured.items():
+        values = np.array([value for (other, _), value in newest.items() if other == name])
+        finite = values[np.isfinite(values)]
+        assert summed.points == len(values)
+        assert (summed.low, summed.high) == (
+            (finite.min(), finite.max()) if len(finite) else (None, None)
+        )
+
+
+def test_mean_of_numbers_whose_sum_overflows() -> None:
+    """The largest numbers there are have a mean, whatever stretches they are summed up in."""
+    largest = np.finfo(np.float64).max
+    step = np.arange(200)
+    values = np.where(step < 100, largest, -largest)[:, None]
+    values[7], values[8] = np.inf, 1.0
+    points = Points(step, step * 5, np.zeros_like(step), values)
+    finite = values[np.isfinite(values)]
+    small = merge(Summaries.of(points), 64)
+    assert small.mean[0, 0] == pytest.approx(largest * (62 / 63))
+    assert small.mean[2, 0] == -largest
+    assert merge(small, 512).mean[0, 0] == pytest.approx(np.mean(finite / 256) * 256)
+
+
+def _rebuild(session: Session, run_id: int) -> None:
+    pyramid.rebuild(session, run_id)
+    metric_pyramids.rebuild(session, run_id)
+
+
+def _stones(database: Database) -> list[tuple[Any, ...]]:
+    with database.reading() as session:
+        return [
+            tuple(row)
+            for table in (StepBucket.__table__, MetricBucket.__table__)
+            for row in session.execute(select(table).order_by(*table.primary_key))
+        ]
+
+
+def test_summaries_made_before_a_series_was_kept_are_read(database: Database, running: Run) -> None:
+    """They have none of its values, and merge with those that do; all else is as it was."""
+    steps = make_steps([1.0 + step % 3 for step in range(300)])
+    record(database, running, steps)
+    source = pyramid.steps_of(running.id)
+    with database.writing() as session:
+        for row in session.scalars(select(StepBucket).where(StepBucket.bucket == 0)):
+            length = layout(pyramid.STEP_SERIES[:-1], row.size).itemsize
+            row.summary = row.summary[:length]
+    everything = [(size, 0, 300 // size) for size in pyramid.SIZES]
+    with database.reading() as session:
+        found = pyramid.read_buckets(session.connection(), source, everything)
+    small = found[64]
+    assert np.isnan(small.low[0, -1])
+    assert small.nonfinite[:, -1].tolist() == [63, 0, 0, 0, 0]
+    assert small.low[0, 0] == 1.0
+    whole = merge(small, pyramid.END)
+    known = steps["data_us"][steps["step"] >= 64]
+    assert (whole.low[0, -1], whole.high[0, -1]) == (known.min(), known.max())
+    assert whole.mean[0, -1] == pytest.approx(known.mean())
+    assert np.isnan(found[512].high[0, -1])
+
+
+def test_a_series_that_is_nowhere_known_has_no_extremes(database: Database, running: Run) -> None:
+    """What is kept as whole numbers has no NaN: its count says that there is no value."""
+    steps = make_steps([1.0] * 130)
+    steps["data_us"][:64] = UNKNOWN_US
+    record(database, running, steps)
+    with database.reading() as session:
+        source = pyramid.steps_of(running.id)
+        [found] = pyramid.read_buckets(session.connection(), source, [(64, 0, 2)]).values()
+    assert np.isnan(found.high[0, -1])
+    assert found.nonfinite[:, -1].tolist() == [63, 1, 0]
+    assert found.low[1, -1] == steps["data_us"][64:127].min()
+
+
+def test_a_series_that_was_not_kept_yet_has_no_mean() -> None:
+    """Summaries of before it are as long as the others were, and say nothing of it."""
+    rows = np.zeros(2, layout(pyramid.STEP_SERIES[:-1], 64))
+    rows["steps"] = 64
+    packed = [row.tobytes() for row in rows]
+    found = unpack(np.array([0, 64]), packed, pyramid.STEP_SERIES, 64)
+    assert np.isnan(found.mean[:, -1]).all()

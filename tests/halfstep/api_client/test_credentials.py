@@ -1,0 +1,116 @@
+"""Which server and which token: what was said first counts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfstep import Client
+from halfstep.api_client import credentials
+from halfstep.api_client.credentials import Credentials, Unreadable
+
+STORED = Credentials("http://stored", "stored-token")
+
+
+def login(token: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Type `halfstep login` with a token as standard input."""
+    command = [sys.executable, "-m", "halfstep.cli.main", "login", *words]
+    return subprocess.run(command, input=token, capture_output=True, text=True, check=False)
+
+
+def test_arguments_go_before_the_environment_and_that_before_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each part by itself; without a part there is nothing."""
+    assert credentials.known() is None
+    credentials.store(STORED)
+    place = str(credentials.place())
+    assert credentials.known() == STORED._replace(origin=place)
+    monkeypatch.setenv("HALFSTEP_TOKEN", "environment's")
+    assert credentials.known() == ("http://stored", "environment's", "HALFSTEP_TOKEN")
+    monkeypatch.setenv("HALFSTEP_URL", "http://environment/")
+    assert credentials.known() == ("http://environment", "environment's", "HALFSTEP_TOKEN")
+    assert credentials.known("http://told", "told") == ("http://told", "told", "")
+    monkeypatch.delenv("HALFSTEP_TOKEN")
+    assert credentials.known("http://stored") == ("http://stored", "stored-token", place)
+
+
+def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for the server that it was stored with, however its address is spelled."""
+    place = credentials.store(STORED)
+    assert credentials.known("http://other") is None
+    assert credentials.known("http://stored/") == STORED._replace(origin=str(place))
+    monkeypatch.setenv("HALFSTEP_URL", "http://other")
+    assert credentials.known(otherwise="http://stored") is None
+
+
+def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
+    """Mode 0600; the token came as input, and is not printed. The client has it then."""
+    done = login("secret-token\n", "http://there/")
+    path = stranger / "halfstep" / "login.json"
+    assert done.stdout == f"The token of http://there/ is in {path}\n"
+    told = "halfstep: the token is not tried: the server does not answer at http://there: "
+    assert done.stderr.startswith(told)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert credentials.known() == ("http://there", "secret-token", str(path))
+    assert login("another", "http://there").returncode == 0
+    assert credentials.known() == ("http://there", "another", str(path))
+    with Client() as client:
+        assert client._http.headers["Authorization"] == "Bearer another"
+        assert str(client._http.base_url) == "http://there"
+
+
+def test_a_place_that_cannot_be_written_or_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a line, with the reason; where no file can be, none was stored."""
+    for base, named in (("/proc/zz", "/proc/zz"), ("/dev/null", "/dev/null/halfstep")):
+        monkeypatch.setenv("XDG_CONFIG_HOME", base)
+        done = login("token", "http://127.0.0.1:9")
+        assert done.stderr.splitlines()[-1].startswith(f"halfstep: {named}")
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 1
+        assert credentials.known() is None
+
+
+def test_a_login_that_is_a_folder_is_named(stranger: Path) -> None:
+    """As whatever else cannot be read."""
+    (stranger / "halfstep" / "login.json").mkdir(parents=True)
+    with pytest.raises(Unreadable, match=r"login\.json cannot be read: Is a directory"):
+        credentials.known()
+
+
+def test_login_says_what_is_allowed() -> None:
+    """An address without a scheme, and no token."""
+    assert "url is 'there'; allowed: http://" in login("token", "there").stderr
+    assert "there is no token: type it" in login("", "http://there").stderr
+
+
+def test_what_cannot_be_used_is_named_with_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An address without a host, a token of other characters; the token is not told."""
+    monkeypatch.setenv("HALFSTEP_TOKEN", "hs_é")
+    with pytest.raises(Unreadable, match="HALFSTEP_TOKEN: the token has the character 'é'"):
+        Client("http://there")
+    with pytest.raises(Unreadable, match=r"^token: the token has the character ' '"):
+        Client("http://there", "a b")
+    wrong = ["nonsense", "http://", "http://[", "http://there:x"]
+    for address in (*wrong, "http://a\nb", "http://a b", "http://a..b", "http://\udcff"):
+        monkeypatch.setenv("HALFSTEP_URL", address)
+        with pytest.raises(Unreadable, match="HALFSTEP_URL is '"):
+            credentials.known(token="token")
+    monkeypatch.delenv("HALFSTEP_URL")
+    monkeypatch.delenv("HALFSTEP_TOKEN")
+    place = credentials.store(STORED._replace(token="hs_é"))
+    with pytest.raises(Unreadable, match=f"{place}: the token has"):
+        credentials.known()
+    assert "the token has the character 'é'" in login("hs_é", "http://there").stderr
+
+
+def test_a_damaged_file_is_named(stranger: Path) -> None:
+    """With what writes it anew."""
+    path = credentials.store(STORED)
+    for text in ("{", "[]", '{"url": 5, "token": 6}', '{"url": "http://there", "token": null}'):
+        path.write_text(text)
+        with pytest.raises(Unreadable, match=r"login\.json is damaged; `halfstep login`"):
+            credentials.known()

@@ -1,0 +1,168 @@
+"""Series of a run, as the client has them and the command prints them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.telemetry.metric_names import MOST_SHOWN
+from db.database import Database
+from db.runs import runs
+from db.tables import Run, Status, User
+from db.telemetry import telemetry
+from halfstep import Client
+from halfstep.api_client.series import of_metrics, of_steps
+from halfstep.cli import commands
+from halfstep.telemetry.spool import NONFINITE_LOSS, SKIPPED, STEP_DTYPE
+from tests.db.telemetry.telemetry_made import make_metric, record
+from tests.halfstep.test_client import token
+
+__all__ = ["token"]
+
+STEPS = 300
+
+
+@pytest.fixture
+def recorded(database: Database, running: Run) -> Run:
+    """Steps, with a skip and a loss that is infinite, a metric of an awkward name, and events."""
+    steps = np.zeros(STEPS, STEP_DTYPE)
+    steps["step"] = range(1, STEPS + 1)
+    steps["loss"] = 1 / steps["step"]
+    steps["loss"][9] = np.inf
+    steps["scale"], steps["lr"] = 1024, 0.5
+    steps["flags"][9] = SKIPPED
+    metric = {"event": "metric", "name": 'a "b",\u2028c', "elapsed_ms": 5}
+    skip = {"event": "scaler", "kind": "skip", "step": 10, "optimizer": "Adam"}
+    skip |= {"scale_before": 1024.0, "scale_after": 512.0, "culprits": [{"name": "w"}]}
+    flush = telemetry.Flush(steps=[steps])
+    flush.events = [{**metric, "step": 0, "value": 1.5}, {**metric, "step": 40, "value": "NaN"}]
+    flush.events.append(skip)
+    with database.writing() as session:
+        telemetry.record(session, running.id, running.attempt, flush)
+    return running
+
+
+@pytest.fixture
+def client(
+    address: str, token: str, recorded: Run, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Client]:
+    """A client of a server that has them; the environment names it to commands as well."""
+    monkeypatch.setenv("HALFSTEP_URL", address)
+    monkeypatch.setenv("HALFSTEP_TOKEN", token)
+    with Client() as client:
+        yield client
+
+
+def test_every_step_is_an_element(client: Client) -> None:
+    """Exactly what was recorded, infinities too; or a range of it."""
+    series = client.series(1)
+    assert series["loss"].step.tolist() == list(range(1, STEPS + 1))
+    expected = 1 / np.arange(1, STEPS + 1, dtype=np.float64)
+    expected[9] = np.inf
+    assert series["loss"].value == pytest.approx(expected, rel=1e-6)
+    assert set(series) >= {"scale", "lr", "grad_norm", "elapsed_ms", "flags"}
+    assert series["flags"].value[9] == SKIPPED | NONFINITE_LOSS
+    assert client.series(1, first=5, last=8)["lr"].step.tolist() == [5, 6, 7, 8]
+
+
+def test_points_are_a_charts(client: Client) -> None:
+    """Where fewer are asked for, extremes stay."""
+    loss = client.series(1, points=32)["loss"]
+    assert 2 < len(loss.step) < STEPS
+    assert loss.value[0] == 1
+    assert list(client.metrics(1, points=32)) == ['a "b",\u2028c']
+
+
+def test_metrics_come_by_name(client: Client) -> None:
+    """Whatever the name is; NaN stays NaN."""
+    [(name, line)] = client.metrics(1).items()
+    assert name == 'a "b",\u2028c'
+    assert line.step.tolist() == [0, 40]
+    assert line.value == pytest.approx([1.5, np.nan], nan_ok=True)
+
+
+def test_a_table_of_arrow_has_the_columns(client: Client) -> None:
+    """One row a step, NaN where a line has no value."""
+    table = client.series(1).arrow()
+    assert table.num_rows == STEPS
+    assert table.column("loss")[0].as_py() == 1
+
+
+def test_events_and_findings_are_the_apis(client: Client) -> None:
+    """The skip, with who was to blame."""
+    [event] = client.events(1)
+    assert (event["kind"], event["step"], event["culprits"]) == ("skip", 10, [{"name": "w"}])
+    assert client.findings(1) == client._get("/api/v1/runs/1/findings")["findings"]
+
+
+def test_pieces_may_end_anywhere() -> None:
+    """What comes over a network is cut as the network likes."""
+    text = "step,loss\n1,0.5\n2,NaN\n3,Infinity\n"
+    whole = of_steps([text], 1, np.inf)["loss"]
+    cut = of_steps(list(text), 1, np.inf)["loss"]
+    assert cut.value == pytest.approx([0.5, np.nan, np.inf], nan_ok=True)
+    assert whole.step.tolist() == cut.step.tolist() == [1, 2, 3]
+    assert of_steps(["step,loss\n"], 1, np.inf)["loss"].step.tolist() == []
+    metrics = 'name,step,value,elapsed_ms\n"a\nb",1,2.5,3\n'
+    assert of_metrics(list(metrics), 0, np.inf)["a\nb"].value.tolist() == [2.5]
+
+
+def test_the_commands_print_them(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    """As CSV, or a JSON object a line."""
+    commands.run(["series", "1", "--last", "2"])
+    heads, first, *more = capsys.readouterr().out.splitlines()
+    assert dict(zip(heads.split(","), first.split(","), strict=True))["loss"] == "1.0"
+    assert len(more) == 1
+    commands.run(["series", "1", "--metrics", "--json"])
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert told[1] == {"step": 40, 'a "b",\u2028c': "NaN"}
+    commands.run(["events", "1"])
+    assert "10  skip     1024.0 → 512.0  w" in capsys.readouterr().out
+    commands.run(["findings", "1", "--json"])
+    said = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in said] == client.findings(1)
+
+
+def test_a_scale_is_asked_for(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a running run, once."""
+    commands.run(["scale", "1", "4096"])
+    assert "4096" in capsys.readouterr().out
+    statuses: list[dict[str, Any]] = client.run(1)["statuses"]
+    assert "asked for a loss scale of 2^12" in statuses[-1]["reason"]
+
+
+def test_ada_forks(client: Client, database: Database, ada: User) -> None:
+    """A fork is configured as its parent was, but for what is said."""
+    from db.files import checkpoints
+
+    file = {"kind": "checkpoint", "path": "", "size_bytes": 1, "sha256": "0" * 64}
+    with database.writing() as session:
+        for step in (100, 200):
+            event = {"step": step, "reason": "end", "request": None, "files": [file]}
+            checkpoints.publish(session, 1, 1, event, [f"key-{step}"])
+    fork = client.fork(1, {"training": {"steps": 500}}, name="on")
+    assert (fork["parent_id"], fork["parent_step"], fork["name"]) == (1, 200, "on")
+    config = client.run(fork["id"])["config"]
+    assert (config["training"]["steps"], config["training"]["batch_size"]) == (500, 64)
+    assert client.fork(1, step=100)["parent_step"] == 100
+    client.cancel(1)
+    with database.writing() as session:
+        runs.set_status(session, runs.get(session, 1), Status.CANCELLED)
+    went_on = client.go_on(1)
+    assert (went_on["parent_step"], went_on["name"]) == (200, client.run(1)["name"])
+
+
+def test_metrics_of_many_names_come_in_pages(
+    database: Database, running: Run, client: Client
+) -> None:
+    """All of them are returned; a chart has a page, what is searched for, and what is named."""
+    names = [f"layer{number:03d}" for number in range(MOST_SHOWN + 20)]
+    record(database, running, events=[make_metric(1, 0.5, name) for name in names])
+    every = ['a "b",\u2028c', *names]
+    assert list(client.metrics(running.id, points=32)) == every
+    page = client.chart(running.id)
+    assert (list(page["metrics"]), page["metrics_next"]) == (every[:MOST_SHOWN], every[99])
+    some = client.chart(running.id, metric_search="layer11", metrics=[names[3]])
+    assert list(some["metrics"]) == [names[3], *names[110:120]]

@@ -1,0 +1,50 @@
+"""Command lines and their placeholders."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfstep.cli.command_line import filled, placeholders, ranks_fault, words
+
+
+def test_placeholders_are_named_once_in_order() -> None:
+    """Other braces are themselves, and doubled ones stand for single ones."""
+    line = """python t.py {b} --x={a}{b} '{"k": {"n": 1}}' {{c}} {1} {} {é}"""
+    assert placeholders(line) == ["b", "a"]
+    assert filled(line, {"a": 1e-05, "b": True}) == [
+        *("python", "t.py", "true", "--x=1e-05true", '{"k": {"n": 1}}', "{c}", "{1}", "{}", "{é}")
+    ]
+
+
+@given(st.text(), st.text())
+def test_a_value_stays_within_its_argument(first: str, second: str) -> None:
+    """Whatever it holds: spaces, quotes, braces, another placeholder."""
+    values = {"a": first, "b": second}
+    assert filled("p {a} 'x {b}' {a}{b}", values) == ["p", first, f"x {second}", first + second]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("", "empty"), ("''", "empty"), ("a 'b", "no closing quotation"), ("{a}", "placeholder")],
+)
+def test_what_is_no_command_line_is_said(line: str, message: str) -> None:
+    """In words for people."""
+    with pytest.raises(ValueError, match=message):
+        words(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_fine"),
+    [
+        ("python train.py", True),
+        ("/opt/venv/bin/python3.11 -m train --lr 1", True),
+        ("python", False),
+        ("python -m", False),
+        ("python -c 1", False),
+        ("sh train.sh", False),
+        ("pythonic train.py", False),
+    ],
+)
+def test_torchrun_starts_scripts_and_modules(line: str, is_fine: bool) -> None:
+    """By python, and nothing else."""
+    assert (ranks_fault(line) is None) == is_fine

@@ -1,0 +1,51 @@
+"""A ring of rows whose host writes what is too large for one, or is interrupted."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from halfstep.clock import clock
+from halfstep.monitor.ring import Ring
+
+
+def test_a_number_beyond_fp32_arrives_as_the_device_would_have_it() -> None:
+    """Nothing is raised, and the other numbers of its row are what they were."""
+    found: list[list[float]] = []
+    ring = Ring(
+        3, 3, torch.device("cpu"), clock(), lambda _first, rows, _: found.extend(rows.tolist())
+    )
+    for values in ([0.5, 1e39, -1e39], [0.25, 2.0, math.nan]):
+        ring.values = values
+        ring.close(1, 0.0, 0.1)
+    assert ring.drain()
+    assert found[0] == [0.5, math.inf, -math.inf]
+    assert found[1][:2] == [0.25, 2.0]
+    assert math.isnan(found[1][2])
+
+
+def test_rows_whose_way_a_ctrl_c_broke_off_are_handed_over_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each once, with its own step, by whoever goes on."""
+    found: list[tuple[float, int]] = []
+
+    def take(_first: int, rows: Any, records: Any) -> None:
+        found.extend(zip(rows[:, 0].tolist(), records["step"].tolist(), strict=True))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    ring = Ring(1, 1, torch.device("cpu"), clock(), take)
+    for step in (1, 2, 3):
+        ring.values = [float(step)]
+        ring.close(step, 0.0, 0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr("halfstep.monitor.ring._joined", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ring.drain()
+    ring.values = [4.0]
+    ring.close(4, 0.0, 0.1)
+    assert ring.drain()
+    assert found == [(1.0, 1), (2.0, 2), (3.0, 3), (4.0, 4)]

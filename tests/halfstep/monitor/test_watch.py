@@ -1,0 +1,1300 @@
+"""`halfstep.watch` beside reference loops that find out by asking what it has to know unasked."""
+
+import gc
+import hashlib
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import optimizer as optimizer_module
+
+import halfstep
+from halfstep.monitor import ring
+from halfstep.monitor.loop import PRIVATE
+from halfstep.session import watch_session
+from halfstep.telemetry import events, uploader
+from tests import warm
+from tests.halfstep.monitor.watch_made import STEPS, Net, Script, Written
+
+METHODS = ("scale", "unscale_", "_check_inf_per_device", "update")
+
+
+@pytest.fixture(autouse=True)
+def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test does, torch and Python are left as they were."""
+    monkeypatch.delenv("HALFSTEP_MODE", raising=False)
+    before = [vars(GradScaler)[name] for name in METHODS]
+    others = sys.excepthook, signal.getsignal(signal.SIGTERM), torch.Tensor.backward
+    yield
+    if watch_session._active is not None:
+        watch_session._active.finish()
+    assert [vars(GradScaler)[name] for name in METHODS] == before
+    assert (sys.excepthook, signal.getsignal(signal.SIGTERM), torch.Tensor.backward) == others
+    assert not optimizer_module._global_optimizer_post_hooks
+
+
+SCRIPTS = {
+    "unfused": Script(),
+    "fused": Script(fused=True),
+    "clipped": Script(clip=1.0),
+    "fused and clipped": Script(fused=True, clip=1.0),
+    "SGD": Script(kind="SGD"),
+    "fused SGD": Script(kind="SGD", fused=True),
+    "accumulating": Script(accumulation=3, clip=1.0),
+    "accumulating, fused": Script(accumulation=3, fused=True),
+    "two optimizers": Script(optimizers=(("body",), ("head",)), clip=1.0),
+    "two optimizers, fused": Script(optimizers=(("body",), ("head",)), fused=True),
+    "two scalers": Script(optimizers=(("body",), ("head",)), scalers=2),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_step_is_the_reference_loops(tmp_path: Path, name: str) -> None:
+    """Losses, scales, skips and culprits are equal step by step, and the weights bit for bit."""
+    script = SCRIPTS[name]
+    bare = script.train()
+    assert 3 <= sum(map(bool, bare.skipped)) <= len(bare.skipped) - 3
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watched = script.train(watch.add)
+    written = Written(tmp_path / "it").truth()
+    assert all(map(torch.equal, watched.weights, bare.weights))
+    assert written.scales == bare.scales == watched.scales
+    assert written.skipped == bare.skipped
+    assert written.culprits == bare.culprits
+    assert written.losses == pytest.approx(bare.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["unfused", "fused", "two optimizers"])
+def test_a_device_that_the_host_cannot_read_tells_the_same(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows written by kernels, as on a GPU, hold what rows packed by the host do."""
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    init = halfstep.ring.Ring.__init__
+
+    def far(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self.is_on_host = False
+
+    monkeypatch.setattr(halfstep.ring.Ring, "__init__", far)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        truth = SCRIPTS[name].train(watch.add)
+    written = Written(tmp_path / "it").truth()
+    assert (written.scales, written.skipped) == (truth.scales, truth.skipped)
+    assert written.culprits == truth.culprits
+    assert written.losses == pytest.approx(truth.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_norms_are_unscaled_and_before_the_clip(tmp_path: Path, fused: bool) -> None:
+    """They are clip_grad_norm_'s own, whether the loop unscales or a fused optimizer does."""
+    for clip in (1e-3, None):
+        with halfstep.watch(folder=tmp_path, name=f"clip-{clip}") as watch:
+            truth = Script(fused=fused, clip=clip).train(watch.add, steps=12)
+        steps = Written(tmp_path / f"clip-{clip}").steps
+        applied = steps["flags"] == 0
+        expected = np.array(truth.norms) / (1 if clip else steps["scale"])
+        assert steps["grad_norm"][applied] == pytest.approx(expected[applied], rel=1e-4)
+
+
+def bf16(watch: Any = None, *, fused: bool = False, epochs: int = 20) -> list[torch.Tensor]:
+    """Train without a scaler, with a clip and a schedule."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=fused)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    if watch:
+        watch.add(net)
+    losses = []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = net(torch.randn(16, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.detach())
+    return [*losses, *(p.detach() for p in net.parameters())]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_loop_without_a_scaler_is_watched_by_its_optimizer(tmp_path: Path, fused: bool) -> None:
+    """bf16: the loss that went backward, the norm, the rate; scale 1, and nothing skipped."""
+    bare = bf16(fused=fused)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watched = bf16(watch, fused=fused)
+    assert all(map(torch.equal, bare, watched))
+    steps = Written(tmp_path / "it").steps
+    assert steps["step"].tolist() == list(range(1, 21))
+    assert steps["loss"].tolist() == [loss.item() for loss in bare[:20]]
+    assert steps["lr"] == pytest.approx([1e-2 * 0.9**i for i in range(20)])
+    assert (steps["scale"] == 1).all()
+    assert (steps["flags"] == 0).all()
+    assert (steps["grad_norm"] > 0).all()
+
+
+def test_a_rate_on_a_device_is_that_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule changes it in place before the row is read, where rows are kept by the host."""
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    weight, rate = nn.Parameter(torch.ones(2)), torch.tensor(0.5)
+    optimizer = torch.optim.SGD([weight], lr=rate)
+    with halfstep.watch(folder=tmp_path, name="it"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+            rate /= 2
+    assert Written(tmp_path / "it").steps["lr"].tolist() == [0.5, 0.25, 0.125]
+
+
+class AcceleratedOptimizer:
+    """As Accelerate's `prepare` returns one: no step of its own is heard, but those within."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+
+class Lookahead(torch.optim.SGD):
+    """Makes its steps by another, and is heard as itself."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.optimizer = torch.optim.SGD(parameters, lr=0.1)
+        super().__init__(self.optimizer.param_groups)
+
+
+@pytest.mark.parametrize("wrap", [AcceleratedOptimizer, Lookahead])
+def test_an_optimizer_around_another_is_heard(tmp_path: Path, wrap: Callable[..., Any]) -> None:
+    """By the one whose steps torch tells of, and by its name."""
+    weight = nn.Parameter(torch.full((2,), 2.0))
+    inner = torch.optim.SGD([weight], lr=0.1)
+    optimizer = wrap(inner if wrap is AcceleratedOptimizer else [weight])
+    with halfstep.watch(folder=tmp_path, name="it", optimizers=[optimizer]):
+        for factor in (1.0, math.inf, 1.0):
+            scaler = GradScaler("cpu", init_scale=2.0)
+            scaler.scale(weight.sum() * factor).backward()
+            scaler.step(optimizer if wrap is Lookahead else inner)
+            scaler.update()
+            inner.zero_grad()
+    written = Written(tmp_path / "it")
+    assert len(written.steps) == 3
+    [skip] = [event for event in written.of("scaler") if event["kind"] == "skip"]
+    assert skip["optimizer"] == ("SGD" if wrap is AcceleratedOptimizer else "Lookahead")
+
+
+def test_gradients_that_are_sparse_or_missing_are_measured(tmp_path: Path) -> None:
+    """In the host's memory each is read as it is: rows of an embedding, a half, and none."""
+    table, half = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    unused, alone = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    watched = torch.optim.SGD([*table.parameters(), half, unused], lr=0.1)
+    with halfstep.watch(folder=tmp_path, name="it", optimizers=[watched]):
+        for size in (3.0, 4.0):
+            watched.zero_grad()
+            (table(torch.tensor([1, 3])).sum() * size + half.sum() * 0.5 + alone.sum()).backward()
+            watched.step()
+    assert Written(tmp_path / "it").steps["grad_norm"].tolist() == pytest.approx(
+        [(4 * size**2 + 2 * 0.5**2) ** 0.5 for size in (3.0, 4.0)]
+    )
+
+
+def test_what_was_measured_belongs_to_the_row_that_it_was_measured_in(tmp_path: Path) -> None:
+    """An optimizer that no scaler steps takes part in the rows of two scalers, each in its turn."""
+    scaled, plain = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    first, other = torch.amp.GradScaler("cpu", 8.0), torch.amp.GradScaler("cpu", 8.0)
+    by_scaler = torch.optim.SGD([scaled], lr=0.0)
+    alone = torch.optim.SGD([plain], lr=0.0)
+
+    def forward(scaler: torch.amp.GradScaler, size: float) -> None:
+        for each in (scaled, plain):
+            each.grad = None
+        scaler.scale((scaled * 3).sum()).backward()
+        plain.grad = torch.tensor([size])
+        scaler.step(by_scaler)
+        alone.step()
+
+    with halfstep.watch(folder=tmp_path, name="it"):
+        forward(first, 4.0)
+        forward(other, 12.0)
+        first.update()
+        other.update()
+    assert Written(tmp_path / "it").steps["grad_norm"].tolist() == pytest.approx([5.0, 153**0.5])
+
+
+def test_parameters_that_are_added_within_a_step_end_no_watching(tmp_path: Path) -> None:
+    """Their optimizer was measured, and has no gradients when it is known anew."""
+    weight, scaler = nn.Parameter(torch.ones(1)), torch.amp.GradScaler("cpu", 8.0)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    with halfstep.watch(folder=tmp_path, name="it", layers_every=1):
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale((weight * 3).sum()).backward()
+            scaler.unscale_(optimizer)
+            if len(optimizer.param_groups) == 1:
+                optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+            scaler.step(optimizer)
+            scaler.update()
+    steps = Written(tmp_path / "it").steps
+    assert steps["grad_norm"].tolist()[1:] == [3.0, 3.0]
+
+
+def test_a_step_without_a_scaler_is_one_of_each_optimizer(tmp_path: Path) -> None:
+    """Of two that are named, both have stepped before a row closes."""
+    net = Net()
+    pair = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (net.body, net.head)]
+    with halfstep.watch(net, optimizers=pair, folder=tmp_path, name="it"):
+        for _ in range(3):
+            net(torch.ones(1, 8)).sum().backward()
+            for optimizer in pair:
+                optimizer.step()
+    assert len(Written(tmp_path / "it").steps) == 3
+
+
+def test_a_disabled_scaler_is_none(tmp_path: Path) -> None:
+    """GradScaler(enabled=False) leaves the same loop to the optimizer's hook."""
+    net, scaler = Net(), GradScaler("cpu", enabled=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for _ in range(3):
+            scaler.scale(net(torch.ones(1, 8)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    steps = Written(tmp_path / "it").steps
+    assert len(steps) == 3
+    assert np.isfinite(steps["loss"]).all()
+
+
+def test_a_scale_set_by_hand_is_told_as_set(tmp_path: Path) -> None:
+    """Instead of an update, or after one, it is no growth and no backoff."""
+    net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for step in range(1, 5):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.ones(1, 8)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update(64.0 if step == 2 else None)
+            if step == 3:
+                scaler.update(32.0)
+    written = Written(tmp_path / "it")
+    assert written.steps["scale"].tolist() == [8, 8, 64, 32]
+    told = [(e["kind"], e["step"], e["scale_after"]) for e in written.of("scaler")]
+    assert told == [("set", 3, 64), ("set", 4, 32)]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_schedule_that_advances_in_skipped_steps_is_told(tmp_path: Path) -> None:
+    """scheduler.step() after each attempt runs ahead; one that waits for the optimizer does not."""
+    for waits in (False, True):
+        net, scaler = Net(), GradScaler("cpu", init_scale=2.0**30)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+        with halfstep.watch(net, folder=tmp_path, name=f"waits-{waits}"):
+            for _ in range(20):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = net(torch.ones(4, 8)).square().mean()
+                scale = scaler.get_scale()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                if not waits or scaler.get_scale() >= scale:
+                    schedule.step()
+    for waits in (False, True):
+        written = Written(tmp_path / f"waits-{waits}")
+        skipped = len(written.of("scaler", "skip"))
+        assert skipped >= 3
+        told = written.of("schedule")
+        if waits:
+            assert told == []
+        else:
+            assert told[0]["advanced"] == told[0]["skipped"]
+            assert skipped / 2 < told[-1]["advanced"] <= skipped
+
+
+def test_an_optimizer_that_comes_later_lays_the_rows_out_anew(tmp_path: Path) -> None:
+    """So does a group that is added; no step before is lost."""
+    net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
+    first = torch.optim.SGD(net.head.parameters(), lr=1e-3)
+    second = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], lr=1e-3)
+    [extra] = second.param_groups[0]["params"]
+    with halfstep.watch(net, folder=tmp_path, name="it"):
+        for step in range(1, 7):
+            if step == 5:
+                first.add_param_group({"params": list(net.body.parameters())})
+            used = [first] if step < 3 else [first, second]
+            loss = net(torch.ones(1, 8)).sum() * (1 if step < 6 else float("inf")) + extra.sum()
+            scaler.scale(loss).backward()
+            for optimizer in used:
+                scaler.step(optimizer)
+            scaler.update()
+    written = Written(tmp_path / "it")
+    assert written.steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    [skip] = written.of("scaler", "skip")
+    assert [each["name"] for each in skip["culprits"]] == [n for n, _ in net.named_parameters()]
+
+
+def test_what_is_said_of_the_loss_goes_before_what_is_scaled(tmp_path: Path) -> None:
+    """loss() replaces the row's loss; several calls are averaged."""
+    net, scaler = Net(), GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    with halfstep.watch(net, folder=tmp_path, name="it") as watch:
+        for _ in range(2):
+            loss = net(torch.ones(1, 8)).sum()
+            scaler.scale(loss).backward()
+            watch.loss(torch.tensor(2.0))
+            watch.loss(4)
+            scaler.step(optimizer)
+            scaler.update()
+    assert Written(tmp_path / "it").steps["loss"].tolist() == [3, 3]
+
+
+def test_compiled_modules_keep_their_names_and_their_bits(tmp_path: Path) -> None:
+    """torch.compile of the model, and of a whole step: culprits go by the plain names."""
+    net = Net()
+    compiled = torch.compile(net, backend="eager")
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=1e-3), GradScaler("cpu")
+
+    @torch.compile(backend="eager")
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return scaler.scale(compiled(x).sum())
+
+    with halfstep.watch(compiled, folder=tmp_path, name="it"):
+        for factor in (1.0, float("inf")):
+            (forward(torch.ones(1, 8)) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    written = Written(tmp_path / "it")
+    assert len(written.steps) == 2
+    [skip] = written.of("scaler", "skip")
+    assert {each["name"] for each in skip["culprits"]} <= {n for n, _ in net.named_parameters()}
+
+
+def test_numbers_texts_images_and_tables_are_logged(tmp_path: Path) -> None:
+    """Numbers become metrics at their step, everything else a file; a fault is said, once."""
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        for _ in range(2):
+            watch.log({"val/loss": 0.5, "tensor": torch.tensor(2), "odd": object()}, step=7)
+        watch.log({"a/text": "hello", "image": pixels, "table": [{"a": 1}, {"b": 2}]}, step=7)
+    written = Written(tmp_path / "it")
+    metrics = {(e["name"], e["step"], e["value"]) for e in written.of("metric")}
+    assert metrics == {("val/loss", 7, 0.5), ("tensor", 7, 2.0)}
+    files = {e["name"]: tmp_path / "it" / e["path"] for e in written.of("artifact")}
+    assert files["a-text.txt"].read_text() == "hello"
+    assert files["table.csv"].read_text().split() == ["a,b", "1,", ",2"]
+    from PIL import Image
+
+    assert (np.asarray(Image.open(files["image.png"])) == pixels).all()
+
+
+def test_a_tensor_or_an_array_of_one_number_is_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its shape; one of more is named by its own, and by what is allowed."""
+    ones = {"t": torch.ones(1, requires_grad=True), "tt": torch.ones(1, 1), "a": np.ones(1)}
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log(
+            ones | {"three": torch.ones(3), "none": np.ones(0), "deep": torch.ones(2, 2, 2, 2, 2)}
+        )
+        watch.loss(np.ones(1))  # type: ignore[arg-type]
+    told = Written(tmp_path / "it").of("metric")
+    assert [(each["name"], each["value"]) for each in told] == [("t", 1), ("tt", 1), ("a", 1)]
+    allowed = "cannot be logged; allowed: a number, a text, a picture, a figure, an array or tensor"
+    _watching, *lines = capsys.readouterr().err.splitlines()
+    for line, kind in zip(
+        lines,
+        ["a tensor of shape (3,)", "an array of shape (0,)", "a tensor of shape (2, 2, 2, 2, 2)"],
+        strict=True,
+    ):
+        assert f" is not logged: {kind} {allowed}" in line
+
+
+def test_of_several_files_of_a_name_in_a_step_the_last_is_kept(tmp_path: Path) -> None:
+    """As of numbers, of which the server keeps the last."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        for text in ("first", "last"):
+            watch.log({"text": text})
+    assert (tmp_path / "it/artifacts/step-00000000/text.txt").read_text() == "last"
+
+
+def test_pixels_of_any_kind_are_pictures(tmp_path: Path) -> None:
+    """Floats in 0 … 1, booleans, tensors with channels first, a figure: all are PNG."""
+    from PIL import Image
+
+    class Figure:
+        """As matplotlib's."""
+
+        def savefig(self, file: Any, format: str) -> None:  # noqa: A002 - matplotlib's word
+            Image.new("RGB", (5, 4)).save(file, format)
+
+    wide = torch.linspace(0, 1, 3 * 6 * 7).reshape(3, 6, 7)
+    pictures = {
+        "floats": np.array([[0.0, 0.5], [1.0, np.nan]]),
+        "mask": torch.tensor([[True, False]]),
+        "tensor": wide.half(),
+        "figure": Figure(),
+    }
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log(pictures)
+    files = {
+        e["name"]: tmp_path / "it" / e["path"] for e in Written(tmp_path / "it").of("artifact")
+    }
+    seen = {name: np.asarray(Image.open(path)) for name, path in files.items()}
+    assert seen["floats.png"].tolist() == [[0, 128], [255, 0]]
+    assert seen["mask.png"].tolist() == [[255, 0]]
+    assert seen["tensor.png"].shape == (6, 7, 3)
+    assert seen["figure.png"].shape == (4, 5, 3)
+
+
+def test_histograms_and_sounds_are_files(tmp_path: Path) -> None:
+    """Counts between the lowest and the highest, and RIFF as Python reads it."""
+    import wave
+
+    values = torch.tensor([0.0, 1.0, 1.0, 2.0, float("nan")])
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log({"sizes": halfstep.Histogram(values, bins=2)})
+        watch.log({"tone": halfstep.Audio(np.array([0.0, 1.0, -2.0]), rate=8000)})
+    files = {
+        e["name"]: tmp_path / "it" / e["path"] for e in Written(tmp_path / "it").of("artifact")
+    }
+    histogram = json.loads(files["sizes.histogram.json"].read_text())
+    assert histogram == {"lowest": 0.0, "highest": 2.0, "counts": [1, 3], "nonfinite": 1}
+    with wave.open(str(files["tone.wav"])) as sound:
+        assert (sound.getframerate(), sound.getnchannels(), sound.getnframes()) == (8000, 1, 3)
+        assert np.frombuffer(sound.readframes(3), "<i2").tolist() == [0, 32767, -32767]
+
+
+def test_what_cannot_be_shown_is_said_and_not_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shape, type, size, or an error of whoever draws it: a line each, and the loop goes on."""
+
+    class Broken:
+        def savefig(self, *_: Any, **__: Any) -> None:
+            raise KeyError("no font")
+
+    monkeypatch.setattr("halfstep.session.logged_values.MOST_BYTES", 2**20)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log({"shape": np.zeros((2, 2, 7), np.uint8), "type": np.full((2, 2), 1000)})
+        watch.log({"long": "x" * 2**21, "figure": Broken()})
+        watch.log({"bins": halfstep.Histogram([1.0], bins=0), "sound": halfstep.Audio([], rate=0)})
+        watch.log({"good": 1.0})
+    written = Written(tmp_path / "it")
+    assert written.of("artifact") == []
+    assert len(written.of("metric")) == 1
+    told = capsys.readouterr().err
+    for name in ("shape", "type", "long", "figure", "bins", "sound"):
+        assert f"halfstep: {name} is not logged: " in told
+    assert "it is 2.0 MiB as .txt; allowed: 1 MiB" in told
+
+
+def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Too large for a float, complex, without a value, or in no dictionary."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log({"big": 10**400, "complex": torch.tensor(1 + 1j)})
+        watch.log({"meta": torch.ones((), device="meta")})
+        watch.log({"n" * 9000: 1.0})
+        watch.log([1.0])  # type: ignore[arg-type]
+        watch.log({"good": 1.0})
+    [good] = Written(tmp_path / "it").of("metric")
+    assert good["name"] == "good"
+    told = capsys.readouterr().err
+    assert max(map(len, told.splitlines())) < 1000
+    for name in ("big", "complex", "meta", "n" * 100):
+        assert f"halfstep: {name} is not logged: " in told
+    assert "halfstep: log was told [1.0]; allowed: a dictionary of values by name" in told
+
+
+UNLOGGED: list[tuple[dict[Any, Any], str]] = [
+    ({"big": -(10**400)}, "big is not logged: it is -1000"),
+    ({"complex": torch.tensor(1j)}, "complex is not logged: it is tensor(0.+1.j); allowed: a numb"),
+    (
+        {"word": np.array("abc")},
+        "word is not logged: it is array('abc', dtype='<U3'); allowed: a n",
+    ),
+    (
+        {" \n": 1.0},
+        r"a value is not logged: its name is ' \n'; allowed: text without NUL and lone ",
+    ),
+    ({"": "text"}, "a value is not logged: its name is ''; allowed: text without NUL and lone sur"),
+    (
+        {5: "text"},
+        "a value is not logged: its name is 5; allowed: text without NUL and lone surrog",
+    ),
+    ({"n" * 201: 1.0}, f"{'n' * 100} is not logged: metric '{'n' * 199}… at step 0: name is "),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), UNLOGGED)
+def test_what_is_not_logged_is_named_with_what_is_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], said: str
+) -> None:
+    """In one line, and what is logged beside it is there."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.log(values | {"good": 1.0})
+    written = Written(tmp_path / "it")
+    assert [event["name"] for event in written.of("metric")] == ["good"]
+    assert written.of("artifact") == []
+    _watching, line = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"halfstep: {said}")
+    assert "; allowed: " in line
+
+
+def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None:
+    """It lies in the run's folder too, without a second copy."""
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"weights")
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        watch.checkpoint(path)
+        watch.checkpoint(tmp_path / "absent.pt")
+    [event] = Written(tmp_path / "it").of("checkpoint")
+    [file] = event["files"]
+    assert (file["size_bytes"], file["kind"]) == (7, "checkpoint")
+    assert file["sha256"] == hashlib.sha256(b"weights").hexdigest()
+    assert (tmp_path / "it" / file["path"]).samefile(path)
+
+
+def test_the_folder_says_all_of_the_run(tmp_path: Path) -> None:
+    """Name, configuration, project, tags, versions and host; and how it ended."""
+    from argparse import Namespace
+
+    config = Namespace(lr=1e-3, path=Path("data"), deep={"a": float("nan")})
+    with halfstep.watch(
+        folder=tmp_path, name="my run/1", config=config, project="p", tags=["a"]
+    ) as watch:
+        bf16(watch, epochs=3)
+    run = json.loads((tmp_path / "my-run-1" / "run.json").read_text())
+    assert (run["name"], run["project"], run["tags"]) == ("my run/1", "p", ["a"])
+    assert run["config"] == {"lr": 1e-3, "path": "data", "deep": {"a": "NaN"}}
+    [attempt] = run["attempts"]
+    assert (
+        attempt["versions"]["torch"] == torch.__version__.partition("+")[0] or attempt["versions"]
+    )
+    outcome = json.loads((tmp_path / "my-run-1" / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"], outcome["error"]) == ("finished", 3, None)
+
+
+def test_whole_numbers_that_no_browser_holds_are_texts_of_the_configuration(
+    tmp_path: Path,
+) -> None:
+    """A run of one, of a seed of 64 bits say, was refused by the server for ever."""
+    config = {"seed": 2**64 - 1, "least": [-(2**63)], "exact": 2**53, "long": 10**5000}
+    halfstep.watch(folder=tmp_path, name="it", config=config).finish()
+    assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {
+        "seed": "18446744073709551615",
+        "least": ["-9223372036854775808"],
+        "exact": 2**53,
+        "long": "of type int",
+    }
+
+
+@pytest.mark.parametrize("how", ["run", "file"])
+def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
+    """By run=, or a file in the folder; its steps go on, from where the script says if it does."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        bf16(watch, epochs=5)
+    if how == "file":
+        (tmp_path / "resume").write_text("it\n")
+    again = {"run": "it"} if how == "run" else {}
+    with halfstep.watch(folder=tmp_path, **again) as watch:
+        bf16(watch, epochs=2)
+    with halfstep.watch(folder=tmp_path, **again) as watch:
+        watch.resume(3)
+        bf16(watch, epochs=1)
+    written = Written(tmp_path / "it")
+    assert written.steps["step"].tolist() == [1, 2, 3, 4, 5, 6, 7, 4]
+    assert [(e["step"], e["exact"]) for e in written.of("resumed")] == [(5, False), (3, False)]
+    attempts = json.loads((tmp_path / "it" / "run.json").read_text())["attempts"]
+    assert [attempt["attempt"] for attempt in attempts] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("clock_set", [timedelta(), timedelta(days=-1)])
+def test_the_time_of_a_resumed_run_goes_on(tmp_path: Path, clock_set: timedelta) -> None:
+    """From its first start, an hour ago; never back, though the machine's clock was set back."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        bf16(watch, epochs=2)
+    described = tmp_path / "it" / "run.json"
+    run = json.loads(described.read_text())
+    run["started"] = (datetime.now(UTC) - timedelta(hours=1) - clock_set).isoformat()
+    described.write_text(json.dumps(run))
+    with halfstep.watch(folder=tmp_path, run="it") as watch:
+        bf16(watch, epochs=2)
+        watch.log({"accuracy": 0.5})
+    written = Written(tmp_path / "it")
+    elapsed = [*written.steps["elapsed_ms"].tolist(), written.of("metric")[0]["elapsed_ms"]]
+    assert elapsed == sorted(elapsed)
+    assert elapsed[2] >= (0 if clock_set else 3_600_000)
+
+
+@pytest.mark.parametrize("how", ["run", "file"])
+def test_a_run_to_go_on_with_that_is_not_there_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """A typo begins a new run, and says so; going on with that one says nothing."""
+    (tmp_path / "resume").write_text("mien\n")
+    run = "mien" if how == "run" else None
+    for _ in range(2):
+        halfstep.watch(folder=tmp_path, run=run).finish()
+    line, *watching = capsys.readouterr().err.splitlines()
+    assert line == f"halfstep: there is no run 'mien' in {tmp_path}: this is a new one"
+    assert len(watching) == 2
+
+
+@pytest.mark.parametrize("run", ["../off", "off ", "-off", "o" * 100 + "ff"])
+def test_no_other_run_is_gone_on_with_than_the_one_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str
+) -> None:
+    """A name that no folder has begins a new run once, and is that run from then on."""
+    for name in ("off", "o" * 100):
+        halfstep.watch(folder=tmp_path, name=name).finish()
+    capsys.readouterr()
+    for name in ("named otherwise", None):
+        again = halfstep.watch(folder=tmp_path, run=run, name=name)
+        again.finish()
+        assert again.folder
+        assert again.folder.parent == tmp_path
+        assert again.folder.name.endswith("-2")
+    assert len(list(again.folder.glob("outcome-*.json"))) == 2
+    assert [path.name for path in tmp_path.glob("o*/outcome-2.json")] == ["outcome-2.json"]
+    line, *watching = capsys.readouterr().err.splitlines()
+    assert line == f"halfstep: there is no run {events.shown(run)} in {tmp_path}: this is a new one"
+    assert len(watching) == 2
+
+
+def test_a_run_is_gone_on_with_by_its_name_or_its_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a name that no folder can have, too."""
+    halfstep.watch(folder=tmp_path, name="my run/1").finish()
+    for run in ("my run/1", "my-run-1"):
+        halfstep.watch(folder=tmp_path, run=run).finish()
+    assert (tmp_path / "my-run-1" / "outcome-3.json").exists()
+    assert "there is no run" not in capsys.readouterr().err
+
+
+def test_a_resumed_run_is_configured_anew(tmp_path: Path) -> None:
+    """What it is given replaces what that names; nothing is named by none."""
+    for again, config in (
+        ({"name": "it"}, {"lr": 0.1, "seed": 1, "model": {"depth": 2}}),
+        ({"run": "it"}, {"lr": 0.2, "model": {"width": 8}}),
+        ({"run": "it"}, None),
+    ):
+        halfstep.watch(folder=tmp_path, config=config, mode="offline", **again).finish()
+    described = json.loads((tmp_path / "it" / "run.json").read_text())
+    assert described["config"] == {"lr": 0.2, "seed": 1, "model": {"width": 8}}
+
+
+def test_a_configuration_that_is_none_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the start or later, and the run goes on with what it has."""
+    with halfstep.watch(folder=tmp_path, name="it", config="lr=0.1") as watch:
+        watch.configure({"lr": 0.2})
+        watch.configure([0.1])
+    assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {"lr": 0.2}
+    told = capsys.readouterr().err
+    assert "halfstep: config is passed over: it is 'lr=0.1'; allowed: a dictionary" in told
+    assert "halfstep: configure is passed over: it is [0.1]; allowed: a dictionary" in told
+
+
+def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
+    """A name that is taken gets a number."""
+    for _ in range(2):
+        halfstep.watch(folder=tmp_path, name="it").finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"it", "it-2"}
+
+
+def test_the_folder_of_runs_hides_no_module_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script beside it, which finds modules there first, imports us again."""
+    monkeypatch.chdir(tmp_path)
+    halfstep.watch(name="it").finish()
+    assert Path("halfstep-runs/it/outcome-1.json").exists()
+    Path("again.py").write_text("import halfstep; print(halfstep.watch.__name__)")
+    again = subprocess.run([sys.executable, "again.py"], capture_output=True, text=True, check=True)
+    assert again.stdout == "watch\n"
+
+
+def test_runs_of_an_earlier_version_are_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie in a folder of another name, which stays the one that is taken."""
+    monkeypatch.chdir(tmp_path)
+    halfstep.watch(folder="halfstep", name="it").finish()
+    halfstep.watch(run="it").finish()
+    assert Path("halfstep/it/outcome-2.json").exists()
+
+
+def test_watching_twice_is_watching_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second call adds modules, and says so to who names another run; finishing twice does
+    nothing more.
+    """
+    first = halfstep.watch(folder=tmp_path, name="it")
+    assert halfstep.watch(Net(), folder=tmp_path) is first
+    begun = f"halfstep: watching; the run is in {tmp_path / 'it'}\n"
+    assert capsys.readouterr().err == begun
+    halfstep.watch(Net(), folder=tmp_path, name="it")  # as a notebook's cell, run again
+    halfstep.watch(Net(), folder=tmp_path, run="it")
+    wrong: Any = np.ones(2)
+    halfstep.watch(Net(), folder=tmp_path, name=wrong, run=wrong)
+    second = halfstep.watch(Net(), folder=tmp_path, name="other")
+    assert second is first
+    first.finish()
+    second.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+    goes_on = f"{tmp_path / 'it'} goes on; `finish()` ends it before another begins"
+    assert capsys.readouterr().err == f"halfstep: {goes_on}\n"
+
+
+def test_disabled_it_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By mode or environment; so on every rank but the first. All methods are there."""
+    cases: list[tuple[dict[str, str], Any]] = [
+        ({}, "disabled"),
+        ({"HALFSTEP_MODE": "disabled"}, "auto"),
+        ({"RANK": "1"}, "auto"),
+    ]
+    for environment, mode in cases:
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            with halfstep.watch(Net(), folder=tmp_path, mode=mode) as watch:
+                watch.log({"a": 1})
+                watch.loss(1.0)
+                watch.checkpoint(tmp_path)
+            assert watch.folder is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_argument_ends_no_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be watched is said in one line."""
+    monkeypatch.setenv("HALFSTEP_MODE", "sometimes")
+    assert halfstep.watch(folder=tmp_path).folder is None
+    monkeypatch.delenv("HALFSTEP_MODE")
+    (tmp_path / "file").touch()
+    assert halfstep.watch(folder=tmp_path / "file").folder is None
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "the mode is 'sometimes'; allowed: auto, offline, disabled" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [("folder", 5), ("run", 7), ("run", ""), ("run", " "), ("run", "r" * 201)],
+)
+def test_where_it_is_written_is_not_guessed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    argument: str,
+    told: Any,
+) -> None:
+    """A wrong folder or run is named, with what is allowed, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert halfstep.watch(**{argument: told}).folder is None
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"ValueError: {argument} is {events.shown(told)[:200]}" in line
+    assert "; allowed: " in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_run_cannot_be_called_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name, project and tags: a line each, and the run has what is right."""
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"name": 5}, "name is passed over: it is 5; allowed: "),
+        ({"name": " "}, "name is passed over: it is ' '; allowed: "),
+        ({"name": "n" * 300}, f"name is passed over: it is '{'n' * 199}…; allowed: "),
+        ({"project": 5}, "project is passed over: it is 5; allowed: "),
+        ({"tags": 5}, "tags is passed over: it is 5; allowed: texts, in a list"),
+        ({"tags": [1, None, "good"]}, "tags: 1, None is passed over; allowed: "),
+    ]
+    for number, (arguments, said) in enumerate(wrong):
+        halfstep.watch(folder=tmp_path / str(number), **arguments).finish()
+        line, _watching = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"halfstep: {said}")
+        if "allowed: texts" not in said:
+            assert line.endswith("of 1 to 200 characters, and not only blanks")
+        [described] = (tmp_path / str(number)).glob("*/run.json")
+        run = json.loads(described.read_text())
+        assert run["name"] == described.parent.name
+        assert run["project"] is None
+        assert run["tags"] == (["good"] if number == 5 else [])
+
+
+@pytest.mark.parametrize(
+    ("tags", "kept"), [("fp16", ["fp16"]), (("a", "b"), ["a", "b"]), (None, [])]
+)
+def test_a_single_text_is_one_tag(tmp_path: Path, tags: Any, kept: list[str]) -> None:
+    """And none are none."""
+    halfstep.watch(folder=tmp_path, name="it", tags=tags).finish()
+    assert json.loads((tmp_path / "it" / "run.json").read_text())["tags"] == kept
+
+
+WRONG_ONES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "a number": (lambda: {"optimizers": [5]}, "optimizers is passed over, and all are heard: it h"),
+    "no list": (lambda: {"optimizers": 5}, "it has 5; allowed: optimizers of torch, in a list or"),
+    "none": (lambda: {"optimizers": []}, "it is []; allowed: optimizers of torch, in a list or by"),
+    "a module": (lambda: {"optimizers": [Net()]}, "it has Net( (body): Linear("),
+    "a name": (
+        lambda: {"optimizers": {1: torch.optim.SGD([nn.Parameter(torch.ones(1))])}},
+        "it has the name 1; allowed: optimizers of torch, in a list or by name",
+    ),
+    "a scaler": (
+        lambda: {"scaler": "x"},
+        "scaler is passed over, and every scaler is heard: it is 'x'; allowed: a torch.amp.Grad",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ONES)
+def test_where_what_is_to_be_heard_alone_is_wrong_all_is_heard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A line says so, and every step and skip is there."""
+    wrong, said = WRONG_ONES[name]
+    with halfstep.watch(folder=tmp_path, name="it", **wrong()) as watch:
+        truth = Script().train(watch.add, steps=12)
+    written = Written(tmp_path / "it").truth()
+    assert (written.scales, written.skipped) == (truth.scales, truth.skipped)
+    assert any(truth.skipped)
+    [line, _watching] = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_an_error_of_ours_ends_no_loop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one line, the wraps are gone, the weights are what they would have been."""
+    bare = Script().train(steps=12)
+    write, calls = halfstep.loop.Loop._write, iter(range(100))
+
+    def failing(*arguments: Any) -> Any:
+        if next(calls) == 5:
+            raise OSError("no space\nleft")
+        return write(*arguments)
+
+    monkeypatch.setattr(halfstep.loop.Loop, "_write", failing)
+    watch = halfstep.watch(folder=tmp_path, name="it")
+    watched = Script().train(watch.add, steps=12)
+    watch.log({"a": 1})
+    watch.finish()
+    assert all(map(torch.equal, watched.weights, bare.weights))
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    [told] = Written(tmp_path / "it").of("failed_diagnosis")
+    assert (told["diagnosis"], told["step"]) == ("watch", 5)
+    assert Written(tmp_path / "it").steps["step"].tolist() == [1, 2, 3, 4, 5]
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"]) == ("finished", 5)
+
+
+def test_a_script_that_raises_after_an_error_of_ours_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody heard its last steps, and how it ended is told all the same."""
+
+    def failing(*_: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(halfstep.loop.Loop, "_write", failing)
+
+    def script() -> None:
+        with halfstep.watch(folder=tmp_path, name="it") as watch:
+            Script().train(watch.add, steps=3)
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError):
+        script()
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], "KeyError: 'broken'" in outcome["error"]) == ("failed", True)
+
+
+WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
+    "add": (lambda watch: watch.add("net"), "it was told 'net'; allowed: modules of torch"),
+    "add, an optimizer": (
+        lambda watch: watch.add(torch.optim.SGD([torch.zeros(1)])),
+        "it was told the optimizer SGD; allowed: optimizers=[…]",
+    ),
+    "configure": (lambda watch: watch.configure([1]), "it is [1]; allowed: a dictionary"),
+    "resume": (
+        lambda watch: watch.resume("abc"),
+        "its step is 'abc'; allowed: a whole number from 0",
+    ),
+    "resume, below 0": (lambda watch: watch.resume(-1), "its step is -1; "),
+    "resume, a fraction": (lambda watch: watch.resume(1.5), "its step is 1.5; "),
+    "log_on": (lambda watch: watch.log_on(None), "its step is None; "),
+    "loss": (lambda watch: watch.loss("abc"), "it is 'abc'; allowed: a number or a tensor"),
+    "loss, too large": (lambda watch: watch.loss(10**400), "it is "),
+    "loss, complex": (lambda watch: watch.loss(torch.tensor(1j)), "it is tensor("),
+    "log": (lambda watch: watch.log({"a": 1}, step="x"), "its step is 'x'; "),
+    "checkpoint": (lambda watch: watch.checkpoint(None), "TypeError: "),
+    "checkpoint, its kind": (lambda watch: watch.checkpoint(__file__, kind=5), "TypeError: "),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_of_a_method_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """The call is passed over, and the run has all of its steps and its end."""
+    call, said = WRONG[name]
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        call(watch)
+        bf16(watch, epochs=5)
+    assert Written(tmp_path / "it").steps["step"].tolist() == [1, 2, 3, 4, 5]
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"]) == ("finished", 5)
+    [_watching, line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"halfstep: {name.split(',')[0]} is passed over: {said}")
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [closed(), None], ids=["closed", "none"])
+def test_an_error_that_nobody_can_be_told_of_ends_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
+) -> None:
+    """The script's stderr may be closed, or have been none from the start."""
+
+    def failing(*_: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", failing)
+    monkeypatch.setattr(sys, "stderr", stream)
+    watch = halfstep.watch(folder=tmp_path, name="it")
+    Script().train(watch.add, steps=3)
+    halfstep.watch(folder=tmp_path, mode="sometimes")  # type: ignore[arg-type]
+    assert Written(tmp_path / "it").of("failed_diagnosis")
+
+
+def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that goes on after Ctrl-C can be ended by SIGTERM all the same."""
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    watch = halfstep.watch(folder=tmp_path, name="it")
+    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Script().train(watch.add, steps=3)
+    assert watch._ending.held == 0
+    watch.finish()
+
+
+def test_an_uploader_that_cannot_be_started_again_ends_no_watching(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine without a process to spare: what is told stays in the folder."""
+    starts = iter(["http://server/runs/1"])
+
+    def start(*_: Any) -> str:
+        for page in starts:
+            return page
+        raise OSError("no process to spare")
+
+    monkeypatch.setattr(uploader, "start", start)
+    monkeypatch.setattr(watch_session, "REVIVAL_SECONDS", -1.0)
+    monkeypatch.setattr(ring, "DRAIN_ROWS", 1)
+    watch = halfstep.watch(folder=tmp_path, name="it", url="http://server", token="hs_secret")
+    Script().train(watch.add, steps=12)
+    watch.finish()
+    assert len(Written(tmp_path / "it").steps) == 12
+    assert "unwatched" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_torch_has_the_attributes_that_are_read(name: str) -> None:
+    """They are private: a torch without one of them must be noticed here."""
+    scaler = GradScaler("cpu")
+    scaler.scale(torch.ones((), requires_grad=True))
+    assert hasattr(scaler, name)
+    state = scaler._per_optimizer_states[0]
+    assert state["found_inf_per_device"] == {}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_torch_has_the_methods_that_are_wrapped(name: str) -> None:
+    """A method that is renamed would leave the loop unheard."""
+    assert callable(vars(GradScaler)[name])
+
+
+def test_a_torch_that_has_not_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop goes on, and the line names class and attribute."""
+    monkeypatch.setattr("halfstep.monitor.loop.PRIVATE", (*PRIVATE, "_gone"))
+    with halfstep.watch(folder=tmp_path) as watch:
+        Script().train(watch.add, steps=2)
+    assert "GradScaler has no _gone" in capsys.readouterr().err
+
+
+def test_nothing_keeps_a_model_alive(tmp_path: Path) -> None:
+    """A run that is over lets go of what it watched."""
+    import weakref
+
+    net = Net()
+    there = weakref.ref(net.body.weight)
+    halfstep.watch(net, folder=tmp_path).finish()
+    del net
+    gc.collect()
+    assert there() is None
+
+
+SCRIPT = """
+import os, signal, sys, torch, halfstep
+from torch.amp import GradScaler
+def main(end):
+    net = torch.nn.Linear(4, 1)
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=1e-3), GradScaler("cpu")
+    watch = halfstep.watch(net, folder=sys.argv[1], name="it")
+    for _ in range(5):
+        scaler.scale(net(torch.ones(1, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    end()
+def raises(): raise KeyError("broken")
+def terminated(): os.kill(os.getpid(), signal.SIGTERM); signal.pause()
+def own_handler():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); terminated()
+def forks():
+    if os.fork() == 0: sys.exit(0)
+    os.wait()
+def loads():
+    class Data(torch.utils.data.Dataset):
+        def __len__(self): return 8
+        def __getitem__(self, i):
+            GradScaler("cpu").scale(torch.ones((), requires_grad=True)).backward()
+            return i
+    list(torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context="fork"))
+def returns(): pass
+def exits(): sys.exit(3)
+main(globals()[sys.argv[2]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "status", "error"),
+    [
+        ("returns", 0, "finished", None),
+        ("exits", 3, "failed", None),
+        ("raises", 1, "failed", "KeyError: 'broken'"),
+        ("terminated", -signal.SIGTERM, "terminated", None),
+        ("own_handler", 7, "failed", None),
+        ("forks", 0, "finished", None),
+        ("loads", 0, "finished", None),
+    ],
+)
+def test_however_a_script_ends_its_last_rows_are_there(
+    tmp_path: Path, end: str, code: int, status: str, error: str | None
+) -> None:
+    """Its exit code is what it would have been, and only the process that watched has written."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path, end],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
+    )
+    assert done.returncode == code, done.stderr
+    assert Written(tmp_path / "it").steps["step"].tolist() == [1, 2, 3, 4, 5]
+    outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
+    assert (outcome["status"], outcome["step"]) == (status, 5)
+    if error is None:
+        assert outcome["error"] is None
+    else:
+        assert error in outcome["error"]
+        assert error in done.stderr
+    assert done.stderr.count("halfstep:") == 1
+
+
+SIGNALLED = """
+import signal, sys, halfstep
+watch = halfstep.watch(folder=sys.argv[1], name="it")
+ended = []
+watch._ending.terminate = lambda: ended.append("now")
+def interrupted():
+    signal.raise_signal(signal.SIGTERM)
+    assert ended == []
+watch._guard(interrupted)
+assert ended == ["now"]
+watch._ending.is_due = False
+watch.finish()
+"""
+
+
+def test_a_signal_in_the_midst_of_our_work_waits_for_its_end(tmp_path: Path) -> None:
+    """Else the spool would be written twice at once."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, tmp_path],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_that_is_written_can_be_recorded(tmp_path: Path) -> None:
+    """Every event of the worst run passes the table that the recorder goes by."""
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        Script().train(watch.add, steps=STEPS)
+    assert all(events.fault(event) is None for event in Written(tmp_path / "it").events)
+
+
+def test_parameters_that_no_module_has_are_called_by_their_place(tmp_path: Path) -> None:
+    """watch() without a module names culprits all the same."""
+    net, scaler = Net(), GradScaler("cpu")
+    optimizer = torch.optim.SGD(net.head.parameters(), lr=1e-3)
+    with halfstep.watch(folder=tmp_path, name="it"):
+        scaler.scale(net(torch.ones(1, 8)).sum() * float("inf")).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    [skip] = Written(tmp_path / "it").of("scaler", "skip")
+    assert [each["name"] for each in skip["culprits"]] == ["group0.0", "group0.1"]
+
+
+def test_modules_of_one_class_are_numbered() -> None:
+    """Of several modules each has its class's name before its parameters'."""
+    from halfstep.monitor.gradients import parameter_names
+
+    names = parameter_names((nn.Linear(1, 1), nn.Conv1d(1, 1, 1, bias=False), nn.Linear(1, 1)))
+    assert list(names.values()) == [
+        "Linear1.weight",
+        "Linear1.bias",
+        "Conv1d.weight",
+        "Linear2.weight",
+        "Linear2.bias",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of torch itself
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_step_that_is_compiled_whole_is_watched(tmp_path: Path, is_scaled: bool) -> None:
+    """Backward, scaler and optimizer within torch.compile: the same bits, and every step."""
+
+    def train(watch: Any = None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+        scaler = GradScaler("cpu", enabled=is_scaled)
+        if watch:
+            watch.add(net)
+
+        @torch.compile(backend="eager")
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            scaler.scale(net(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        for _ in range(3):
+            step(torch.ones(4, 8))
+        return [p.detach() for p in net.parameters()]
+
+    bare = train()
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        assert all(map(torch.equal, train(watch), bare))
+    steps = Written(tmp_path / "it").steps
+    assert len(steps) == 3
+    assert (steps["loss"] > 0).all()
+
+
+RANK = """
+import sys, torch, halfstep
+import torch.distributed as dist
+from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+place = f"file://{sys.argv[1]}/meet"
+dist.init_process_group("gloo", place, rank=int(sys.argv[2]), world_size=2)
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+if sys.argv[3] == "fsdp2":
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(net, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+else:
+    net = torch.nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+scaler = (ShardedGradScaler if sys.argv[3] == "sharded" else GradScaler)("cpu")
+with halfstep.watch(net, folder=sys.argv[1], name="it"):
+    for step in range(4):
+        optimizer.zero_grad()
+        factor = float("inf") if step == 2 and dist.get_rank() else 1.0
+        scaler.scale(net(torch.ones(1, 4)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "sharded", "fsdp2"])
+def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) -> None:
+    """DDP, with either scaler, and FSDP2: what any rank overflowed in is in the one run."""
+    ranks = [
+        warm.Popen([sys.executable, "-c", RANK, str(tmp_path), str(rank), kind])
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    written = Written(tmp_path / "it")
+    assert written.steps["step"].tolist() == [1, 2, 3, 4]
+    [skip] = written.of("scaler", "skip")
+    assert (skip["step"], [c["name"] for c in skip["culprits"]]) == (3, ["weight", "bias"])
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["it"]
+
+
+def test_a_full_disk_does_not_end_watching(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps and files of that time are lost, and said to be; what comes later is there."""
+    from halfstep.telemetry import patient_spool
+    from tests.halfstep.telemetry.test_patient_spool import full
+
+    monkeypatch.setattr(patient_spool, "RETRY_SECONDS", 0)
+    with halfstep.watch(folder=tmp_path, name="it") as watch:
+        with full(20):
+            bf16(watch, epochs=40)
+            watch.log({"a": "text"})
+            watch._loop.drain(1.0)
+        watch.log({"late": 1.0})
+    written = Written(tmp_path / "it")
+    assert len(written.steps) == 0
+    assert [(event["name"], event["step"]) for event in written.of("metric")] == [("late", 40)]
+    told = capsys.readouterr().err
+    assert "the spool is written again: 40 steps" in told
+    assert (tmp_path / "it" / "outcome-1.json").exists()
+
+
+def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither from the command line nor, of the token in use, from the configuration."""
+    token = "hs_0123456789"
+    monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", "abc", "--lr=1", token])
+    config = {"argument": token, "lr": 1}
+    halfstep.watch(folder=tmp_path, name="it", config=config, token=token, mode="offline").finish()
+    run = json.loads((tmp_path / "it" / "run.json").read_text())
+    assert run["attempts"][0]["command"] == ["train.py", "--api-key", "***", "--lr=1", "***"]
+    assert run["config"] == {"argument": "***", "lr": 1}

@@ -1,0 +1,191 @@
+"""What a watched loop is asked at an interval, beside a loop that counts by itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+
+import halfstep
+from halfstep.monitor.exponents import describe
+from halfstep.session import watch_session
+from halfstep.telemetry import events
+from tests.halfstep.monitor.watch_made import Net, Script, Written
+
+ALL = {"histogram_every": 3, "layers_every": 2, "headroom_every": 4}
+STEPS = 13
+
+
+@pytest.fixture(autouse=True)
+def undone(nothing_compiled: None) -> Iterator[None]:
+    """No hook of ours is left."""
+    yield
+    if watch_session._active is not None:
+        watch_session._active.finish()
+    assert not hooks._global_forward_hooks
+
+
+class Reference:
+    """A loop in fp16 that keeps what passes in each step, at the cost of asking."""
+
+    def __init__(self, *, fused: bool) -> None:
+        self.fused = fused
+        self.gradients: list[dict[str, torch.Tensor]] = []  # by step, unscaled
+        self.largest: list[dict[str, tuple[float, float]]] = []
+        self.scales: list[float] = []
+
+    def train(self, folder: Path, *, looks: bool, **every: int) -> list[torch.Tensor]:
+        """Train, watched; with looks of its own too, or not. Return the weights."""
+        torch.manual_seed(0)
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=self.fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=5)
+        with halfstep.watch(net, folder=folder, name="it", **every):
+            for _ in range(STEPS):
+                passed: dict[str, list[torch.Tensor]] = {}
+                optimizer.zero_grad()
+                taken = [
+                    part.register_forward_hook(self._keep(passed, name))
+                    for name, part in net.named_children()
+                    if looks
+                ]
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = net(torch.randn(16, 8)).square().mean()
+                scaler.scale(loss).backward()
+                for hook in taken:
+                    hook.remove()
+                if looks:
+                    self._note(net, scaler, passed)
+                scaler.step(optimizer)
+                scaler.update()
+        return [p.detach() for p in net.parameters()]
+
+    def _keep(self, passed: dict[str, list[torch.Tensor]], name: str) -> Any:
+        def keep(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+            output.register_hook(lambda gradient: passed[name].append(gradient.detach()))
+            passed[name] = [output.detach()]
+
+        return keep
+
+    def _note(self, net: nn.Module, scaler: Any, passed: dict[str, list[torch.Tensor]]) -> None:
+        scale = scaler.get_scale()
+        self.scales.append(scale)
+        self.gradients.append({n: p.grad / scale for n, p in net.named_parameters()})
+        self.largest.append(
+            {n: (out.abs().max().item(), g.abs().max().item()) for n, (out, g) in passed.items()}
+        )
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_is_asked_for_is_what_passed(tmp_path: Path, fused: bool) -> None:
+    """Exponents, norms of layers and largest numbers are the loop's own, in the steps due alone."""
+    reference = Reference(fused=fused)
+    reference.train(tmp_path, looks=True, **ALL)
+    written = Written(tmp_path / "it")
+
+    histograms = written.of("histogram")
+    assert [each["step"] for each in histograms] == [3, 6, 9, 12]
+    for each in histograms:
+        assert each["scale"] == reference.scales[each["step"] - 1]
+        gradients = reference.gradients[each["step"] - 1]
+        for module in each["modules"]:
+            own = [g.flatten() for n, g in gradients.items() if n.startswith(module["name"])]
+            bits = (torch.cat(own).view(torch.int32) >> 23) & 0xFF
+            counts = np.bincount(bits.numpy(), minlength=256)
+            assert module == {"name": module["name"]} | describe(counts, each["scale"])
+
+    layers = written.of("layer_norms")
+    assert [each["step"] for each in layers] == [2, 4, 6, 8, 10, 12]
+    for each in layers:
+        gradients = reference.gradients[each["step"] - 1]
+        assert each["layers"] == ["body", "head"]
+        for name, norm in zip(each["layers"], each["norms"], strict=True):
+            own = [g.flatten() for n, g in gradients.items() if n.startswith(name)]
+            assert norm == pytest.approx(torch.cat(own).norm().item(), rel=1e-5)
+
+    looks = written.of("headroom")
+    assert [each["step"] for each in looks] == [4, 8, 12]
+    for each in looks:
+        found = {m["name"]: (m["activation"], m["gradient"]) for m in each["modules"]}
+        assert found == reference.largest[each["step"] - 1]
+    assert all(events.fault(event) is None for event in written.events)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_to_be_asked_changes_no_bit(tmp_path: Path, fused: bool) -> None:
+    """Weights are those of a loop that is not looked at, in skipped steps too."""
+    bare = Reference(fused=fused).train(tmp_path / "bare", looks=False)
+    asked = dict.fromkeys(ALL, 1)
+    watched = Reference(fused=fused).train(tmp_path / "watched", looks=False, **asked)
+    assert all(map(torch.equal, bare, watched))
+    script = Script(fused=fused)
+    weights = script.train().weights
+    with halfstep.watch(folder=tmp_path, name="skips", **asked) as watch:
+        assert all(map(torch.equal, script.train(watch.add).weights, weights))
+    assert all(events.fault(event) is None for event in Written(tmp_path / "skips").events)
+
+
+def test_between_the_steps_that_are_due_no_hook_is_there(tmp_path: Path) -> None:
+    """Nor in a module, at any time; what is evaluated in between is not looked at."""
+    net = Net()
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    seen = []
+    with halfstep.watch(net, folder=tmp_path, name="it", headroom_every=3):
+        for _ in range(6):
+            seen.append(len(hooks._global_forward_hooks))
+            assert not any(part._forward_hooks for part in net.modules())
+            with torch.no_grad():
+                net(torch.full((1, 8), 1e4))
+            scaler.scale(net(torch.ones(1, 8)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert seen == [0, 0, 1, 0, 0, 1]
+    looks = Written(tmp_path / "it").of("headroom")
+    assert all(module["activation"] < 100 for look in looks for module in look["modules"])
+
+
+def test_one_that_fails_is_told_once_and_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loop is watched on, and so are the others."""
+
+    def failing(*_: Any) -> Any:
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr("halfstep.monitor.exponents.Exponents.count", failing)
+    with halfstep.watch(folder=tmp_path, name="it", **dict.fromkeys(ALL, 1)) as watch:
+        Script().train(watch.add, steps=6)
+    written = Written(tmp_path / "it")
+    assert len(written.steps) == len(written.of("headroom")) == 6
+    [failed] = written.of("failed_diagnosis")
+    assert (failed["diagnosis"], failed["step"]) == ("histogram", 1)
+    assert capsys.readouterr().err.count("no more histogram: MemoryError: no memory left") == 1
+
+
+def test_compiled_modules_are_not_compiled_anew(tmp_path: Path) -> None:
+    """Where anything is compiled, headroom is given up, and says why."""
+    torch._dynamo.reset()
+    net = Net()
+    compiled = torch.compile(net, backend="eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with halfstep.watch(compiled, folder=tmp_path, name="it", headroom_every=2):
+        for _ in range(4):
+            compiled(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+    written = Written(tmp_path / "it")
+    assert len(written.steps) == 4
+    assert written.of("headroom") == []
+    assert "compiled" in written.of("failed_diagnosis")[0]["error"]
+
+
+@pytest.mark.parametrize("wrong", [-1, 0.5, "often"])
+def test_an_interval_that_is_none_is_said(
+    tmp_path: Path, wrong: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By name, value and what is allowed."""
+    assert halfstep.watch(folder=tmp_path, layers_every=wrong).folder is None
+    assert f"layers_every is {wrong!r}; allowed: a whole number" in capsys.readouterr().err

@@ -1,0 +1,378 @@
+"""What rows of a watched loop say of steps: whose loss, applied or not, and which parameters."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+import halfstep
+from halfstep.telemetry.spool import NOT_STEPPED, SKIPPED, UNKNOWN_LOSS
+from tests.halfstep.monitor.watch_made import Written
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
+
+def of(name: str, written: Written) -> list[tuple[int, float]]:
+    """Return a metric's points."""
+    return [(e["step"], e["value"]) for e in written.of("metric") if e["name"] == name]
+
+
+def adversaries(folder: Path, critic_steps: int, iterations: int, scaler: Any = None) -> Written:
+    """Train D, whose losses are 100, 200, …, and G, whose losses are 1, 2, …."""
+    critic, maker = nn.Linear(4, 1), nn.Linear(4, 4)
+    d = torch.optim.SGD(critic.parameters(), 1e-3)
+    g = torch.optim.Adam(maker.parameters(), 1e-3)
+    count = 0
+    with halfstep.watch(critic, maker, folder=folder, name="it", mode="offline"):
+        for k in range(1, iterations + 1):
+            for _ in range(critic_steps):
+                count += 1
+                d.zero_grad()
+                loss = critic(torch.ones(1, 4)).sum() * 0 + 100.0 * count
+                step(loss, d, scaler)
+            g.zero_grad()
+            step(critic(maker(torch.ones(1, 4))).sum() * 0 + float(k), g, scaler)
+    return Written(folder / "it")
+
+
+def step(loss: Tensor, optimizer: torch.optim.Optimizer, scaler: GradScaler | None) -> None:
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+        return
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def test_each_of_two_optimizers_has_its_own_losses(tmp_path: Path) -> None:
+    """An iteration groups them from the first one on, and the last step is not lost."""
+    written = adversaries(tmp_path, 1, 5)
+    assert written.steps["step"].tolist() == [1, 2, 3, 4, 5]
+    assert of("loss/SGD", written) == [(k, 100.0 * k) for k in range(1, 6)]
+    assert of("loss/Adam", written) == [(k, float(k)) for k in range(1, 6)]
+
+
+def test_of_a_critic_that_steps_more_often_no_step_is_lost(tmp_path: Path) -> None:
+    """Every step of D opens an iteration, and G's belongs to the last of them."""
+    written = adversaries(tmp_path, 2, 4)
+    assert len(written.steps) == 8
+    assert written.steps["loss"].tolist() == [100.0 * k for k in range(1, 9)]
+    assert of("loss/Adam", written) == [(2.0 * k, float(k)) for k in range(1, 5)]
+
+
+def test_with_one_scaler_each_update_has_its_optimizers_loss(tmp_path: Path) -> None:
+    """D's and G's updates alternate, each with its own loss."""
+    written = adversaries(tmp_path, 1, 3, GradScaler("cpu", init_scale=4.0))
+    assert written.steps["loss"].tolist() == [100, 1, 200, 2, 300, 3]
+
+
+def test_losses_belong_to_the_gradients_that_they_changed(tmp_path: Path) -> None:
+    """Both backward passes first, then both steps."""
+    a, b = nn.Linear(2, 1), nn.Linear(2, 1)
+    first = torch.optim.SGD(a.parameters(), 0.0)
+    second = torch.optim.SGD(b.parameters(), 0.0)
+    with halfstep.watch(a, b, folder=tmp_path, name="it", mode="offline"):
+        for k in range(1, 4):
+            for optimizer in (first, second):
+                optimizer.zero_grad()
+            (a(torch.ones(1, 2)).sum() * 0 + k).backward()
+            (b(torch.ones(1, 2)).sum() * 0 + 10 * k).backward()
+            first.step()
+            second.step()
+    written = Written(tmp_path / "it")
+    assert of("loss/SGD", written) == [(1, 1), (2, 2), (3, 3)]
+    assert of("loss/SGD2", written) == [(1, 10), (2, 20), (3, 30)]
+
+
+def test_one_loss_of_two_optimizers_is_recorded_once(tmp_path: Path) -> None:
+    """As of Muon beside AdamW, there are no metrics of each."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    pair = [torch.optim.SGD(part.parameters(), 0.0) for part in net]
+    with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
+        for k in range(1, 4):
+            for optimizer in pair:
+                optimizer.zero_grad()
+            (net(torch.ones(1, 2)).sum() * 0 + k).backward()
+            for optimizer in pair:
+                optimizer.step()
+    written = Written(tmp_path / "it")
+    assert written.steps["loss"].tolist() == [1, 2, 3]
+    assert written.of("metric") == []
+
+
+def test_an_optimizer_that_steps_in_backward_has_that_passs_loss(tmp_path: Path) -> None:
+    """None is lost, neither the first nor the last."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    for parameter in net.parameters():
+        optimizer = torch.optim.SGD([parameter], 0.0)
+
+        def hook(_: Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(hook)
+    with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
+        for k in range(1, 7):
+            (net(torch.ones(1, 2)).sum() * 0 + k).backward()
+    assert Written(tmp_path / "it").steps["loss"].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("how", ["grad", "backward", "hidden"])
+def test_a_loss_is_recorded_where_it_can_be(tmp_path: Path, how: str) -> None:
+    """Of autograd's functions it is; where no backward pass is seen it is unknown, and not NaN."""
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
+        for k in range(1, 4):
+            loss = net(torch.ones(1, 2)).sum() * 0 + k
+            if how == "grad":
+                parameters = list(net.parameters())
+                for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                    p.grad = g
+            elif how == "backward":
+                torch.autograd.backward([loss])
+            else:
+                for p in net.parameters():
+                    p.grad = torch.ones_like(p)
+            optimizer.step()
+    steps = Written(tmp_path / "it").steps
+    if how == "hidden":
+        assert steps["flags"].tolist() == [UNKNOWN_LOSS] * 3
+    else:
+        assert steps["loss"].tolist() == [1, 2, 3]
+
+
+def inf_then_finite(k: int) -> float:
+    return math.inf if k == 2 else 1.0
+
+
+def test_a_step_past_the_scaler_counts_as_applied(tmp_path: Path) -> None:
+    """scaler.step skips it, optimizer.step applies it; the second call is named."""
+    weight = nn.Parameter(torch.ones(1))
+    optimizer, scaler = torch.optim.SGD([weight], 0.0), GradScaler("cpu", init_scale=4.0)
+    with halfstep.watch(folder=tmp_path, name="it", mode="offline"):
+        for k in range(1, 5):
+            optimizer.zero_grad()
+            scaler.scale((weight * inf_then_finite(k)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.step()
+    written = Written(tmp_path / "it")
+    assert len(written.steps) == 4
+    assert not (written.steps["flags"] & SKIPPED).any()
+    assert written.of("direct_step")[-1]["count"] == 4
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_the_loop_leaves_out_is_neither_applied_nor_skipped(
+    tmp_path: Path, fused: bool
+) -> None:
+    """unscale_ and update without a step."""
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], 0.1, fused=fused)
+    scaler = GradScaler("cpu", init_scale=4.0)
+    with halfstep.watch(folder=tmp_path, name="it", mode="offline"):
+        for k in range(1, 5):
+            optimizer.zero_grad()
+            scaler.scale(weight.sum()).backward()
+            scaler.unscale_(optimizer)
+            if k != 3:
+                scaler.step(optimizer)
+            scaler.update()
+    written = Written(tmp_path / "it")
+    assert (written.steps["flags"] & NOT_STEPPED != 0).tolist() == [False, False, True, False]
+    assert written.of("not_stepped")[-1]["count"] == 1
+
+
+class Ascent(torch.optim.Optimizer):
+    """Sharpness-aware minimisation around another optimizer, as it is commonly written."""
+
+    def __init__(self, parameters: Any, base: Any, **options: Any) -> None:
+        super().__init__(parameters, options)
+        self.base = base(self.param_groups, **options)
+
+    @torch.no_grad()
+    def first(self) -> None:
+        """Climb."""
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["moved"] = 0.01 * p.grad
+            p.add_(self.state[p]["moved"])
+        self.zero_grad()
+
+    @torch.no_grad()
+    def back(self) -> None:
+        """Return to where it began."""
+        for p in self.param_groups[0]["params"]:
+            p.sub_(self.state[p]["moved"])
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Climb by the gradients that there are, and descend by those of the closure."""
+        if closure is not None:
+            self.first()
+            with torch.enable_grad():
+                closure()
+            self.back()
+        self.base.step()
+
+
+@pytest.mark.parametrize("how", ["closure", "halves", "scaled"])
+def test_an_ascent_and_its_descent_are_one_step(tmp_path: Path, how: str) -> None:
+    """With the loss before the ascent."""
+    net = nn.Linear(2, 1)
+    optimizer = Ascent(net.parameters(), torch.optim.SGD, lr=0.1)
+    scaler = GradScaler("cpu", init_scale=4.0)
+    losses = []
+
+    def closure(scaled: bool = False) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(torch.ones(1, 2)).square().sum()
+        (scaler.scale(loss) if scaled else loss).backward()
+        return loss
+
+    with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
+        for _ in range(6):
+            losses.append(closure(how == "scaled").item())
+            if how == "closure":
+                optimizer.step(closure)
+            elif how == "halves":
+                optimizer.first()
+                closure()
+                optimizer.back()
+                optimizer.base.step()
+            else:
+                scaler.unscale_(optimizer)
+                optimizer.first()
+                scaler.update()
+                closure(True)
+                scaler.unscale_(optimizer)
+                optimizer.back()
+                scaler.step(optimizer)
+                scaler.update()
+    steps = Written(tmp_path / "it").steps
+    assert (steps["flags"] == 0).all()
+    assert steps["loss"].tolist() == pytest.approx(losses)
+
+
+def test_lbfgs_makes_one_step_of_many_closures(tmp_path: Path) -> None:
+    """With the loss that it began from."""
+    net, losses = nn.Linear(2, 1), []
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = net(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        losses.append(loss.item())
+        return loss
+
+    first = []
+    with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
+        for _ in range(3):
+            first.append(len(losses))
+            optimizer.step(closure)
+    steps = Written(tmp_path / "it").steps
+    assert steps["loss"].tolist() == pytest.approx([losses[i] for i in first])
+
+
+def test_steps_without_any_gradient_are_counted_and_reported(tmp_path: Path) -> None:
+    """The graph is cut, so no parameter of the optimizer has one."""
+    net, other = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
+        for _ in range(20):
+            (net(torch.ones(1, 2)).detach().sum() + other.sum()).backward()
+            optimizer.step()
+    written = Written(tmp_path / "it")
+    assert len(written.steps) == 20
+    [event] = written.of("no_gradient")
+    assert (event["count"], event["of"], event["optimizer"]) == (2, 2, "SGD")
+
+
+def test_a_loop_without_an_optimizer_is_told_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After twenty backward passes, in one line."""
+    net = nn.Linear(2, 1)
+    with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
+        for _ in range(45):
+            net(torch.ones(1, 2)).sum().backward()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.sub_(0.1 * p.grad)
+                    p.grad = None
+    _watching, line = capsys.readouterr().err.splitlines()
+    assert "20 backward passes and no optimizer has stepped" in line
+    assert [each["passes"] for each in Written(tmp_path / "it").of("no_step")] == [20]
+
+
+def test_a_replaced_parameter_is_measured_by_its_name(tmp_path: Path) -> None:
+    """Norms are those of the groups of the moment."""
+    net = nn.Module()
+    net.w = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([net.w], 0.0)
+    scaler = GradScaler("cpu", init_scale=4.0)
+    with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
+        for k in range(6):
+            if k == 3:
+                optimizer.param_groups[0]["params"][0] = net.w = nn.Parameter(torch.ones(4))
+            optimizer.zero_grad()
+            factor = math.inf if k == 5 else k + 1
+            scaler.scale((net.w * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    written = Written(tmp_path / "it")
+    norms = [math.sqrt(n) * k for n, k in ((2, 1), (2, 2), (2, 3), (4, 4), (4, 5))]
+    assert written.steps["grad_norm"].tolist()[:5] == pytest.approx(norms)
+    [skip] = written.of("scaler", "skip")
+    assert [each["name"] for each in skip["culprits"]] == ["w"]
+
+
+def test_norms_of_sparse_and_complex_gradients_are_right(tmp_path: Path) -> None:
+    """Rows that occur twice are summed first; imaginary parts count."""
+    table = nn.Embedding(4, 2, sparse=True)
+    turn = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    optimizer = torch.optim.SGD([*table.parameters(), turn], 0.0)
+    with halfstep.watch(table, folder=tmp_path, name="it", mode="offline", histogram_every=1):
+        (table(torch.tensor([1, 1, 3])).sum() + (turn * 3j).imag.sum()).backward()
+        norms = [table.weight.grad.to_dense().norm().item(), turn.grad.abs().norm().item()]
+        optimizer.step()
+    written = Written(tmp_path / "it")
+    assert written.steps["grad_norm"].tolist() == pytest.approx([math.hypot(*norms)])
+    assert sum(sum(each["counts"]) for each in written.of("histogram")[0]["modules"]) > 0
+
+
+@pytest.mark.parametrize("rate", [None, "empty group"])
+def test_what_cannot_be_read_costs_that_figure_only(tmp_path: Path, rate: Any) -> None:
+    """Losses and norms are there without a learning rate, and with an empty group."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    with halfstep.watch(folder=tmp_path, name="it", mode="offline") as watch:
+        if rate == "empty group":
+            optimizer.param_groups.insert(0, {**optimizer.param_groups[0], "params": []})
+        for k in range(3):
+            optimizer.zero_grad()
+            (weight.sum() * 0 + k).backward()
+            optimizer.param_groups[0]["lr"] = 0.1
+            optimizer.step()
+            if rate is None:
+                optimizer.param_groups[0]["lr"] = None
+        assert watch._is_on
+    assert Written(tmp_path / "it").steps["loss"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_precision_is_the_one_that_autocast_used(tmp_path: Path, dtype: torch.dtype) -> None:
+    """With a scaler as without one."""
+    net, scaler = nn.Linear(2, 1), GradScaler("cpu", init_scale=4.0)
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    with halfstep.watch(net, folder=tmp_path, name="it", mode="offline"):
+        with torch.autocast("cpu", dtype=dtype):
+            loss = net(torch.ones(1, 2)).float().sum()
+        step(loss, optimizer, scaler)
+    [event] = Written(tmp_path / "it").of("precision")
+    assert event["dtype"] == str(dtype).removeprefix("torch.")

@@ -1,0 +1,154 @@
+"""Training loops of the plain kind that people write, and what `watch` wrote of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from halfstep.telemetry.spool import SpoolReader
+
+STEPS = 40
+
+
+@dataclass
+class Truth:
+    """What a loop finds out by asking, which waits for the device: the reference."""
+
+    losses: list[float] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    skipped: list[set[str]] = field(default_factory=list)  # optimizers, by step
+    norms: list[float] = field(default_factory=list)  # of the last optimizer, before a clip
+    culprits: list[dict[str, list[str]]] = field(default_factory=list)  # by step and optimizer
+    weights: list[Tensor] = field(default_factory=list)
+
+
+class Net(nn.Module):
+    """Two layers; in fp16 its gradients overflow at large scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, 8)."""
+        out: Tensor = self.head(torch.tanh(self.body(x)))
+        return out
+
+
+@dataclass(frozen=True)
+class Script:
+    """A loop. optimizers: which modules each trains."""
+
+    fused: bool = False
+    clip: float | None = None
+    accumulation: int = 1
+    optimizers: Sequence[Sequence[str]] = (("body", "head"),)
+    scalers: int = 1
+    kind: str = "AdamW"
+
+    def train(
+        self, watch: Callable[[nn.Module], Any] = lambda _: None, *, steps: int = STEPS
+    ) -> Truth:
+        """Train, and find out. watch: called before the first step."""
+        torch.manual_seed(0)
+        net = Net()
+        names = {p: n for n, p in net.named_parameters()}
+        optimizers = [
+            getattr(torch.optim, self.kind)(
+                [p for part in parts for p in getattr(net, part).parameters()],
+                lr=1e-2,
+                fused=self.fused,
+            )
+            for parts in self.optimizers
+        ]
+        called = [f"{self.kind}{i + 1 if i else ''}" for i in range(len(optimizers))]
+        scalers = [
+            torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=6)
+            for _ in range(self.scalers)
+        ]
+        watch(net)
+        truth = Truth()
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(steps):
+            total = 0.0
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            for _ in range(self.accumulation):
+                x = torch.randn(16, 8, generator=generator)
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = (net(x) - x.sum(dim=1, keepdim=True)).square().mean()
+                loss = loss / self.accumulation
+                total += loss.item()
+                for i, scaler in enumerate(scalers):
+                    scaler.scale(loss).backward(retain_graph=i + 1 < len(scalers))
+            for i, scaler in enumerate(scalers):
+                own = optimizers if len(scalers) == 1 else [optimizers[i]]
+                truth.scales.append(scaler.get_scale())
+                truth.losses.append(total / self.accumulation)
+                culprits = {}
+                for optimizer in own:
+                    if self.clip is not None:
+                        scaler.unscale_(optimizer)
+                    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+                    culprits[called[optimizers.index(optimizer)]] = [
+                        names[p] for p in parameters if not p.grad.isfinite().all()
+                    ]
+                    gradients = [p.grad for p in parameters if p.grad is not None]
+                    truth.norms.append(nn.utils.get_total_norm(gradients).item())
+                    if self.clip is not None:
+                        nn.utils.clip_grad_norm_(parameters, self.clip)
+                    scaler.step(optimizer)
+                truth.skipped.append(
+                    {
+                        called[i]
+                        for i, optimizer in enumerate(optimizers)
+                        if any(
+                            bool(flag)
+                            for flag in scaler._per_optimizer_states[id(optimizer)][
+                                "found_inf_per_device"
+                            ].values()
+                        )
+                    }
+                )
+                truth.culprits.append({name: culprits[name] for name in truth.skipped[-1]})
+                scaler.update()
+        truth.weights = [p.detach().clone() for p in net.parameters()]
+        return truth
+
+
+class Written:
+    """What lies in a run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.steps: NDArray[Any]
+        self.events: list[dict[str, Any]] = []
+        reader, steps = SpoolReader(folder / "spool"), []
+        while items := reader.poll():
+            for item in items:
+                if isinstance(item, np.ndarray):
+                    steps.append(item)
+                else:
+                    assert isinstance(item, dict), item
+                    self.events.append(item)
+        self.steps = np.concatenate(steps) if steps else np.zeros(0)
+
+    def of(self, event: str, kind: str | None = None) -> list[dict[str, Any]]:
+        """Return events of a kind."""
+        told = [each for each in self.events if each["event"] == event]
+        return [each for each in told if kind is None or each["kind"] == kind]
+
+    def truth(self) -> Truth:
+        """Return it as the reference has it; weights are not written."""
+        truth = Truth(self.steps["loss"].tolist(), self.steps["scale"].tolist())
+        for step in self.steps["step"].tolist():
+            skips = {e["optimizer"]: e for e in self.of("scaler", "skip") if e["step"] == step}
+            truth.skipped.append(set(skips))
+            truth.culprits.append(
+                {name: [c["name"] for c in e["culprits"]] for name, e in skips.items()}
+            )
+        return truth

@@ -1,0 +1,145 @@
+"""Runs of notebook cells, by a real shell of IPython in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import halfstep
+from halfstep.telemetry.run_folder import read_run
+from tests.halfstep.monitor.watch_made import Written
+
+#: Runs the cells that it reads as JSON, each as the cell of a notebook.
+SHELL = """
+import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in json.load(sys.stdin):
+    shell.run_cell(cell, store_history=True)
+"""
+BEGIN = """
+import halfstep, torch
+def steps(count):
+    for _ in range(count):
+        optimizer.zero_grad(); net(torch.ones(2, 4)).square().mean().backward(); optimizer.step()
+"""
+TRAIN = """
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+watch = halfstep.watch(net, name="try", config={{"lr": {lr}}}, folder="runs")
+steps(3)
+"""
+
+
+def run(folder: Path, *cells: str) -> str:
+    """Run cells in one shell; return what was said on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHELL],
+        input=json.dumps([BEGIN, *cells]),
+        cwd=folder,
+        env={
+            **os.environ,
+            "IPYTHONDIR": str(folder / "ipython"),
+            "PYTHONPATH": str(Path(halfstep.__file__).parents[1]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def outcomes(folder: Path) -> dict[str, tuple[str, int, str]]:
+    """Return status, step and last line of the error of each run, by its folder."""
+    found = {}
+    for path in sorted((folder / "runs").glob("*/outcome-1.json")):
+        outcome: dict[str, Any] = json.loads(path.read_text())
+        error = (outcome["error"] or "").strip().splitlines()[-1:]
+        found[path.parent.name] = (outcome["status"], outcome["step"], "".join(error))
+    return found
+
+
+def test_a_cell_that_is_run_again_begins_a_new_run(tmp_path: Path) -> None:
+    """With its own configuration and steps; those before end as interrupted by a new run."""
+    said = run(tmp_path, *(TRAIN.format(lr=lr) for lr in (0.1, 0.2, 0.3)))
+    assert outcomes(tmp_path) == {
+        "try": ("interrupted", 3, ""),
+        "try-2": ("interrupted", 3, ""),
+        "try-3": ("finished", 3, ""),
+    }
+    for name, lr in (("try", 0.1), ("try-2", 0.2), ("try-3", 0.3)):
+        folder = tmp_path / "runs" / name
+        assert read_run(folder)["config"] == {"lr": lr}
+        assert Written(folder).steps["step"].tolist() == [1, 2, 3]
+    assert said.count("watching; ") == 3
+
+
+def test_later_cells_go_on_with_the_run(tmp_path: Path) -> None:
+    """Until `finish`, or a cell that watches again."""
+    run(tmp_path, TRAIN.format(lr=1), "steps(2)", "watch.log({'accuracy': 0.5})", "watch.finish()")
+    assert outcomes(tmp_path) == {"try": ("finished", 5, "")}
+    assert [event["step"] for event in Written(tmp_path / "runs" / "try").of("metric")] == [5]
+
+
+RAISE = "steps(1)\nraise ValueError('the loss is odd')"
+
+
+@pytest.mark.parametrize(
+    ("after", "status", "step", "error"),
+    [
+        ([], "failed", 4, "ValueError: the loss is odd"),
+        (["print('looked at it')"], "failed", 4, "ValueError: the loss is odd"),
+        (["steps(2)"], "finished", 6, ""),
+        (["steps(1)\nimport sys; sys.exit()"], "finished", 5, ""),
+        (["nothing_of_this_name"], "failed", 4, "NameError: name 'nothing_of_this_name' is not"),
+    ],
+)
+def test_the_exception_of_a_cell_is_recorded(
+    tmp_path: Path, after: list[str], status: str, step: int, error: str
+) -> None:
+    """As that which the run ended by, unless a later cell trains on."""
+    run(tmp_path, TRAIN.format(lr=1), RAISE, *after)
+    [(name, found)] = outcomes(tmp_path).items()
+    assert (name, found[:2]) == ("try", (status, step))
+    assert found[2].startswith(error)
+    assert bool(found[2]) == bool(error)
+
+
+def test_a_run_that_a_cell_raised_in_has_failed_when_another_begins(tmp_path: Path) -> None:
+    """Also one whose own first cell raised, or was interrupted by the user."""
+    first = TRAIN.format(lr=1) + "raise ValueError('first')"
+    second = TRAIN.format(lr=2) + "raise KeyboardInterrupt"
+    run(tmp_path, first, second, TRAIN.format(lr=3))
+    assert outcomes(tmp_path) == {
+        "try": ("failed", 3, "ValueError: first"),
+        "try-2": ("terminated", 3, "KeyboardInterrupt"),
+        "try-3": ("finished", 3, ""),
+    }
+
+
+def test_a_terminal_of_ipython_is_watched_to_its_end(tmp_path: Path) -> None:
+    """`%run` of a script, an exception in it, and the end of the shell's input."""
+    (tmp_path / "train.py").write_text(f"{BEGIN}\n{TRAIN.format(lr=1)}\nraise ValueError('odd')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit"],
+        input="%run train.py\n%run train.py\n",
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "IPYTHONDIR": str(tmp_path / "ipython"),
+            "PYTHONPATH": str(Path(halfstep.__file__).parents[1]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert outcomes(tmp_path) == {
+        "try": ("failed", 3, "ValueError: odd"),
+        "try-2": ("failed", 3, "ValueError: odd"),
+    }

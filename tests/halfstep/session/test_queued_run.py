@@ -1,0 +1,185 @@
+"""`halfstep.watch` in a script that a worker has started for a run of its queue."""
+
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import halfstep
+from halfstep.clock import clock
+from halfstep.session import watch_session
+from halfstep.session.queued_run import QueuedRun
+from tests.halfstep.monitor.watch_made import Script, Written
+
+SCRIPT = Script()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The run's folder, as a worker makes it; nothing is watched any more afterwards."""
+    folder = tmp_path / "runs" / "7"
+    folder.mkdir(parents=True)
+    attempt(folder, 1, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HALFSTEP_MODE", raising=False)
+    yield folder
+    if watch_session._active is not None:
+        watch_session._active.finish()
+
+
+def attempt(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the worker start an attempt."""
+    job = {"started_at": clock() - 1000.0 * number}
+    (folder / f"job-{number}.json").write_text(json.dumps(job))
+    monkeypatch.setenv("HALFSTEP_RUN_FOLDER", str(folder))
+    monkeypatch.setenv("HALFSTEP_ATTEMPT", str(number))
+
+
+def train(**named: str) -> None:
+    SCRIPT.train(lambda net: halfstep.watch(net, **named))
+    halfstep.watch().finish()
+
+
+def test_the_run_is_the_queues_whatever_the_script_calls_it(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each step is in that run's spool; no other run is made, and no server is looked for."""
+    train(name="mine", run="other", url="http://127.0.0.1:9", token="t", folder="here")
+    written = Written(folder)
+    assert written.truth().scales == SCRIPT.train().scales
+    assert written.steps["elapsed_ms"].min() >= 1_000_000  # from the run's first start
+    assert "this is run 7 of the queue" in capfd.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+    assert json.loads((folder / "outcome-1.json").read_text())["status"] == "finished"
+
+
+def test_a_script_of_wandbs_logs_to_the_queues_run(folder: Path) -> None:
+    """Its own configuration is told beside what was submitted, and ends nothing."""
+    run = halfstep.init(name="mine", config={"lr": 0.1})
+    run.config.update({"more": 1})
+    halfstep.log({"accuracy": 0.5})
+    halfstep.finish()
+    written = Written(folder)
+    assert [(each["name"], each["value"]) for each in written.of("metric")] == [("accuracy", 0.5)]
+    told = [each["config"] for each in written.of("configured")]
+    assert told == [{"lr": 0.1}, {"lr": 0.1, "more": 1}]
+    assert (run.id, run.name) == ("7", "run 7")
+    assert not (folder / "run.json").exists()
+
+
+def test_what_a_script_is_configured_with_is_told_without_its_secrets(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those that the queue gave it by name; a text that is too long is cut, and ends nothing."""
+    monkeypatch.setenv("HALFSTEP_SECRETS", "API_KEY,GONE")
+    monkeypatch.setenv("API_KEY", "open-sesame")
+    config = {"lr": 0.1, "key": "open-sesame", "data": {"path": Path("/data"), "sizes": (1, 2)}}
+    watch = halfstep.watch(config=config)
+    watch.configure({"text": "a" * 100_000})
+    watch.configure("a text")
+    watch.finish()
+    told, cut = Written(folder).of("configured")
+    assert cut["config"]["text"].startswith("a" * 1000)
+    assert told["config"] == {"lr": 0.1, "key": "***", "data": {"path": "/data", "sizes": [1, 2]}}
+    assert "text is cut to 2,000 of 100,000 characters" in capfd.readouterr().err
+
+
+def test_several_trainings_of_one_script_go_on_from_each_other(folder: Path) -> None:
+    """The second one's steps follow on the first one's, in a file of its own."""
+    train()
+    train()
+    steps = Written(folder).steps["step"].tolist()
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) == 2 * len(SCRIPT.train().scales)
+    assert sorted(path.name for path in (folder / "spool").iterdir()) == ["1-0.spool", "1-1.spool"]
+
+
+def test_one_that_was_killed_is_gone_on_from(folder: Path) -> None:
+    """It could not say where it was, and its spool does."""
+    SCRIPT.train(halfstep.watch)
+    halfstep.watch()._loop.drain(60.0)
+    watch = halfstep.watch()
+    watch._disarm()
+    assert watch._queued is not None
+    watch._spool.close()  # as the kernel does
+    watch._queued.lock.close()
+    found = QueuedRun.taken()
+    assert found is not None
+    assert (found.step, found.sequence) == (watch.step, 1)
+    found.leave(found.step)
+
+
+def test_the_next_attempt_begins_anew_unless_it_resumes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody but the script knows from where it goes on."""
+    train()
+    attempt(folder, 2, monkeypatch)
+    train()
+    attempt(folder, 3, monkeypatch)
+    SCRIPT.train(lambda net: halfstep.watch(net).resume(400), steps=3)
+    halfstep.watch().finish()
+    written = Written(folder)
+    assert [event["step"] for event in written.of("resumed")] == [400]
+    assert written.steps["step"].tolist()[-3:] == [401, 402, 403]
+    assert written.steps["step"].tolist().count(1) == 2
+
+
+def test_a_second_process_at_once_trains_unwatched(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It says so, and goes on."""
+    holds = (
+        "from halfstep.session.queued_run import QueuedRun as Q; q = Q.taken(); print(flush=True)"
+    )
+    command = [sys.executable, "-c", f"{holds}; input()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert halfstep.watch().folder is None
+        other.communicate(b"\n")
+    assert "another process of this run is being watched" in capfd.readouterr().err
+    assert not (folder / "spool").exists()
+    train()
+    assert len(Written(folder).steps) > 0
+
+
+def test_without_locks_a_second_process_is_refused_as_well(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another error of a lock is none of another process's, and ends no watching."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("halfstep.session.queued_run.fcntl.lockf", no_locks)
+    first = QueuedRun.taken()
+    assert first is not None
+    assert halfstep.watch().folder is None
+    assert "another process of this run is being watched" in capfd.readouterr().err
+    first.leave(0)
+    train()
+    assert len(Written(folder).steps) > 0
+    assert not [*folder.glob("*.owner")]
+    monkeypatch.setattr("halfstep.telemetry.folder_lock.OwnerFile.acquire", no_locks)
+    assert halfstep.watch().folder is None
+    said = capfd.readouterr().err
+    assert "OSError: [Errno 37] No locks available" in said
+    assert "another process" not in said
+
+
+def test_a_checkpoint_is_a_copy(folder: Path, tmp_path: Path) -> None:
+    """The worker stores it later, when the script may have written over its own."""
+    path = tmp_path / "last.pt"
+    path.write_bytes(b"first")
+    watch = halfstep.watch()
+    watch.checkpoint(path)
+    path.write_bytes(b"later")
+    watch.finish()
+    [event] = Written(folder).of("checkpoint")
+    assert (folder / event["files"][0]["path"]).read_bytes() == b"first"

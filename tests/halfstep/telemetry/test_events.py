@@ -1,0 +1,251 @@
+"""What the spool may hold: the table, through the writer and the reader."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halfstep.telemetry import events
+from halfstep.telemetry.spool import (
+    STEP_DTYPE,
+    STEPS,
+    TIMED_STEPS,
+    BadEvent,
+    SpoolReader,
+    SpoolWriter,
+    Unrecordable,
+)
+from tests.db.telemetry.telemetry_made import (
+    make_events,
+    make_histogram,
+    make_metric,
+    make_module,
+    make_replay,
+    make_skip,
+)
+from tests.spool_made import spool_anything, spool_raw
+
+FILE = {"path": "artifacts/step-00000400/a.txt", "size_bytes": 3, "sha256": "ab" * 32}
+STATE = {"kind": "checkpoint", **FILE, "path": "checkpoints/step-00000400.pt"}
+#: One of each kind, as a training spools it.
+HONEST: dict[str, dict[str, Any]] = {
+    "scaler": make_skip(3, "head.weight"),
+    "metric": make_metric(3, 0.5),
+    "checkpoint": {
+        "step": 400,
+        "reason": "end",
+        "request": None,
+        "write_seconds": 1.25,
+        "stall_seconds": 0.05,
+        "files": [STATE, STATE | {"kind": "ema"}, STATE | {"kind": "ema.generator"}],
+    },
+    "resumed": {"step": 0, "exact": False, "notes": ["another device"]},
+    "artifact": {"step": 400, "name": "a.txt", **FILE},
+    "obeyed": {"step": 4, "request": 7},
+    "shapes": {"step": 0, "share": 0.5, "count": 1, "layers": ["head"], "batch_size": None},
+    "retry": {"step": 3, "loss": float("nan"), "grad_norm": float("inf"), "applied": False},
+    "histogram": make_histogram(3, make_module("head", -14, [1, 2, 3])),
+    "replay": make_replay(3, module=None, largest_input=None),
+    "length": {"step": 0, "steps": 1200},
+    "headroom": {
+        "step": 50,
+        "scale": 1024.0,
+        "modules": [
+            {"name": "head", "activation": float("inf"), "gradient": None},
+            {"name": "body", "activation": 1.0, "gradient": 1.0, "smallest_activation": 2.0**-24}
+            | {"smallest_gradient": None, "dtype": "float16"},
+        ],
+    },
+    "fp8": {
+        "step": 50,
+        "modules": [
+            {"name": "head", "activation": 3.5, "weight": 0.5, "gradient": float("inf")}
+            | {"activation_underflow": 0.0, "weight_underflow": 0.25, "gradient_underflow": 1.0},
+            {"name": "body", "activation": 1.0, "weight": 1.0, "gradient": None}
+            | {"activation_underflow": 0.0, "weight_underflow": 0.0, "gradient_underflow": None},
+        ],
+    },
+    "layer_norms": {"step": 50, "layers": ["head"], "norms": [float("inf")]},
+    "weights": {
+        "step": 0,
+        "source": "/data/models/net.safetensors",
+        "loaded": 3,
+        "count": 5,
+        "missing": ["model.head.bias"],
+        "unexpected": [],
+        "misshapen": ["model.head.weight: 10 × 8, not 5 × 8"],
+        "missing_count": 1,
+        "unexpected_count": 0,
+        "misshapen_count": 1,
+    },
+    "uncalled": {"step": 1, "modules": ["model.attention.out_proj"]},
+    "updates": {
+        "step": 7,
+        "modules": [{"name": "model.0", "wanted": 768, "lost": 700, "saved": 9}],
+    },
+    "poison": {"step": 7, "count": 1, "buffers": ["model.1.running_mean"]},
+    "schedule": {"step": 40, "advanced": 9, "skipped": 10, "scheduler": "LambdaLR"},
+    "precision": {"step": 1, "dtype": "bfloat16"},
+    "origin": {
+        "step": 2,
+        "scale": 65536.0,
+        "direction": "backward",
+        "kind": "singular",
+        "operation": "SqrtBackward0",
+        "dtype": "float32",
+        "module": "head",
+        "source": "train.py:12 in step",
+    },
+    "bad_inputs": {"step": 7, "inputs": [{"name": "batch['x']", "inf": 0, "nan": 3}]},
+    "first_nonfinite": {
+        "step": 7,
+        "loss_nonfinite": False,
+        "culprits": [{"name": "head.weight"}],
+        "finite": 6,
+    },
+    "direct_step": {"step": 7, "count": 2, "optimizer": "SGD", "is_scaled": False},
+    "not_stepped": {"step": 7, "count": 2},
+    "scaled_clip": {"step": 7, "count": 2, "optimizer": "SGD", "max_norm": 1.0},
+    "bounded_norms": {"step": 40, "steps": 40, "norm": 1.0},
+    "uncleared": {"step": 7, "count": 2, "optimizer": "SGD"},
+    "scaler_replaced": {"step": 7, "scale_before": 4.0, "scale_after": 65536.0, "count": 1},
+    "no_gradient": {
+        "step": 10,
+        "optimizer": "SGD",
+        "parameters": ["head.weight"],
+        "count": 1,
+        "of": 4,
+        "steps": 100,
+    },
+    "no_step": {"step": 1, "passes": 20},
+    "no_inf_checks": {"step": 1, "method": "step", "optimizers": ["SGD"], "error": "No inf checks"},
+    "fp16_gradients": {"step": 1, "count": 1, "parameters": ["head.weight"], "error": "Attempting"},
+    "adam_eps": {"step": 1, "optimizer": "Adam", "eps": 1e-8, "count": 4},
+    "workload": {
+        "step": 0,
+        "examples": 128,
+        "tokens": None,
+        "flops": 1e12,
+        "peak_flops": None,
+        "device": "cpu",
+    },
+    "spike": {"step": 7, "loss": float("nan"), "z": float("inf"), "rewound_to": 5},
+    "rewound": {
+        "step": 5,
+        "from_step": 10,
+        "spike": 7,
+        "loss": 20.5,
+        "z": 99.5,
+        "examples": 320,
+        "rewinds": 1,
+    },
+    "configured": {"config": {"lr": 0.1, "model": {"width": [8, 4]}, "bound": float("inf")}},
+    "left_out": {"step": 0, "diagnosis": "replay", "reason": "not with training.parallel fsdp"},
+    "failed_diagnosis": {"step": 0, "diagnosis": "replay", "error": "KeyError: 'x'"},
+}
+for kind, made in HONEST.items():
+    made["event"] = kind
+
+
+def test_every_kind_of_event_has_a_table_and_passes(tmp_path: Path) -> None:
+    """What a training spools today is written, and read back as it was."""
+    assert HONEST.keys() == events.EVENTS.keys()
+    with SpoolWriter(tmp_path, 1) as writer:
+        for event in (*HONEST.values(), *make_events([4])):
+            writer.event(event)
+    assert not [each for each in SpoolReader(tmp_path).poll() if isinstance(each, Unrecordable)]
+
+
+REFUSED = [
+    ("metric", {"value": "warm-up"}, "'val/accuracy' at step 3: value is 'warm-up'; allowed: a nu"),
+    ("metric", {"value": None}, "value is None; allowed: a number"),
+    ("metric", {"value": [0.5]}, "value is [0.5]; allowed: a number"),
+    ("metric", {"value": 10**400}, "allowed: a number"),
+    ("metric", {"name": 7}, "name is 7; allowed: text"),
+    ("metric", {"name": "a\0b"}, "without NUL"),
+    ("metric", {"name": "a\ud800"}, "without NUL and lone surrogates"),
+    ("metric", {"name": "x" * 3000}, "of 1 to 200 characters"),
+    ("metric", {"step": 2**63}, f"step is {2**63}; allowed: a whole number from 0 to {2**53}"),
+    ("metric", {"step": True}, "step is True"),
+    ("metric", {"further": {"deep": 2**64}}, f"further.deep is {2**64}; allowed: a whole number"),
+    ("metric", {"further": "\0"}, "further is '\\x00'"),
+    ("scaler", {"kind": "jump"}, "kind is 'jump'; allowed: one of skip, growth, backoff, set"),
+    ("scaler", {"scale_before": float("nan")}, "scale_before is nan; allowed: a number that is no"),
+    ("scaler", {"culprits": [{"name": "w", "inf": -1, "nan": 0}]}, "culprits.0.inf is -1"),
+    ("checkpoint", {"request": 2**31}, f"request is {2**31}; allowed: a whole number from 1 to"),
+    ("checkpoint", {"stall_seconds": "NaN"}, "stall_seconds is 'NaN'; allowed: a number from 0"),
+    ("checkpoint", {"write_seconds": -0.1}, "write_seconds is -0.1; allowed: a number from 0"),
+    ("checkpoint", {"files": [{**STATE, "path": "../a.pt"}]}, "path is '../a.pt'; allowed: a file"),
+    ("artifact", {"path": "../../halfstep.db"}, "path is '../../halfstep.db'; allowed: a file"),
+    ("artifact", {"path": "artifacts/../job-1.json"}, "folder artifacts"),
+    ("artifact", {"path": "/etc/passwd"}, "path is '/etc/passwd'"),
+    ("artifact", {"sha256": 'ab"\r\nX: y'}, "allowed: 64 hexadecimal digits"),
+    ("artifact", {"name": "../a.txt"}, "name is '../a.txt'; allowed: a plain file name"),
+    ("histogram", {"modules": [make_module("w", 10**18, [1])]}, "modules.0.lowest_exponent is 10"),
+    ("histogram", {"modules": [make_module("w", 0, [-1])]}, "modules.0.counts is [-1]"),
+    ("replay", {"direction": "sideways"}, "direction is 'sideways'; allowed: one of forward, back"),
+    ("obeyed", {"request": "1; DROP"}, "request is '1; DROP'"),
+    ("resumed", {"notes": "all"}, "notes is 'all'; allowed: a list"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "message"), REFUSED)
+def test_what_cannot_be_recorded_is_neither_written_nor_read(
+    tmp_path: Path, kind: str, changes: dict[str, Any], message: str
+) -> None:
+    """The writer raises, and a reader sets the frame apart; both name field and value."""
+    event = HONEST[kind] | changes
+    with SpoolWriter(tmp_path, 1) as writer, pytest.raises(BadEvent) as caught:
+        writer.event(event)
+    assert message in str(caught.value)
+    spool_anything(tmp_path, 1, event, HONEST["metric"])
+    wrong, fine = SpoolReader(tmp_path).poll()
+    assert isinstance(wrong, Unrecordable)
+    assert wrong.fault.startswith(kind)
+    assert fine == HONEST["metric"]
+
+
+def test_a_field_that_is_missing_is_named(tmp_path: Path) -> None:
+    """An event without a field that a page shows is refused too."""
+    with SpoolWriter(tmp_path, 1) as writer, pytest.raises(BadEvent, match="share is missing"):
+        writer.event({"event": "shapes", "step": 0})
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b'"skip"',
+        b"\xff",
+        b"[" * 9000,
+        b"1" * 5000,
+        b'{"event": ["metric"]}',
+    ],
+)
+def test_a_frame_that_is_no_event_is_set_apart(tmp_path: Path, payload: bytes) -> None:
+    """Whatever JSON it is, or none, the next frame is read."""
+    spool_raw(tmp_path, 1, payload)
+    spool_anything(tmp_path, 1, HONEST["metric"])
+    wrong, fine = SpoolReader(tmp_path).poll()
+    assert isinstance(wrong, Unrecordable)
+    assert wrong.payload == payload
+    assert fine == HONEST["metric"]
+
+
+def test_a_frame_of_steps_is_whole_records_within_bounds(tmp_path: Path) -> None:
+    """A column's range is kept to; half a record, or a kind that there is not, is set apart."""
+    records = np.zeros(2, STEP_DTYPE)
+    records["step"] = 1, -5
+    spool_raw(tmp_path, 1, records.tobytes(), kind=TIMED_STEPS)
+    spool_raw(tmp_path, 1, b"half", kind=STEPS)
+    spool_raw(tmp_path, 1, b"", kind=9)
+    faults = [each.fault for each in SpoolReader(tmp_path).poll() if isinstance(each, Unrecordable)]
+    assert faults[0] == f"steps: step is -5; allowed: a whole number from 1 to {2**53}"
+    assert [each.split(";")[0] for each in faults[1:]] == [
+        "a frame of kind 1 has 4 bytes",
+        "a frame of kind 9 has 0 bytes",
+    ]

@@ -1,0 +1,102 @@
+"""A spool on a disk that is full for a while: a file size limit stands for it."""
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halfstep.telemetry import patient_spool
+from halfstep.telemetry.patient_spool import PatientSpool
+from halfstep.telemetry.spool import STEP_DTYPE, Event, SpoolReader, Steps
+
+
+@contextmanager
+def full(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size: a write is cut short there, and the next one raises."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    heeded = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, heeded)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock to be set."""
+    time = [100.0]
+    monkeypatch.setattr(patient_spool, "clock", lambda: time[0])
+    return time
+
+
+def steps(first: int, count: int = 5) -> Steps:
+    records = np.zeros(count, STEP_DTYPE)
+    records["step"] = range(first, first + count)
+    return records
+
+
+def metric(step: int) -> Event:
+    return {"event": "metric", "step": step, "name": "a", "value": 1.0, "elapsed_ms": 0}
+
+
+def test_it_goes_on_in_a_new_file_and_counts_what_was_lost(
+    tmp_path: Path, now: list[float]
+) -> None:
+    """Said once when it fails and once when it is well; steps before and after are whole."""
+    said: list[str] = []
+    spool = PatientSpool(tmp_path, 1, said.append)
+    spool.steps(steps(1))
+    written = (tmp_path / "1-0.spool").stat().st_size
+    with full(written + 20):
+        spool.steps(steps(6))  # half a frame
+        spool.event(metric(10))  # too early to try again
+        now[0] += patient_spool.RETRY_SECONDS
+    with full(4):
+        spool.steps(steps(11))  # not even a header
+    assert [path.name for path in tmp_path.iterdir()] == ["1-0.spool"]
+    now[0] += patient_spool.RETRY_SECONDS
+    spool.steps(steps(16))
+    spool.event(metric(20))
+    spool.close()
+    lost = "10 steps and 1 events were lost"
+    assert said == [
+        "the spool cannot be written, and what comes now is lost: [Errno 27] File too large",
+        f"the spool is written again: {lost}",
+    ]
+    reader, found, told = SpoolReader(tmp_path), [], []
+    while items := reader.poll():
+        for item in items:
+            if isinstance(item, np.ndarray):
+                found += item["step"].tolist()
+            else:
+                told.append(item)
+    assert found == [*range(1, 6), *range(16, 21)]
+    assert [event["event"] for event in told] == ["failed_diagnosis", "metric"]
+    assert (told[0]["diagnosis"], told[0]["error"], told[0]["step"]) == ("spool", lost, 20)
+    assert {path.name for path in tmp_path.iterdir()} == {"1-0.spool", "1-1.spool"}
+
+
+def test_a_disk_that_stays_full_is_told_at_the_end(tmp_path: Path, now: list[float]) -> None:
+    """Closing raises nothing either."""
+    said: list[str] = []
+    spool = PatientSpool(tmp_path, 1, said.append)
+    with full(20):
+        spool.steps(steps(1))
+        now[0] += patient_spool.RETRY_SECONDS
+        spool.steps(steps(6))
+        spool.close()
+    assert len(said) == 2
+    assert said[-1] == "the disk did not get well: 10 steps and 0 events were lost"
+
+
+def test_a_spool_that_cannot_be_begun_raises(tmp_path: Path) -> None:
+    """Then nothing is watched at all, and the folder may be another attempt's."""
+    PatientSpool(tmp_path, 1, print).close()
+    with pytest.raises(FileExistsError):
+        PatientSpool(tmp_path, 1, print)

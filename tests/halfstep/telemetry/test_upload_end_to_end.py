@@ -1,0 +1,128 @@
+"""Two lines in a script, and its run on the page: watch, uploader, server and database together."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from sqlalchemy import select
+
+from db.access import accounts
+from db.database import Database
+from db.tables import Run, ScalerEvent, Status, Step, User
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.run_folder import last_step
+from tests import warm
+from tests.site import SECONDS, until
+
+SCRIPT = """
+import sys, time, torch
+from torch import nn
+import halfstep
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(net.parameters())
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+every = {"histogram_every": 10, "layers_every": 10, "headroom_every": 10}
+watch = halfstep.watch(net, name="mine", config={"lr": 1e-3}, tags=["tried"], **every)
+for step in range(1, int(sys.argv[1]) + 1):
+    loss = net(torch.randn(4, 8)).square().mean() * (1e38 if step == 5 else 1.0)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    if len(sys.argv) > 2:
+        time.sleep(0.02)
+watch.log({"sizes": halfstep.Histogram(net[0].weight), "tone": halfstep.Audio([0.0, 1.0], 8000)})
+torch.save(net.state_dict(), "last.pt")
+watch.checkpoint("last.pt", upload=True)
+"""
+
+
+@pytest.fixture
+def server(address: str, database: Database, ada: User) -> dict[str, str]:
+    """A real server, and what opens its door to writers: nothing else."""
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
+    return {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+
+
+@pytest.fixture
+def reader(address: str, database: Database, ada: User) -> Iterator[httpx2.Client]:
+    """Ada's browser."""
+    with database.writing() as session:
+        token = accounts.make_link_token(session, ada)
+    with httpx2.Client(base_url=address, follow_redirects=True) as client:
+        client.post("/", data={"token": token}, headers={"origin": address})
+        yield client
+
+
+def train(folder: Path, server: dict[str, str], *words: str) -> "subprocess.Popen[str]":
+    (folder / "train.py").write_text(SCRIPT)
+    return warm.Popen(
+        [sys.executable, "train.py", *words],
+        cwd=folder,
+        env={**os.environ, **server},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def the_run(database: Database) -> Run | None:
+    with database.reading() as session:
+        return session.scalar(select(Run))
+
+
+def test_a_watched_run_stands_on_the_page(
+    tmp_path: Path, database: Database, server: dict[str, str], reader: httpx2.Client
+) -> None:
+    """Every step, the skip and its culprits, the checkpoint with its bytes, the end."""
+    _out, said = train(tmp_path, server, "40").communicate(timeout=SECONDS)
+    until(lambda: (run := the_run(database)) is not None and run.status == Status.FINISHED)
+    run = the_run(database)
+    assert run is not None
+    assert (run.name, run.source, run.step, run.skipped) == ("mine", "watch", 40, 1)
+    with database.reading() as session:
+        assert session.scalars(select(Step.step).order_by(Step.step)).all() == list(range(1, 41))
+        [skip] = session.scalars(select(ScalerEvent).where(ScalerEvent.kind == "skip"))
+        assert (skip.step, skip.scale_after) == (5, 2.0**19)
+        assert {each["name"] for each in skip.culprits} >= {"0.weight", "2.weight"}
+    assert "watching" in said
+    page = reader.get(f"/runs/{run.id}")
+    assert page.status_code == 200
+    assert "mine" in page.text
+    assert "finished" in page.text
+    for section in ("exponents", "layers", "headroom"):
+        assert f'<section id="{section}"' in page.text
+    for shown in ("<audio controls", "sizes.histogram.json"):
+        assert shown in page.text
+    [file] = reader.get(f"/api/v1/runs/{run.id}/checkpoints").json()["checkpoints"]
+    saved = reader.get(f"/runs/{run.id}/checkpoints/{file['id']}/download").content
+    assert saved == (tmp_path / "last.pt").read_bytes()
+
+
+def test_a_killed_script_loses_nothing_that_it_spooled(
+    tmp_path: Path, database: Database, server: dict[str, str]
+) -> None:
+    """kill -9: every step that reached the spool arrives, and that the process is gone."""
+    training = train(tmp_path, server, "100000", "slowly")
+    until(lambda: (run := the_run(database)) is not None and run.step >= 20)
+    training.send_signal(signal.SIGKILL)
+    training.communicate()
+
+    def spooled() -> int:
+        return last_step(AttemptFiles(tmp_path / "halfstep-runs" / "mine", 2))
+
+    until(lambda: (run := the_run(database)) is not None and run.status == Status.FAILED)
+    run = the_run(database)
+    assert run is not None
+    assert run.step == spooled()
+    with database.reading() as session:
+        assert session.scalars(select(Step.step).order_by(Step.step)).all() == list(
+            range(1, run.step + 1)
+        )

@@ -1,0 +1,1006 @@
+"""Sending a watched run: every byte arrives once, whatever fails."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import psutil
+import pytest
+
+import halfstep
+from halfstep import process
+from halfstep.api_client import credentials
+from halfstep.api_client.credentials import Credentials
+from halfstep.api_client.responses import ApiError
+from halfstep.session import watch_session
+from halfstep.telemetry import sender, uploader
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.events import cleaned
+from halfstep.telemetry.ingest import PIECE_BYTES, Ingest
+from halfstep.telemetry.run_folder import (
+    configure,
+    last_step,
+    open_run,
+    read_run,
+    write_json,
+    write_outcome,
+)
+from halfstep.telemetry.sender import RunSending
+from halfstep.telemetry.spool import EVENT, STEP_DTYPE, SpoolWriter, frame, lost_bytes
+from halfstep.telemetry.upload import TRIES, run_folders
+from halfstep.telemetry.upload import upload as send_run
+from tests import warm
+from tests.halfstep.telemetry.ingest_made import Attempt, IngestServer, Run
+from tests.site import SECONDS, free_port, until
+
+
+@pytest.fixture
+def site() -> Iterator[IngestServer]:
+    with IngestServer() as site:
+        yield site
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long between tries."""
+    monkeypatch.setattr(uploader, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(uploader, "LONGEST_SECONDS", 0.05)
+    monkeypatch.setattr(uploader, "MENDING_SECONDS", 0.05)
+
+
+class Writer:
+    """Writes an attempt as `watch` does, without a training."""
+
+    opened: ClassVar[list[SpoolWriter]] = []
+
+    def __init__(self, folder: Path, name: str = "it", **named: Any) -> None:
+        run = name if (folder / name).exists() else None
+        self.files = open_run(folder, name=name, run=run, **named)
+        self.spool = SpoolWriter(self.files.spool, self.files.attempt, rotate_bytes=3000)
+        self.opened.append(self.spool)
+        self.step = 0
+
+    def steps(self, count: int = 10) -> "Writer":
+        for _ in range(count):
+            records = np.zeros(10, STEP_DTYPE)
+            records["step"] = range(self.step + 1, self.step + 11)
+            self.step += 10
+            self.spool.steps(records)
+        return self
+
+    def file(self, content: bytes, name: str = "a.txt", **checkpoint: Any) -> "Writer":
+        """Write an artifact, or if there is anything to say of one, a checkpoint."""
+        place = "checkpoints" if checkpoint else "artifacts"
+        path = f"{place}/step-{self.step:08}/{name}"
+        (self.files.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.files.folder / path).write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        file = {"path": path, "size_bytes": len(content), "sha256": sha256}
+        event = {"event": "artifact", "step": self.step, "name": name} | file
+        if checkpoint:
+            event = {"event": "checkpoint", "step": self.step, "reason": "script"}
+            event |= {"files": [{"kind": "checkpoint"} | file]} | checkpoint
+        self.spool.event(event)
+        return self
+
+    def finish(self, status: str = "finished") -> "Writer":
+        self.spool.close()
+        write_outcome(self.files, status, self.step)
+        return self
+
+
+def spooled(files: AttemptFiles) -> dict[int, bytes]:
+    """Return what lies in an attempt's spool, by sequence."""
+    found = files.spool.glob(f"{files.attempt}-*.spool")
+    return {int(path.stem.partition("-")[2]): path.read_bytes() for path in found}
+
+
+def arrived(site: IngestServer, files: AttemptFiles) -> Attempt:
+    """Return what the server has of an attempt."""
+    return site.runs[read_run(files.folder)["id"]].attempts[files.attempt]
+
+
+def ended(status: str, step: int) -> dict[str, Any]:
+    """Return what the server is told of an end without an error."""
+    return {"status": status, "step": step, "error": None, "exit_code": None, "lost_bytes": 0}
+
+
+def only_run(site: IngestServer) -> Run:
+    [run] = site.runs.values()
+    return run
+
+
+def send(site: IngestServer, files: AttemptFiles, tries: int = 100, **named: Any) -> list[str]:
+    """Send until nothing fails any more; return what was said."""
+    said: list[str] = []
+    with Ingest(site.server, patience_seconds=20) as ingest:
+        sending = RunSending(files.folder, ingest, said.append, **named)
+        for _ in range(tries):
+            try:
+                sending.send()
+            except ApiError:
+                continue
+            return said
+    raise AssertionError("it was never sent")
+
+
+def upload(site: IngestServer, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Type `halfstep upload`."""
+    command = [sys.executable, "-m", "halfstep.cli.main", "upload", *map(str, words)]
+    known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
+    environment = {**os.environ, **known}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_frame_larger_than_a_piece_is_sent(site: IngestServer, tmp_path: Path) -> None:
+    """It comes in one piece of its own size, and what follows it too."""
+    writer = Writer(tmp_path).steps(1)
+    names = ["m" * 1000] * (PIECE_BYTES // 1000)
+    writer.spool.event({"event": "uncalled", "step": 1, "modules": names})
+    writer.steps(1).finish()
+    assert send(site, writer.files) == []
+    assert arrived(site, writer.files).spool == spooled(writer.files)
+
+
+class Following:
+    """The uploader's loop in a thread; the training is a process that sleeps."""
+
+    def __init__(self, site: IngestServer, files: AttemptFiles, patience_seconds: float) -> None:
+        self.script = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        self.said: list[str] = []
+        self.pages: list[str] = []
+        since = process.started(self.script.pid)
+        self.training = uploader.Training(files, self.script.pid, since)
+
+        def follow() -> None:
+            with Ingest(site.server, patience_seconds=0.3) as ingest:
+                uploader.follow(
+                    RunSending(files.folder, ingest, self.said.append),
+                    self.training,
+                    self.said.append,
+                    announce=self.pages.append,
+                    patience_seconds=patience_seconds,
+                )
+
+        self.threads = [
+            threading.Thread(target=follow),
+            threading.Thread(target=self.training.await_death, args=[lambda: None]),
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def kill(self) -> None:
+        """Kill the training."""
+        self.script.kill()
+        self.script.communicate()
+
+    def end(self) -> None:
+        """Wait for both."""
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def following() -> Iterator[Any]:
+    """Start to follow; nothing is left running."""
+    started: list[Following] = []
+
+    def start(site: IngestServer, files: AttemptFiles, patience: float = 60) -> Following:
+        started.append(Following(site, files, patience))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.end()
+
+
+# ---- What arrives -------------------------------------------------------------------------------
+
+
+def test_a_configuration_that_changes_is_sent_anew(site: IngestServer, tmp_path: Path) -> None:
+    """A script configures its run late; nothing of the spool is sent again for it."""
+    written = Writer(tmp_path, config={"lr": 0.1}).steps(1)
+    with Ingest(site.server) as ingest:
+        sending = RunSending(written.files.folder, ingest, print)
+        sending.send()
+        configure(written.files.folder, {"lr": 0.2})
+        sending.send()
+        sending.send()
+    begun = [request for request in site.requests if request == "POST /api/v1/ingest"]
+    assert len(begun) == 2
+    assert only_run(site).configs == [{"lr": 0.1}, {"lr": 0.2}]
+    assert sum("PUT" in request for request in site.requests) == 1
+
+
+def test_a_run_arrives_whole(site: IngestServer, tmp_path: Path) -> None:
+    """Who it is, each file of its spool, artifacts, and how it ended."""
+    writer = Writer(tmp_path, project="p", config={"lr": float("inf")}, tags=["a"])
+    writer.steps(20).file(b"hello").steps().finish()
+    assert send(site, writer.files) == []
+    run, attempt = only_run(site), arrived(site, writer.files)
+    described = {name: run.described[name] for name in ("name", "project", "config", "tags")}
+    assert described == {"name": "it", "project": "p", "config": {"lr": "Infinity"}, "tags": ["a"]}
+    assert len(attempt.spool) > 2
+    assert attempt.spool == spooled(writer.files)
+    assert attempt.files == {"artifacts/step-00000200/a.txt": b"hello"}
+    assert attempt.outcome == ended("finished", 300)
+
+
+@pytest.mark.parametrize("fault", ["500", "page", "cut", "cut after"])
+def test_every_byte_arrives_once_whatever_fails(
+    site: IngestServer, tmp_path: Path, fault: str
+) -> None:
+    """Each request fails at least once, before or after it has had its effect."""
+    writer = Writer(tmp_path).steps(20).file(b"x" * 5_000_000, "large.bin").steps(20).finish()
+    site.faults = [fault, ""] * 30 + [fault] * 5
+    assert send(site, writer.files) == []
+    attempt = arrived(site, writer.files)
+    assert attempt.spool == spooled(writer.files)
+    assert attempt.stored == {"artifacts/step-00000200/large.bin"}
+    assert attempt.outcome is not None
+
+
+def test_a_long_spool_goes_in_pieces(site: IngestServer, tmp_path: Path) -> None:
+    """A piece ends wherever; the next begins at the last whole frame."""
+    files = open_run(tmp_path, name="it")
+    with SpoolWriter(files.spool, 1) as spool:
+        for step in range(1, 7):
+            records = np.random.default_rng(step).bytes(30_000 * STEP_DTYPE.itemsize)
+            steps = np.frombuffer(records, STEP_DTYPE).copy()
+            steps["step"] = step
+            spool.steps(steps)
+    send(site, files)
+    assert arrived(site, files).spool == spooled(files)
+    assert len([each for each in site.requests if each.startswith("PUT")]) > 2
+
+
+def test_what_is_longer_than_a_run_may_have_is_shortened(
+    site: IngestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Name, tags, command and traceback: of that the end, which says what was raised."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "\udcff", *["x" * 5000] * 2000])
+    writer = Writer(tmp_path, "n" * 90, tags=["t" * 300] * 60, project="p" * 300).finish()
+    write_outcome(writer.files, "failed", 0, "x" * 150_000 + "KeyError")
+    send(site, writer.files)
+    told = only_run(site).described
+    assert [len(told["tags"]), len(told["tags"][0]), len(told["project"])] == [50, 200, 200]
+    assert (told["command"][:2], len(told["command"])) == (["train.py", "\\udcff"], 1000)
+    assert (len(told["command"][-1]), told["folder"]) == (4096, str(Path.cwd()))
+    outcome = arrived(site, writer.files).outcome
+    assert outcome is not None
+    assert len(outcome["error"]) == 100_000
+    assert outcome["error"].endswith("KeyError")
+
+
+def test_sent_twice_it_is_there_once(site: IngestServer, tmp_path: Path) -> None:
+    """The second time nothing but two questions goes out, with or without what is remembered."""
+    writer = Writer(tmp_path).steps(20).file(b"hello").finish()
+    for forget in (False, False, True):
+        if forget:
+            (writer.files.folder / sender.REMEMBERED).unlink()
+        send(site, writer.files)
+        attempt = arrived(site, writer.files)
+        assert attempt.spool == spooled(writer.files)
+        assert attempt.files == {"artifacts/step-00000200/a.txt": b"hello"}
+    files = [each for each in site.requests if "/files/" in each]
+    assert len(files) == 2  # once, and once more when it was forgotten
+
+
+def test_half_a_run_goes_on_where_it_was(site: IngestServer, tmp_path: Path) -> None:
+    """What is written between two passes is all that the second one sends; no end is claimed."""
+    writer = Writer(tmp_path).steps(7)
+    with Ingest(site.server) as ingest:
+        run = RunSending(writer.files.folder, ingest, print)
+        for _ in range(5):
+            run.send()
+            assert arrived(site, writer.files).spool == spooled(writer.files)
+            writer.steps(13).file(b"x", f"{writer.step}.txt")
+    assert arrived(site, writer.files).outcome is None
+    send(site, writer.files)
+    assert len(arrived(site, writer.files).stored) == 5
+
+
+def test_a_frame_cut_short_stays_behind(site: IngestServer, tmp_path: Path) -> None:
+    """While it may still grow it is sent as it does; with a successor it is passed over."""
+    writer = Writer(tmp_path).steps(2)
+    path = writer.files.spool / "1-0.spool"
+    whole = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(frame(EVENT, b"{}" * 100)[:50])
+    send(site, writer.files)
+    assert arrived(site, writer.files).spool == {0: whole}
+    SpoolWriter(writer.files.spool, 1, sequence=1).close()
+    send(site, writer.files)
+    assert arrived(site, writer.files).spool == {0: whole} | {1: spooled(writer.files)[1]}
+
+
+def test_damage_that_no_frame_follows_is_said(site: IngestServer, tmp_path: Path) -> None:
+    """With the bytes that are lost; the next file of the spool is sent all the same."""
+    writer = Writer(tmp_path)
+    writer.spool.event({"event": "length", "step": 0, "steps": 3})
+    path = writer.files.spool / "1-0.spool"
+    whole = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"\xff" * (PIECE_BYTES + 1))
+    SpoolWriter(writer.files.spool, 1, sequence=1).close()
+    writer.finish()
+    [said] = send(site, writer.files)
+    assert f"1-0.spool is damaged from byte {whole} on" in said
+    assert lost_bytes(path) == PIECE_BYTES + 1
+    assert arrived(site, writer.files).spool == {
+        0: spooled(writer.files)[0][:whole],
+        1: spooled(writer.files)[1],
+    }
+
+
+def test_a_server_that_was_set_back_gets_all_again(site: IngestServer, tmp_path: Path) -> None:
+    """Spool and files: what is remembered beside the spool is not believed."""
+    writer = Writer(tmp_path).steps(20).file(b"hello").finish()
+    send(site, writer.files)
+    arrived(site, writer.files).__init__()  # type: ignore[misc]
+    send(site, writer.files)
+    attempt = arrived(site, writer.files)
+    assert attempt.spool == spooled(writer.files)
+    assert attempt.stored
+
+
+def test_checkpoints_go_if_wished(site: IngestServer, tmp_path: Path) -> None:
+    """By `upload=True` of one, or for all of them later; in pieces."""
+    content = os.urandom(9_000_000)
+    writer = Writer(tmp_path).steps().file(b"kept here", "no.pt", upload=False)
+    writer.file(content, "yes.pt", upload=True).finish()
+    send(site, writer.files)
+    wished, other = (f"checkpoints/step-00000100/{name}.pt" for name in ("yes", "no"))
+    assert arrived(site, writer.files).files == {wished: content}
+    send(site, writer.files, with_checkpoints=True)
+    assert arrived(site, writer.files).files == {wished: content, other: b"kept here"}
+
+
+def test_a_file_that_is_not_what_was_named_is_said(site: IngestServer, tmp_path: Path) -> None:
+    """Gone, of another size, or of other content; the others are sent."""
+    writer = Writer(tmp_path).steps()
+    folder = writer.files.folder / "artifacts" / "step-00000100"
+    for name in ("gone", "longer", "other", "fine"):
+        writer.file(b"12345", f"{name}.txt")
+    (folder / "gone.txt").unlink()
+    (folder / "longer.txt").write_bytes(b"123456")
+    (folder / "other.txt").write_bytes(b"54321")
+    writer.finish()
+    said = send(site, writer.files)
+    assert said == [
+        f"{folder}/gone.txt is gone, and is not sent",
+        f"{folder}/longer.txt has 6 bytes, not 5, and is not sent",
+        f"{folder}/other.txt is not taken: It is invalid.",
+    ]
+    assert arrived(site, writer.files).stored == {"artifacts/step-00000100/fine.txt"}
+
+
+def test_attempts_go_in_order(site: IngestServer, tmp_path: Path) -> None:
+    """The first is sent whole before the second fences it; sent again, no fence is told."""
+    first = Writer(tmp_path).steps()
+    first.spool.close()  # killed
+    second = Writer(tmp_path).steps().finish()
+    for _ in range(2):
+        assert send(site, second.files) == []
+    run = only_run(site)
+    assert [run.attempts[n].spool for n in (1, 2)] == [spooled(w.files) for w in (first, second)]
+    assert [run.attempts[n].outcome is None for n in (1, 2)] == [True, False]
+
+
+# ---- While it is written ------------------------------------------------------------------------
+
+
+def test_a_run_is_sent_while_it_is_written(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """The page is told once; after the end all is there, and the uploader has gone."""
+    writer = Writer(tmp_path)
+    uploading = following(site, writer.files)
+    for _ in range(5):
+        writer.steps(7)
+        until(
+            lambda: bool(site.runs) and arrived(site, writer.files).spool == spooled(writer.files)
+        )
+    writer.finish()
+    uploading.threads[0].join(60)
+    assert arrived(site, writer.files).outcome is not None
+    assert uploading.pages == [f"{site.url}/runs/7"]
+    assert uploading.said == []
+    assert uploading.script.poll() is None
+
+
+def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """It passes once the script has configured it anew; what is sent alike is refused alike."""
+    site.faults = ["422"]
+    writer = Writer(tmp_path).steps()
+    uploading = following(site, writer.files)
+    until(lambda: bool(uploading.pages))
+    assert uploading.said == ["the server refuses the run (It is refused.); everything is kept"]
+    site.faults = ["422"] * 100
+    writer.steps().finish()
+    uploading.threads[0].join(60)
+    assert uploading.said[-1] == (
+        f"It is refused.; `halfstep upload {writer.files.folder}` sends the rest"
+    )
+    assert site.faults
+
+
+def test_a_death_without_a_word_is_told_once_all_is_sent(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """By a server that fails too; the folder says so from then on, and a next attempt goes on."""
+    writer = Writer(tmp_path).steps()
+    uploading = following(site, writer.files)
+    until(lambda: bool(uploading.pages))
+    site.faults = ["500"] * 10
+    writer.steps(20)
+    uploading.kill()
+    uploading.end()
+    assert arrived(site, writer.files).spool == spooled(writer.files)
+    assert arrived(site, writer.files).outcome == ended("vanished", 300)
+    again = Writer(tmp_path)
+    assert again.files.attempt == 2
+    send(site, again.steps().finish().files)
+    assert arrived(site, again.files).spool == spooled(again.files)
+
+
+def test_a_death_after_the_last_word_is_none_of_its_own(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """How it ended is what the process said, however it went on."""
+    writer = Writer(tmp_path).steps().finish()
+    uploading = following(site, writer.files)
+    uploading.kill()
+    uploading.end()
+    assert arrived(site, writer.files).outcome == ended("finished", 100)
+
+
+def test_a_server_that_comes_and_goes_gets_everything(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """Away, stalling, away again: said once in the same words, and nothing is missing."""
+    site.stop()
+    writer = Writer(tmp_path).steps()
+    uploading = following(site, writer.files)
+    until(lambda: bool(uploading.said))
+    site.faults = ["", "stall", "500", "cut"]
+    site.restart()
+    assert site.has_stalled.wait(60)
+    until(lambda: bool(site.runs) and arrived(site, writer.files).spool == spooled(writer.files))
+    site.stop()
+    writer.steps().finish()
+    site.restart()
+    uploading.threads[0].join(60)
+    assert arrived(site, writer.files).spool == spooled(writer.files)
+    assert arrived(site, writer.files).outcome is not None
+    assert "everything is kept and tried again" in uploading.said[0]
+
+
+def test_a_server_that_stays_away_is_given_up_after_the_end(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """With the command that sends the rest; while the training lived it was not."""
+    site.stop()
+    writer = Writer(tmp_path).steps()
+    uploading = following(site, writer.files, 0.0)
+    until(lambda: len(uploading.said) > 5)
+    assert uploading.threads[0].is_alive()
+    writer.finish()
+    uploading.threads[0].join(60)
+    assert uploading.said[-1].endswith(f"`halfstep upload {writer.files.folder}` sends the rest")
+    site.restart()
+    assert upload(site, tmp_path).returncode == 0
+    assert arrived(site, writer.files).spool == spooled(writer.files)
+
+
+def test_a_refused_token_is_said_and_may_be_mended(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """By somebody at the server, or by `halfstep login` here."""
+    site.tokens = set()
+    writer = Writer(tmp_path).steps()
+    uploading = following(site, writer.files)
+    until(lambda: bool(uploading.said))
+    assert "the server refuses the token" in uploading.said[0]
+    site.tokens = {"token"}
+    until(lambda: bool(uploading.pages))
+    site.tokens = {"mended"}
+    writer.steps()
+    credentials.store(Credentials(site.url, "mended"))
+    until(lambda: arrived(site, writer.files).spool == spooled(writer.files))
+
+
+@pytest.mark.parametrize("how", ["fenced", "ended"])
+def test_an_attempt_that_is_not_wanted_is_kept_and_sent_no_more(
+    site: IngestServer, tmp_path: Path, following: Any, how: str
+) -> None:
+    """Said once; the training is none the wiser, and its end finds nothing to do."""
+    writer = Writer(tmp_path).steps()
+    uploading = following(site, writer.files)
+    until(lambda: bool(uploading.pages))
+    before = spooled(writer.files)
+    if how == "fenced":
+        only_run(site).attempts[2] = Attempt()
+    else:
+        only_run(site).is_ended = True
+    writer.steps()
+    until(lambda: bool(uploading.said))
+    asked = len(site.requests)
+    writer.steps().finish()
+    uploading.threads[0].join(60)
+    kept = f"attempt 1 stays in {writer.files.folder}, and nothing more of it is sent"
+    assert uploading.said == [f"It is {how}. {kept}"]
+    assert len(site.requests) == asked
+    assert only_run(site).attempts[1].spool == before
+
+
+def test_a_later_attempt_takes_the_folder_over(
+    site: IngestServer, tmp_path: Path, following: Any
+) -> None:
+    """Its uploader sends what is left of the one before, which makes way."""
+    site.stop()
+    first = Writer(tmp_path).steps()
+    earlier = following(site, first.files)
+    until(lambda: bool(earlier.said))
+    second = Writer(tmp_path).steps().finish()
+    earlier.threads[0].join(60)
+    site.restart()
+    following(site, second.files).threads[0].join(60)
+    run = only_run(site)
+    assert [run.attempts[n].spool for n in (1, 2)] == [spooled(w.files) for w in (first, second)]
+
+
+# ---- Later, by hand -----------------------------------------------------------------------------
+
+
+def test_upload_sends_all_runs_below_a_folder(site: IngestServer, tmp_path: Path) -> None:
+    """Each with its page; those within a run's folder are none."""
+    runs = [Writer(tmp_path / "deep", name).steps().finish().files for name in ("a", "b")]
+    inside = runs[0].folder / "artifacts" / "x"
+    inside.mkdir(parents=True)
+    (inside / "run.json").write_text("{}")
+    assert run_folders(tmp_path) == [files.folder for files in runs]
+    done = upload(site, tmp_path)
+    assert done.stdout == "".join(
+        f"{files.folder}: {site.url}/runs/{number}\n" for number, files in enumerate(runs, 7)
+    )
+    assert all(arrived(site, files).spool == spooled(files) for files in runs)
+    told = [json.loads(line) for line in upload(site, tmp_path, "--json").stdout.splitlines()]
+    assert told[0] == {
+        "folder": str(runs[0].folder),
+        "page": f"{site.url}/runs/7",
+        "is_over": True,
+        "problems": [],
+    }
+
+
+def test_upload_says_what_has_not_ended_and_what_is_at_work(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """Half a run is sent; one that has its uploader is left to it."""
+    files = Writer(tmp_path).steps().files
+    assert upload(site, tmp_path).stdout.endswith("/runs/7; it has not ended yet\n")
+    with uploader.alone(files.folder):
+        assert uploader.is_at_work(files.folder)
+        assert "is being sent by the uploader of its training" in upload(site, tmp_path).stderr
+    assert not uploader.is_at_work(files.folder)
+
+
+def test_upload_deletes_what_is_over_and_sent_and_no_step_is_forgotten(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """Of attempts that were fenced long ago too; a run that goes on keeps its spool."""
+    first = Writer(tmp_path).steps().finish()
+    second = Writer(tmp_path).steps(20).finish()
+    send(site, second.files)
+    upload(site, tmp_path, "--delete")
+    assert spooled(first.files) == spooled(second.files) == {}
+    third = Writer(tmp_path)
+    assert (third.files.attempt, last_step(third.files)) == (3, 200)
+    third.steps()
+    upload(site, tmp_path, "--delete")
+    assert spooled(third.files)
+    assert last_step(AttemptFiles(third.files.folder, 4)) == 100
+    only_run(site).attempts[4] = Attempt()
+    third.steps().finish()
+    upload(site, tmp_path, "--delete")
+    assert spooled(third.files), "it was never sent"
+
+
+def test_upload_says_why_it_cannot(site: IngestServer, tmp_path: Path) -> None:
+    """In a sentence, and with an exit code; a server that is away is tried a few times."""
+    for folder, said in ((tmp_path / "none", "none is no folder"), (tmp_path, "there is no run")):
+        done = upload(site, folder)
+        assert done.returncode == 2
+        assert said in done.stderr
+    files, waited = Writer(tmp_path).files, list[float]()
+    away = Credentials(f"http://127.0.0.1:{free_port()}", "token")
+    with Ingest(away) as ingest, pytest.raises(ApiError, match="the server does not answer"):
+        send_run(files.folder, ingest, print, waited.append)
+    assert len(waited) == TRIES - 1
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[AttemptFiles], None]] = {
+    "run.json is cut": lambda files: _replace(files.folder / "run.json", b'{"id": '),
+    "run.json is empty": lambda files: _replace(files.folder / "run.json", b""),
+    "run.json is a list": lambda files: _replace(files.folder / "run.json", b"[]"),
+    "run.json lacks all": lambda files: _replace(files.folder / "run.json", b"{}"),
+    "run.json is no UTF-8": lambda files: _replace(files.folder / "run.json", b"\xff\xfe"),
+    "run.json is too deep": lambda files: _replace(files.folder / "run.json", b"[" * 10**5),
+    "attempts are texts": lambda files: write_json(
+        files.folder / "run.json", read_run(files.folder) | {"attempts": ["a"]}
+    ),
+    "outcome is cut": lambda files: _replace(files.outcome, b"{"),
+    "outcome lacks all": lambda files: _replace(files.outcome, b"{}"),
+    "spool is a folder": lambda files: (files.spool / "1-9.spool").mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_upload_reports_each_folder_and_goes_on_after_a_damaged_one(
+    site: IngestServer, tmp_path: Path, damage: str
+) -> None:
+    """In a line each; the exit code says that one of them was not sent."""
+    first, bad, last = (Writer(tmp_path, name).steps().finish().files for name in "abc")
+    DAMAGES[damage](bad)
+    done = upload(site, tmp_path)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(lines)) == (1, 3), done.stderr
+    for line, files in zip(lines, (first, bad, last), strict=True):
+        assert line.startswith(f"{files.folder}: ")
+        assert ("not sent; " in line) == (files is bad)
+    assert "Traceback" not in done.stderr
+    for files in (first, last):
+        assert arrived(site, files).spool == spooled(files)
+        assert arrived(site, files).outcome is not None
+
+
+def test_upload_goes_on_after_a_run_that_the_server_refuses(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """Its answer is about this one only."""
+    files = [Writer(tmp_path, name).steps().finish().files for name in "ab"]
+    site.faults = ["422"]
+    done = upload(site, tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0].startswith(f"{files[0].folder}: not sent; ")
+    assert arrived(site, files[1]).spool == spooled(files[1])
+
+
+@pytest.mark.parametrize(
+    "text", ["caf\udce9", "nul\0", "\ud83d", "\udc80" * 3], ids=["latin", "nul", "high", "low"]
+)
+def test_lone_surrogates_are_escaped_wherever_they_stand(
+    site: IngestServer, tmp_path: Path, text: str
+) -> None:
+    """In names, tags, configurations, names of metrics and texts; each run is sent."""
+    with halfstep.watch(
+        folder=tmp_path,
+        name=f"a{text}",
+        project=f"p{text}",
+        tags=[f"t{text}"],
+        config={text: text, "list": [{text: text}]},
+        mode="offline",
+    ) as watch:
+        watch.log({f"m{text}": 1.0, f"n{text}": f"said {text}"})
+    Writer(tmp_path, "z").steps().finish()
+    done = upload(site, tmp_path)
+    assert done.returncode == 0, done.stderr
+    escaped = cleaned(text)
+    run = next(run for run in site.runs.values() if run.described["name"].startswith("a"))
+    assert run.described["name"] == f"a{escaped}"
+    assert run.described["tags"] == [f"t{escaped}"]
+    assert run.described["config"] == {escaped: escaped, "list": [{escaped: escaped}]}
+    assert len(site.runs) == 2
+
+
+def test_a_run_whose_process_is_dead_has_failed_when_it_is_sent(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """Of another PID namespace, boot or machine it is unknown, and the run goes on."""
+    writer = Writer(tmp_path).steps()
+    described = read_run(writer.files.folder)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        attempt = described["attempts"][0] | {
+            "pid": other.pid,
+            "pid_started": process.started(other.pid),
+        }
+        write_json(writer.files.folder / "run.json", described | {"attempts": [attempt]})
+        assert "it has not ended yet" in upload(site, tmp_path).stdout  # it lives
+        other.kill()
+    for elsewhere in ({"pid_space": "another"}, {"pid_space": None}, {"pid_started": None}):
+        away = described | {"attempts": [attempt | elsewhere]}
+        write_json(writer.files.folder / "run.json", away)
+        assert "it has not ended yet" in upload(site, tmp_path).stdout
+    assert arrived(site, writer.files).outcome is None
+    write_json(writer.files.folder / "run.json", described | {"attempts": [attempt]})
+    assert upload(site, tmp_path).stdout.endswith("/runs/7\n")
+    outcome = arrived(site, writer.files).outcome
+    assert outcome is not None
+    assert (outcome["status"], outcome["step"]) == ("vanished", 100)
+
+
+def _flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("place", ["first", "last", "header", "length"])
+def test_damaged_bytes_of_a_spool_are_reported(
+    site: IngestServer, tmp_path: Path, place: str
+) -> None:
+    """By the line of the run, to the server and by the exit code; a cut last frame is none."""
+    writer = Writer(tmp_path).steps(2).finish()
+    path = writer.files.spool / "1-0.spool"
+    content = path.read_bytes()
+    half = (len(content) - 16) // 2
+    at = {"first": 40, "last": 16 + half + 40, "header": 0, "length": 16 + 3}[place]
+    path.write_bytes(_flipped(content, at))
+    lost = 16 if place == "header" else half
+    if place == "header":
+        assert lost_bytes(path) == lost
+        return
+    done = upload(site, tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.endswith(f"; {lost:,} damaged bytes in the spool of attempt 1 are lost\n")
+    outcome = arrived(site, writer.files).outcome
+    assert outcome is not None
+    assert outcome["lost_bytes"] == lost
+
+
+def test_a_last_frame_that_is_cut_is_no_damage(site: IngestServer, tmp_path: Path) -> None:
+    """A process that is killed while it writes leaves one."""
+    writer = Writer(tmp_path).steps(2).finish()
+    path = writer.files.spool / "1-0.spool"
+    content = path.read_bytes()
+    for size in range(len(content) - 300, len(content) + 1, 7):
+        path.write_bytes(content[:size])
+        assert lost_bytes(path) == 0
+    assert upload(site, tmp_path).returncode == 0
+
+
+def test_upload_with_a_refused_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:
+    """Nobody waits for a person to mend it."""
+    Writer(tmp_path).steps()
+    site.tokens = set()
+    done = upload(site, tmp_path)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "halfstep: It is unauthorized. The token is that of HALFSTEP_TOKEN.\n",
+    )
+
+
+# ---- The process --------------------------------------------------------------------------------
+
+
+def uploaders(folder: Path) -> list[psutil.Process]:
+    """Return the uploaders of runs below a folder."""
+    found = []
+    for each in psutil.process_iter(["cmdline"]):
+        words = each.info["cmdline"] or []
+        if "halfstep.telemetry.uploader" in words and any(str(folder) in word for word in words):
+            found.append(each)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def none_left(tmp_path: Path) -> Iterator[None]:
+    """Nothing is left running, or open."""
+    yield
+    while Writer.opened:
+        Writer.opened.pop().close()
+    for each in uploaders(tmp_path):
+        each.kill()
+
+
+SCRIPT = """
+import os, sys, torch, halfstep
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+watch = halfstep.watch(net, folder=sys.argv[1], name="it")
+print("watching", flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        net(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    watch.log({"text": "some"})
+    print("stepped", flush=True)
+try:
+    os.wait()
+except ChildProcessError:
+    print("no child", flush=True)
+"""
+
+
+class Script:
+    """A script that watches, and steps as often as it is told."""
+
+    def __init__(self, site: IngestServer, folder: Path) -> None:
+        known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
+        self.process = warm.Popen(
+            [sys.executable, "-c", SCRIPT, str(folder)],
+            env={**os.environ, **known},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.hears() == "watching"
+
+    def hears(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def step(self, count: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        assert self.hears() == "stepped"
+
+    def end(self) -> tuple[str, str]:
+        return self.process.communicate(timeout=120)
+
+
+def test_watch_starts_an_uploader_and_says_where_the_run_is(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """Nobody's child, without torch, and without the token where others could read it."""
+    script = Script(site, tmp_path)
+    [at_work] = uploaders(tmp_path)
+    assert "token" not in " ".join(at_work.cmdline())
+    assert os.getsid(at_work.pid) == os.getpgid(at_work.pid) != os.getsid(script.process.pid)
+    assert not any("torch" in each.path for each in at_work.memory_maps())
+    script.step(30)
+    out, err = script.end()
+    assert out == "no child\n"
+    assert err.startswith("halfstep: watching; ")
+    assert err.count(f"{site.url}/runs/7\n") == 1
+    files = AttemptFiles(tmp_path / "it", 1)
+    until(lambda: read_run(files.folder)["id"] in site.runs)
+    until(lambda: arrived(site, files).outcome is not None)
+    assert arrived(site, files).spool == spooled(files)
+    assert len(arrived(site, files).stored) == 1
+    until(lambda: not uploaders(tmp_path))
+    assert "token" not in (tmp_path / "it" / "run.json").read_text()
+
+
+def test_the_page_is_told_as_soon_as_the_server_has(site: IngestServer, tmp_path: Path) -> None:
+    """To whoever starts an uploader and waits; `watch` does for a second."""
+    writer = Writer(tmp_path).steps().finish()
+    assert uploader.start(writer.files, site.server, SECONDS) == f"{site.url}/runs/7"
+    until(lambda: not uploaders(tmp_path))
+    assert arrived(site, writer.files).spool == spooled(writer.files)
+    assert not (writer.files.folder / uploader.LOG).exists()
+
+
+def test_a_killed_training_is_sent_to_its_last_byte(site: IngestServer, tmp_path: Path) -> None:
+    """kill −9 of it and of all its session; whoever reads its output does not wait for us."""
+    script = Script(site, tmp_path)
+    site.stop()
+    script.step(30)
+    os.kill(script.process.pid, signal.SIGKILL)
+    script.end()
+    site.restart()
+    files = AttemptFiles(tmp_path / "it", 1)
+    until(lambda: not uploaders(tmp_path))
+    assert arrived(site, files).spool == spooled(files)
+    outcome = arrived(site, files).outcome
+    assert outcome is not None
+    assert outcome["status"] == "vanished"
+
+
+def test_a_killed_uploader_is_succeeded_at_the_end(site: IngestServer, tmp_path: Path) -> None:
+    """The training notices, and what the server has is not sent again."""
+    script = Script(site, tmp_path)
+    for each in uploaders(tmp_path):
+        each.kill()
+        each.wait()  # a busy machine takes its time
+    script.step(30)
+    script.end()
+    files = AttemptFiles(tmp_path / "it", 1)
+    until(lambda: read_run(files.folder)["id"] in site.runs)
+    until(lambda: arrived(site, files).outcome is not None)
+    assert arrived(site, files).spool == spooled(files)
+
+
+def test_a_server_that_is_slow_to_answer_holds_no_training(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """The uploader says later where the run is."""
+    site.faults = ["stall"]
+    script = Script(site, tmp_path)
+    script.step(30)
+    site.let_go.set()
+    log = tmp_path / "it" / uploader.LOG
+    until(lambda: log.exists() and "the run is at" in log.read_text())
+    _, err = script.end()
+    assert err.splitlines()[0] == (
+        f"halfstep: watching; the run is in {tmp_path}/it; {site.url} has not answered yet"
+    )
+    assert err.splitlines()[-1] == f"halfstep: the run is at {site.url}/runs/7"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_refusal_is_an_answer(
+    site: IngestServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    is_told: bool,
+) -> None:
+    """The script waits no more for the page; a token that it was not told is named by its place."""
+    monkeypatch.setattr(watch_session, "PAGE_SECONDS", SECONDS)
+    site.tokens = set()
+    told = {"url": site.url, "token": "token"} if is_told else {}
+    if not is_told:
+        credentials.store(site.server)
+    halfstep.watch(folder=tmp_path, name="it", **told).finish()
+    said = capfd.readouterr().err
+    named = "" if is_told else f" The token is that of {credentials.place()}."
+    refused, begun = said.splitlines()[:2]
+    assert refused.startswith(
+        f"halfstep: the server refuses the token (It is unauthorized.{named});"
+    )
+    assert begun == f"halfstep: watching; the run is in {tmp_path / 'it'}"
+
+
+def test_offline_nothing_is_sent_before_upload(
+    site: IngestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By mode or environment; then the command sends it."""
+    known = {"url": site.url, "token": "token", "folder": tmp_path}
+    halfstep.watch(name="a", mode="offline", **known).finish()
+    monkeypatch.setenv("HALFSTEP_MODE", "offline")
+    halfstep.watch(name="b", **known).finish()
+    assert not uploaders(tmp_path)
+    assert site.requests == []
+    upload(site, tmp_path)
+    assert len(site.runs) == 2
+
+
+def test_a_folder_that_is_deleted_ends_the_uploader(tmp_path: Path) -> None:
+    """In one line, that of the log that nobody has any more."""
+    files = open_run(tmp_path, name="it")
+    write_json(files.folder / "run.json", {**read_run(files.folder), "attempts": []})
+    uploader.start(files, Credentials("http://127.0.0.1:1", "token"))
+    log = files.folder / uploader.LOG
+    until(lambda: log.exists() and "the uploader has failed" in log.read_text())
+
+
+def test_uploaders_that_are_killed_lose_nothing_and_send_nothing_twice(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """kill −9 wherever it is, again and again, while the server fails as well."""
+    writer = Writer(tmp_path)
+    for number in range(8):
+        writer.steps(30).file(b"x" * 100_000, f"{number}.bin")
+        site.faults = ["", "cut after", "500"]
+        enough = len(site.requests) + 1 + number % 4
+        uploader.start(writer.files, site.server)
+        until(lambda enough=enough: len(site.requests) >= enough)  # type: ignore[misc]
+        for each in uploaders(tmp_path):
+            each.kill()
+        until(lambda: not uploader.is_at_work(writer.files.folder))
+    writer.finish()
+    uploader.start(writer.files, site.server)
+    until(lambda: not uploaders(tmp_path))
+    attempt = arrived(site, writer.files)
+    assert attempt.spool == spooled(writer.files)
+    assert len(attempt.stored) == 8
+    assert attempt.outcome is not None

@@ -1,0 +1,341 @@
+"""`import halfstep as wandb`, in scripts as W&B's documentation writes them."""
+
+import argparse
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import halfstep
+from halfstep.session import watch_session
+from halfstep.telemetry.run_folder import read_run
+from halfstep.wandb_compat import unsupported
+from tests.halfstep.monitor.watch_made import Written
+
+
+@pytest.fixture(autouse=True)
+def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder, nothing said yet, and no run that outlives its test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(unsupported, "_said", set())
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    halfstep.finish()
+    if watch_session._active is not None:
+        watch_session._active.finish()
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation of the wheel alone."""
+    monkeypatch.setattr(watch_session, "find_spec", lambda name: None)
+
+
+def written(name: str) -> Written:
+    return Written(Path("halfstep-runs") / name)
+
+
+def logged(name: str) -> dict[str, list[tuple[int, Any]]]:
+    """Return the numbers of a run, by name."""
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for event in written(name).of("metric"):
+        found.setdefault(event["name"], []).append((event["step"], event["value"]))
+    return found
+
+
+def table(name: str, key: str) -> list[dict[str, str]]:
+    [path] = (Path("halfstep-runs") / name).rglob(f"{key}.csv")
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def histogram(name: str, key: str) -> dict[str, Any]:
+    [path] = (Path("halfstep-runs") / name).rglob(f"{key}.histogram.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def outcome(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        (Path("halfstep-runs") / name / "outcome-1.json").read_text()
+    )
+    return found
+
+
+def test_a_plain_loop() -> None:
+    """The quickstart's script, around a scaler: what it logs stands at the steps that are heard."""
+    wandb: Any = halfstep
+    wandb.login()
+    run = wandb.init(
+        entity="ada",
+        project="digits",
+        name="plain",
+        tags=["fp16"],
+        config=argparse.Namespace(learning_rate=0.01, epochs=2, seed=2**64 - 1),
+    )
+    config = wandb.config
+    torch.manual_seed(config.seed)
+    model = torch.nn.Linear(4, 1)
+    wandb.watch(model, torch.nn.MSELoss(), log="all", log_freq=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for epoch in range(config.epochs):
+        for _ in range(3):
+            loss = model(torch.ones(2, 4)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            wandb.log({"loss": loss, "epoch": epoch})
+        run.log({"val": {"accuracy": 0.5 + epoch / 4}})
+    wandb.finish()
+    assert halfstep.run is None
+    described = read_run(Path("halfstep-runs/plain"))
+    settings = {"learning_rate": 0.01, "epochs": 2, "seed": str(2**64 - 1)}
+    assert described["config"] == settings
+    assert (described["project"], described["tags"]) == ("digits", ["fp16"])
+    steps = written("plain").steps
+    assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    numbers = logged("plain")
+    assert [step for step, _ in numbers["loss"]] == [1, 2, 3, 4, 5, 6]
+    assert [value for _, value in numbers["loss"]] == pytest.approx(steps["loss"].tolist())
+    assert numbers["val.accuracy"] == [(3, 0.5), (6, 0.75)]
+    assert outcome("plain")["status"] == "finished"
+
+
+def test_tables_images_and_a_summary(
+    without_torch: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Media come as files; the summary has what `define_metric` asks for and the script sets."""
+    wandb: Any = halfstep
+    run = wandb.init(project="digits", name="media", config={"lr": 0.1}, notes="first try")
+    wandb.define_metric("epoch")
+    wandb.define_metric("val/*", step_metric="epoch")
+    wandb.define_metric("loss", summary="min")
+    wandb.define_metric("acc", summary="best", goal="maximize")
+    wandb.define_metric("acc", summary="mean")
+    predictions = wandb.Table(columns=["id", "label"])
+    for epoch in range(4):
+        wandb.log({"loss": abs(epoch - 2), "acc": epoch / 4}, commit=False)
+        wandb.log({"epoch": epoch})
+        predictions.add_data(epoch, f"digit {epoch}")
+    picture = wandb.Image(np.full((4, 6), 0.5), caption="a digit")
+    wandb.log({"examples": [picture, wandb.Image(np.zeros((2, 2, 3), np.uint8))]})
+    wandb.log({"predictions": predictions, "weights": wandb.Histogram([1, 2, 2, 3], num_bins=2)})
+    wandb.log({"activations": np.arange(10.0), "note": "text", "clip": wandb.Video("a.mp4")})
+    wandb.log({"uneven": wandb.Histogram(np_histogram=([1, 3], [0, 1, 10]))})
+    wandb.run.summary["best_epoch"] = 2
+    wandb.alert(title="Low", text="accuracy is low", level=wandb.plot.anything)
+    Path("model.bin").write_bytes(b"weights")
+    assert wandb.save("*.bin") == ["model.bin"]
+    artifact = wandb.Artifact("model", type="model")
+    artifact.add_file("model.bin")
+    run.log_artifact(artifact).wait()
+    wandb.config.update({"lr": 0.2}, allow_val_change=True)
+    wandb.config.momentum = 0.9
+    wandb.finish()
+
+    numbers = logged("media")
+    assert numbers["loss"] == [(0, 2.0), (1, 1.0), (2, 0.0), (3, 1.0)]
+    assert numbers["epoch"] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+    assert numbers["summary/best_epoch"][0][1] == 2
+    summary = {row["name"]: row["value"] for row in table("media", "summary")}
+    assert summary["loss"] == "min 0.0"
+    assert summary["acc"] == "max 0.75, mean 0.375"
+    assert summary["best_epoch"] == "2"
+    assert table("media", "predictions")[3] == {"id": "3", "label": "digit 3"}
+    assert histogram("media", "weights")["counts"] == [1, 3]
+    assert histogram("media", "weights")["highest"] == 3.0
+    assert sum(histogram("media", "activations")["counts"]) == 10
+    assert [row["count"] for row in table("media", "uneven")] == ["1", "3"]
+    files = {path.name for path in Path("halfstep-runs/media/artifacts").rglob("*.*")}
+    assert files >= {"examples-0.png", "examples-1.png", "examples-0.caption.txt", "note.txt"}
+    [saved] = written("media").of("checkpoint")
+    assert saved["upload"]
+    assert saved["files"][0]["size_bytes"] == 7
+    described = read_run(Path("halfstep-runs/media"))
+    settings = {"lr": 0.2, "momentum": 0.9, "notes": "first try"}
+    assert described["config"] == settings | {"step_metric": {"val/*": "epoch"}}
+    said = capsys.readouterr().err
+    assert "Video is not served" in said
+    assert "Artifact is not served" in said
+    assert "alert: Low: accuracy is low" in said
+
+
+def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> None:
+    """Its latest value is logged with each value of the metric, unless the script does so."""
+    wandb: Any = halfstep
+    run = wandb.init(name="axes", config={"lr": 0.1})
+    samples = wandb.define_metric("samples")
+    run.define_metric("val/*", step_metric="epoch")
+    wandb.define_metric("train/loss", step_metric=samples)
+    for epoch in range(2):
+        for batch in range(2):
+            wandb.log({"train/loss": 1.0, "samples": 32 * (2 * epoch + batch + 1)})
+        wandb.log({"epoch": epoch}, commit=False)
+        wandb.log({"val/loss": 0.5})
+        wandb.log({"val/accuracy": 0.9, "other": 1})
+    wandb.finish()
+    numbers = logged("axes")
+    assert numbers["epoch"] == [(2, 0.0), (3, 0.0), (6, 1.0), (7, 1.0)]
+    assert numbers["samples"] == [(0, 32.0), (1, 64.0), (4, 96.0), (5, 128.0)]
+    assert [step for step, _ in numbers["val/accuracy"]] == [3, 7]
+    defined = read_run(Path("halfstep-runs/axes"))["config"]["step_metric"]
+    assert defined == {"val/*": "epoch", "train/loss": "samples"}
+
+
+def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """`with wandb.init() as run`, once each; one that raises has failed, and the next goes on."""
+    wandb: Any = halfstep
+    sweep = wandb.sweep({"method": "grid"}, project="digits")
+    wandb.agent(sweep, function=lambda: None, count=1)
+    for rate in (0.1, 0.2, 0.3):
+        try:
+            with wandb.init(project="digits", config={"lr": rate}, name=f"lr-{rate}") as run:
+                assert wandb.run is run
+                for step in range(0, 30, 10):
+                    run.log({"score": run.config["lr"] * step}, step=step)
+                run.log({"score": 9.0}, step=5)
+                if rate == 0.2:
+                    raise ValueError("it diverged")
+        except ValueError:
+            continue
+    assert wandb.run is None
+    assert [logged(f"lr-{rate}")["score"][2] for rate in (0.1, 0.3)] == [(20, 2.0), (20, 6.0)]
+    assert logged("lr-0.1")["score"][3] == (5, 9.0)  # W&B drops a step that goes back
+    assert outcome("lr-0.1")["status"] == "finished"
+    assert outcome("lr-0.2")["status"] == "failed"
+    assert "it diverged" in outcome("lr-0.2")["error"]
+    said = capsys.readouterr().err
+    assert "sweep is not served" in said
+    first = wandb.init(name="again")
+    assert wandb.init(name="other") is first
+    second = wandb.init(name="other", reinit=True)
+    assert outcome("again")["status"] == "finished"
+    second.finish(exit_code=3)
+    assert outcome("other")["status"] == "failed"
+
+
+def test_a_run_that_only_logs_goes_on(without_torch: None) -> None:
+    """By its id; W&B's counter goes on where it was, and the server is told."""
+    for attempt in (1, 2):
+        with halfstep.init(id="abc", resume="allow") as run:
+            assert run.resumed == (attempt == 2)
+            for _ in range(3):
+                run.log({"score": attempt})
+    assert logged("abc")["score"] == [(step, 1 + step // 3) for step in range(6)]
+    [resumed] = written("abc").of("resumed")
+    assert (resumed["step"], resumed["exact"]) == (2, True)
+
+
+def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `init` prints it; offline it has none."""
+    monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HALFSTEP_TOKEN", "token")
+    page = "http://127.0.0.1:9/runs/7"
+    monkeypatch.setattr(watch_session.uploader, "start", lambda *_: page)
+    monkeypatch.setattr(watch_session.uploader, "is_at_work", lambda _: True)
+    with halfstep.init(name="sent") as run:
+        assert (run.url, run.get_url()) == (page, page)
+    with halfstep.init(name="kept", mode="offline") as run:
+        assert run.url is None
+
+
+def test_a_run_that_goes_on_keeps_its_configuration() -> None:
+    """But for what it is given anew, by `init` or later."""
+    halfstep.init(id="abc", config={"lr": 0.1, "seed": 1}).finish()
+    with halfstep.init(id="abc", resume="allow", config={"lr": 0.2}) as run:
+        assert (run.config.lr, run.config.seed) == (0.2, 1)
+        run.config.epochs = 3
+    described = json.loads(Path("halfstep-runs/abc/run.json").read_text())
+    assert described["config"] == {"lr": 0.2, "seed": 1, "epochs": 3}
+
+
+def test_an_alert_that_nobody_can_hear_is_kept(
+    without_torch: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a process whose stderr was closed."""
+    wandb: Any = halfstep
+    wandb.init(name="silent")
+    monkeypatch.setattr("sys.stderr", None)
+    wandb.alert("Low")
+    wandb.finish()
+    assert [path.name for path in Path("halfstep-runs/silent/artifacts").rglob("alert*")]
+
+
+def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a script does that cannot be served, out of order or with what is no value."""
+    wandb: Any = halfstep
+    wandb.log({"early": 1})
+    wandb.save("x")
+    wandb.define_metric("loss")
+    wandb.alert("nobody")
+    wandb.init(name="wrong", tags=5).finish()
+    wandb.config.lr = 0.1
+    wandb.summary["x"] = 1
+    run = wandb.init(mode="sideways", config="a string", resume="allow", settings=wandb.Settings())
+    assert run.config.lr == 0.1
+    run.log("no mapping")
+    run.log({"object": object(), "image": wandb.Image("no-such.png"), 3: 4})
+    run.whatever.deep(1)["key"].more()
+    run.log({"loss": 1}, step="two")
+    assert not wandb.Api().runs("ada/digits")
+    wandb.watch(None)
+    run.finish()
+    run.finish()
+    run.log({"late": 1})
+    said = capsys.readouterr().err
+    for words in (
+        "without init()",
+        "mode='sideways'",
+        "log() is passed over",
+        "Api is not served",
+        "run.whatever",
+    ):
+        assert words in said, words
+    assert logged(run.name)["3"] == [(0, 4.0)]
+
+
+def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> None:
+    """Of what is logged at once the rest is there; of files saved at one step each is."""
+    wandb: Any = halfstep
+    wandb.init(name="all")
+    wandb.log({"names": np.array(["cat", "dog"]), "loss": 1.5})
+    wandb.alert("Low", "accuracy", level=wandb.AlertLevel.WARN)
+    for name in ("a/config.yaml", "b/config.yaml", "train.py"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(name)
+    wandb.save("*/config.yaml")
+    wandb.save("train.py")
+    with pytest.raises(wandb.errors.CommError):
+        raise wandb.CommError
+    wandb.finish()
+    assert logged("all")["loss"] == [(0, 1.5)]
+    saved = [event["files"][0] for event in written("all").of("checkpoint")]
+    assert len({each["kind"] for each in saved}) == 3
+    kept = [(Path("halfstep-runs/all") / each["path"]).read_text() for each in saved]
+    assert kept == ["a/config.yaml", "b/config.yaml", "train.py"]
+
+
+def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As W&B's environment wishes it."""
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    run: Any = halfstep.init(config={"lr": 1})
+    run.log({"loss": 1})
+    assert run.config.lr == 1
+    assert run.disabled
+    halfstep.finish()
+    assert not Path("halfstep-runs").exists()
+
+
+def test_our_own_watch_stays_ours() -> None:
+    """Without `init` the name means what it did."""
+    assert halfstep.watch is watch_session.watch
+    with pytest.raises(AttributeError, match="nothing_of_ours"):
+        _ = halfstep.nothing_of_ours

@@ -1,0 +1,66 @@
+"""One thing at a time is written beside the training, and nothing that fails goes unheard."""
+
+from threading import Event, Thread, current_thread
+
+import pytest
+
+from trainer.checkpoints.background_writer import Writer
+
+
+@pytest.fixture
+def writer():
+    """A writer, whose thread ends with the test."""
+    writer = Writer()
+    yield writer
+    writer.close()
+
+
+def test_what_is_begun_runs_beside_and_the_next_waits_for_it(writer):
+    """The first `begin` returns while it is under way; the second when it is over."""
+    told, go_on = [], Event()
+
+    def first():
+        told.append(current_thread())
+        go_on.wait()
+        told.append("first is over")
+
+    writer.begin(first)
+    told.append("training")
+    Thread(target=go_on.set).start()
+    writer.begin(lambda: told.append("second"))
+    told.append("training")
+    writer.wait()
+    [thread] = [each for each in told if isinstance(each, Thread)]
+    assert thread is not current_thread()
+    said = [each for each in told if each is not thread]
+    assert said[:2] == ["training", "first is over"]
+    assert sorted(said[2:]) == ["second", "training"]
+
+
+@pytest.mark.parametrize("hear", [Writer.wait, lambda writer: writer.begin(print)])
+def test_what_it_raised_is_raised_once(writer, hear):
+    """By whoever comes next; then it is told."""
+    writer.begin(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hear(writer)
+    writer.check()
+    writer.wait()
+
+
+def test_a_look_waits_for_nothing_and_hears_of_what_failed(writer):
+    """Under way it says nothing; over it raises."""
+    go_on = Event()
+
+    def fail():
+        go_on.wait()
+        raise OSError("full")
+
+    def look():
+        while True:
+            writer.check()
+
+    writer.begin(fail)
+    writer.check()
+    go_on.set()
+    with pytest.raises(OSError, match="full"):
+        look()

@@ -1,0 +1,271 @@
+"""Spikes of the loss: which steps are, and going back from them."""
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfstep.run_config import ConfigError, parse_config
+from halfstep.run_settings import Spike
+from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE
+from tests.trainer.conftest import Regression, assert_same_bits
+from trainer.checkpoints.resume import inherited_parts
+from trainer.checkpoints.rollback import SpikeError
+from trainer.diagnosis.spikes import Spikes, robust_z
+from trainer.distributed.ranks import Control, Request
+
+WINDOW = 16
+
+
+class Poisoned(Regression):
+    """One example makes the loss of its batch a thousand times what it was, and its update too."""
+
+    name: ClassVar = "poisoned"
+    poison: ClassVar = {40}
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.modules["model"].append(torch.nn.Dropout(0.1))  # whose draws go back as well
+
+    def batch(self, indices, generator):
+        inputs, targets = super().batch(indices, generator)
+        factor = 60.0 if self.poison & set(indices.tolist()) else 1.0
+        return inputs, targets * factor
+
+
+#: Batches of 4 are sixteen to an epoch of 64 examples: the poison comes once in sixteen steps.
+VALUES = {
+    "training": {"steps": 60, "batch_size": 4, "seed": 3},
+    "checkpoints": {"every_steps": 10},
+    "spike": {"window_steps": WINDOW, "rewind": True, "look_every_steps": 4},
+}
+
+
+def records(losses, flags=()):
+    made = np.zeros(len(losses), STEP_DTYPE)
+    made["step"] = np.arange(1, len(losses) + 1)
+    made["loss"] = losses
+    for step in flags:
+        made["flags"][step - 1] = SKIPPED
+    return made
+
+
+def noise(count, seed=0):
+    return np.random.default_rng(seed).normal(1.0, 0.1, count)
+
+
+def told(made, *cuts, **settings):
+    """The spikes of some records, handed over in pieces."""
+    found = []
+    spikes = Spikes(Spike(window_steps=WINDOW, **settings), found.append)
+    for piece in np.split(made, cuts):
+        spikes.arrived(piece)
+    return [(each["step"], each["loss"], each["z"]) for each in found]
+
+
+def test_a_sudden_rise_is_told_with_its_step_and_how_high_it_is():
+    """z is in robust standard deviations above the median of the losses before."""
+    losses = noise(60)
+    losses[40] = 5.0
+    made = records(losses)
+    window = made["loss"][40 - WINDOW : 40].astype(float)
+    [(step, loss, z)] = told(made)
+    assert (step, loss) == (41, 5.0)
+    deviation = np.median(np.abs(window - np.median(window)))
+    assert z == pytest.approx((5.0 - np.median(window)) / (1.4826 * deviation))
+    assert told(made, threshold=z * 1.01) == []
+    assert told(made, threshold=None) == []
+
+
+@given(cuts=st.lists(st.integers(0, 80), max_size=6))
+def test_how_records_are_handed_over_changes_nothing(cuts):
+    """Whatever the pieces, the same spikes are found: each is judged by what came before alone."""
+    losses = noise(80)
+    losses[[30, 60]] = 4.0, 9.0
+    made = records(losses)
+    assert told(made, *sorted(cuts)) == told(made)
+    assert [step for step, *_ in told(made)] == [31, 61]
+
+
+def test_of_an_excursion_the_first_step_is_told():
+    """A loss that stays high, or rises on, is one spike for as long as a window."""
+    losses = noise(60)
+    losses[30:] = np.linspace(5, 50, 30)
+    assert told(records(losses))[0][0] == 31
+    assert len(told(records(losses)[: 31 + WINDOW])) == 1
+
+
+def test_a_loss_that_falls_or_rests_is_no_spike():
+    """Neither training as it should be nor a constant with its last bits astir."""
+    assert told(records(np.exp(-np.arange(200) / 30))) == []
+    constant = np.full(200, 0.5) + np.random.default_rng(1).normal(0, 1e-7, 200)
+    assert told(records(constant)) == []
+
+
+def test_a_loss_that_is_not_finite_is_one_where_the_step_was_applied():
+    """A skipped step harmed nothing; without a window yet an applied one counts all the same."""
+    losses = noise(12)
+    losses[[4, 8]] = np.nan, np.inf
+    assert [(s, z) for s, _loss, z in told(records(losses, flags=[5]))] == [(9, math.inf)]
+    assert told(records(losses, flags=[5, 9])) == []
+
+
+def test_what_decides_of_the_next_step_is_in_the_state():
+    """Another object goes on from the state of one as that would itself."""
+    losses = noise(80)
+    losses[40] = 5.0
+    made, whole, parts = records(losses), [], []
+    settings = Spike(window_steps=WINDOW, rewind=True)
+    one, other = (Spikes(settings, told_.append) for told_ in (whole, parts))
+    one.arrived(made[:41])
+    other.load_state_dict(one.state_dict())
+    assert other.pending == one.pending != None  # noqa: E711
+    one.arrived(made[41:])
+    other.arrived(made[41:])
+    assert whole[1:] == parts
+    assert robust_z(2.0, np.ones(16)) == pytest.approx(1000)
+
+
+@pytest.mark.parametrize("rewind", [True, False])
+def test_a_spike_above_nothing_is_plain_numbers(tmp_path, rewind):
+    """Where most losses are exactly 0, as of a hinge: a checkpoint with it loads without code."""
+    losses = np.zeros(60)
+    losses[40] = 5.0
+    spikes = Spikes(Spike(window_steps=WINDOW, rewind=rewind), lambda event: None)
+    spikes.arrived(records(losses))
+    torch.save(spikes.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert (state["pending"] is not None) == rewind
+
+
+def test_a_rewind_goes_back_and_leaves_the_examples_out(run_loop, tmp_path):
+    """To the last checkpoint before, then on with the examples after those of the steps undone."""
+    run = run_loop(Poisoned, VALUES, tmp_path / "a")
+    first, *_ = run.of("rewound")
+    spike = next(each for each in run.of("spike") if "rewound_to" in each)
+    assert first["spike"] == spike["step"]
+    assert first["step"] == spike["rewound_to"] == (spike["step"] - 1) // 10 * 10
+    assert first["from_step"] % 4 == 0 or first["from_step"] % 10 == 0
+    assert first["from_step"] >= first["spike"]
+    assert first["examples"] == 4 * (first["from_step"] - first["step"])
+    steps = run.records["step"].tolist()
+    again = steps.index(first["from_step"]) + 1
+    assert steps[again] == first["step"] + 1
+    assert steps[-1] == 60
+    state = torch.load(tmp_path / "a" / "step-00000060.pt", weights_only=True)
+    left_out = sum(step - earlier for earlier, step in undone(run))
+    assert state["progress"]["position"] == 4 * (60 + left_out)
+
+
+def undone(run):
+    return [(each["step"], each["from_step"]) for each in run.of("rewound")]
+
+
+def test_the_same_seed_goes_back_alike_and_so_does_a_resumed_run(run_loop, tmp_path):
+    """Bit for bit: run twice, and gone on from a checkpoint before its rewinds or between them."""
+    whole = run_loop(Poisoned, VALUES, tmp_path / "a")
+    assert len(undone(whole)) > 1
+    again = run_loop(Poisoned, VALUES, tmp_path / "b")
+    assert undone(again) == undone(whole)
+    assert again.records["loss"].tobytes() == whole.records["loss"].tobytes()
+    assert_same_bits(again.weights(), whole.weights())
+    for step in (10, 40):
+        name = f"step-{step:08}.pt"
+        folder = tmp_path / f"from-{step}"
+        folder.mkdir()
+        for earlier in range(10, step + 1, 10):
+            kept = tmp_path / "a" / f"step-{earlier:08}.pt"
+            (folder / kept.name).write_bytes(kept.read_bytes())
+        resumed = run_loop(Poisoned, VALUES, folder, resume=folder / name)
+        assert resumed.of("resumed")[0]["exact"]
+        assert_same_bits(resumed.weights(), whole.weights())
+
+
+def test_a_step_from_before_a_rewind_is_replayed_with_its_own_examples(run_loop, tmp_path):
+    """Examples left out since then do not shift it; nor does a resume in between."""
+    drawn = []
+
+    class Noting(Poisoned):
+        def batch(self, indices, generator):
+            drawn.append(indices.tolist())
+            return super().batch(indices, generator)
+
+    run = run_loop(Noting, VALUES, tmp_path / "a")
+    assert undone(run)[0][0] >= 15
+    first = drawn[14]
+    asked = iter([Control(None, Request(1, "replay", 15.0))])
+    drawn.clear()
+    resume = tmp_path / "a" / "step-00000050.pt"
+    resumed = run_loop(
+        Noting, VALUES, tmp_path / "a", resume=resume, control=lambda: next(asked, Control())
+    )
+    [replay] = resumed.of("replay")
+    assert (replay["step"], replay["requested"]) == (15, True)
+    assert drawn.count(first) == 1
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
+    """It has the losses before it for a window, and may rewind as often as any other run."""
+    spikes = Spikes(Spike(), print)
+    spikes.pending, spikes.rewinds = {"step": 7}, 2
+    state = {"parts": {"spikes": spikes.state_dict()}, "scaler": {}}
+    left = {
+        is_fork: inherited_parts(state, is_scaled=is_scaled, is_fork=is_fork)["spikes"]
+        for is_fork in (True, False)
+    }
+    assert [(each["pending"], each["rewinds"]) for each in left.values()] == [
+        (None, 0),
+        ({"step": 7}, 2),
+    ]
+
+
+def test_after_so_many_rewinds_a_run_goes_on_or_fails_as_set(run_loop, tmp_path):
+    """The spike is told all the same; a failure says at which step, how high and how often."""
+    once = {**VALUES, "spike": {**VALUES["spike"], "most_rewinds": 1}}
+    run = run_loop(Poisoned, once, tmp_path / "a")
+    assert len(undone(run)) == 1
+    assert len({each["step"] for each in run.of("spike")}) > 1
+    assert run.outcome.step == 60
+    once["spike"]["afterwards"] = "fail"
+    with pytest.raises(SpikeError, match=r"the loss rose to .* and spike.most_rewinds is 1"):
+        run_loop(Poisoned, once, tmp_path / "b")
+
+
+def test_without_a_checkpoint_before_it_the_run_goes_on(run_loop, tmp_path):
+    """A spike before the first checkpoint is told, and nothing else."""
+    late = {**VALUES, "checkpoints": {"every_steps": 59}}
+    run = run_loop(Poisoned, late, tmp_path / "a")
+    assert run.of("spike")
+    assert undone(run) == []
+    assert run.records["step"].tolist() == list(range(1, 61))
+
+
+def test_looking_without_going_back_changes_no_bit(run_loop, tmp_path):
+    """Spikes are found whether they are looked for or not; the training is the same."""
+    plain = {name: value for name, value in VALUES.items() if name != "spike"}
+    off = run_loop(Poisoned, {**plain, "spike": {"threshold": None}}, tmp_path / "a")
+    on = run_loop(Poisoned, {**plain, "spike": {"window_steps": WINDOW}}, tmp_path / "b")
+    assert off.of("spike") == []
+    assert on.of("spike")
+    assert_same_bits(on.weights(), off.weights())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"spike": {"rewind": True}}, "checkpoints.every_steps is empty"),
+        (
+            {"spike": {"rewind": True, "threshold": None}, "checkpoints": {"every_steps": 5}},
+            "needs a threshold",
+        ),
+    ],
+)
+def test_a_rewind_needs_what_it_goes_by(values, message):
+    """A checkpoint to go back to, and a threshold; the message names what is missing."""
+    with pytest.raises(ConfigError, match=message):
+        parse_config(Regression, values)

@@ -1,0 +1,209 @@
+"""Running statistics after a skip that began ahead of them: named, and by a setting restored."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE
+from tests.trainer.conftest import Regression, assert_same_bits
+from trainer.checkpoints.resume import inherited_parts
+from trainer.diagnosis.nonfinite_buffers import Poison
+from trainer.precision.buffers import BufferRule
+
+
+class Shouting(nn.Module):
+    """Overflows in fp16 from some call on, going forward, in every so many."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        factor = 60_000.0 if self.calls % 4 == 0 and x.dtype == torch.float16 else 1.0
+        return x * factor * factor
+
+
+class Ahead(Regression):
+    """An overflow, then a BatchNorm, in fp16 by default."""
+
+    defaults = {  # noqa: RUF012
+        "training": {"steps": 10, "batch_size": 8},
+        "scaler": {"init_scale": 64.0},
+    }
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        model = nn.Sequential(nn.Linear(6, 8), Shouting(), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+        model.register_buffer("nothing", torch.empty(0))
+        self.modules = {"model": model}
+        self.optimizers = {"sgd": torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)}
+
+
+RESTORED = {"scaler": {"init_scale": 64.0, "restore_buffers": True}}
+
+
+def statistics(run):
+    """The buffers of its BatchNorm."""
+    return dict(run.recipe.modules["model"][2].named_buffers())
+
+
+def test_poisoned_buffers_are_named_once(run_loop):
+    """After the first skip, with its step; those that are sound are not named, nor are they again
+    at the next skip."""
+    run = run_loop(Ahead)
+    assert run.skipped() == [4, 8]
+    assert not statistics(run)["running_mean"].isfinite().all()
+    assert run.of("poison") == [told(4, "model.2.running_mean", "model.2.running_var")]
+
+
+def test_buffers_that_began_infinite_are_not_poisoned():
+    """A mask of -inf is so by design, in a resumed run as well."""
+    module = nn.BatchNorm1d(3)
+    module.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+    poison, events = followed(module)
+    poison.before_step(1)
+    module.running_var[0] = torch.inf
+    poison.drain()
+    resumed, events_after = followed(module)
+    resumed.load_state_dict(poison.state_dict())
+    for each in (poison, resumed):
+        each.before_step(2)
+        each.arrived(skipped_steps(2))
+        each.drain()
+    assert events == events_after == [told(2, "model.running_var")]
+
+
+def test_each_poisoned_buffer_is_told_with_its_own_first_step(tmp_path):
+    """Once, be the run resumed in between; again, where it is poisoned anew after a rewind."""
+    module = nn.BatchNorm1d(3)
+    poison, events = followed(module)
+    poison.before_step(1)
+    poison.drain()
+    before = poison.state_dict()
+    module.running_var[0] = torch.inf
+    poison.arrived(skipped_steps(4))
+    poison.drain()
+    torch.save(poison.state_dict(), tmp_path / "state.pt")
+    resumed, events_after = followed(module)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    module.running_mean[0] = torch.nan
+    resumed.arrived(skipped_steps(8))
+    resumed.drain()
+    assert events == [told(4, "model.running_var")]
+    assert events_after == [told(8, "model.running_mean")]
+    resumed.load_state_dict(before)
+    resumed.arrived(skipped_steps(6))
+    resumed.drain()
+    assert events_after[1:] == [told(6, "model.running_mean", "model.running_var")]
+
+
+def test_a_fork_tells_of_poison_that_it_inherits():
+    """With the step since which its parent had it, at a skip of its own."""
+    module = nn.BatchNorm1d(3)
+    poison, _events = followed(module)
+    poison.before_step(1)
+    module.running_var[0] = torch.inf
+    poison.arrived(skipped_steps(4))
+    poison.drain()
+    state = {"scaler": {"scale": 1.0}, "parts": {"poison": poison.state_dict()}}
+    fork, events = followed(module)
+    fork.load_state_dict(inherited_parts(state, is_scaled=True, is_fork=True)["poison"])
+    fork.arrived(skipped_steps(9))
+    fork.drain()
+    assert events == [told(4, "model.running_var")]
+
+
+def followed(module):
+    """Who looks at a module, and a list of what that tells."""
+    events = []
+    return Poison({"model": module}, events.append), events
+
+
+def told(step, *buffers):
+    """The event of these buffers."""
+    return {"event": "poison", "step": step, "count": len(buffers), "buffers": list(buffers)}
+
+
+def test_restored_buffers_are_those_before_the_skip(run_loop):
+    """Also those that count: all are as if the skipped batches had never been seen."""
+    run = run_loop(Ahead, RESTORED)
+    assert run.skipped() == [4, 8]
+    assert all(buffer.isfinite().all() for buffer in statistics(run).values())
+    assert statistics(run)["num_batches_tracked"] == 8
+    assert not run.of("poison")
+
+
+def test_expanded_buffers_are_left_alone():
+    """They cannot be written in place; the others beside them are restored."""
+    module = nn.BatchNorm1d(4)
+    module.register_buffer("shared", torch.zeros(1, 1).expand(4, 4))
+    rule = BufferRule({"model": module}, is_on=True)
+    rule.keep()
+    module.running_mean.fill_(torch.inf)
+    rule.restore([torch.ones(())])
+    assert module.running_mean.tolist() == [0.0] * 4
+
+
+def test_only_a_skip_restores(run_loop):
+    """A run without skips ends with the same bits either way."""
+    fp32 = {"precision": "fp32"}
+    assert_same_bits(run_loop(Ahead, fp32 | RESTORED).weights(), run_loop(Ahead, fp32).weights())
+    calm = {"scaler": {"init_scale": 64.0}, "training": {"steps": 3}}
+    plain = run_loop(Ahead, calm)
+    restoring = run_loop(Ahead, {**calm, **RESTORED})
+    assert not plain.skipped()
+    assert_same_bits(restoring.weights(), plain.weights())
+
+
+def test_a_retry_in_fp32_counts_its_batch(run_loop):
+    """The restored statistics take in the batch as it is computed in fp32."""
+    values = {"scaler": RESTORED["scaler"] | {"retry_in_fp32": True}}
+    run = run_loop(Ahead, values)
+    assert len(run.of("retry", applied=True)) == len(run.skipped()) > 0
+    assert statistics(run)["num_batches_tracked"] == 10
+    assert all(buffer.isfinite().all() for buffer in statistics(run).values())
+
+
+def test_a_resumed_run_is_the_same(run_loop, tmp_path):
+    """Cut between two skips, with buffers restored."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run_loop(Regularly, RESTORED, folder=whole)
+    values = {"checkpoints": {"every_steps": 5}}
+    run_loop(Regularly, RESTORED | values, folder=cut)
+    resumed = run_loop(Regularly, RESTORED, folder=whole, resume=cut / "step-00000005.pt")
+    assert_same_bits(
+        resumed.recipe.modules["model"].state_dict(),
+        torch.load(cut / "step-00000010.pt", weights_only=True)["modules"]["model"],
+    )
+
+
+class Regularly(Ahead):
+    """Its calls are counted in the checkpoint."""
+
+    def state_dict(self):
+        return {"calls": self.modules["model"][1].calls}
+
+    def load_state_dict(self, state):
+        self.modules["model"][1].calls = state["calls"]
+
+
+def test_neither_waits_for_the_device():
+    """On torch's meta device, where whatever reads a value raises."""
+    modules = {"model": nn.BatchNorm1d(4, device="meta")}
+    rule = BufferRule(modules, is_on=True)
+    rule.keep()
+    rule.restore([torch.zeros((), device="meta")])
+    poison = Poison(modules, pytest.fail)
+    poison.before_step(1)
+    poison.arrived(skipped_steps(7))
+
+
+def skipped_steps(step):
+    """A record of a skipped step."""
+    records = np.zeros(1, STEP_DTYPE)
+    records["step"], records["flags"] = step, SKIPPED
+    return records

@@ -1,0 +1,52 @@
+import pytest
+from torch import nn
+
+from halfstep.run_config import ConfigError
+from trainer.precision.module_names import chosen
+
+
+def blocks():
+    """Two blocks in a list, a head, and a second name for its weights."""
+    network = nn.Module()
+    network.blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(2))
+    network.head = network.tied = nn.Linear(2, 2)
+    network.forward = lambda x: x
+    network.scales = nn.ParameterList([nn.Parameter(nn.Linear(1, 1).weight)])
+    return {"model": network}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        ([], []),
+        (["model.head"], ["model.head"]),
+        (["model.tied"], ["model.tied"]),
+        (["model.head", "model.tied"], ["model.head"]),
+        (["*.0.1", "*.1.0"], ["model.blocks.0.1", "model.blocks.1.0"]),
+        (["model.blocks.?.0"], ["model.blocks.0.0", "model.blocks.1.0"]),
+        (["model.blocks.*"], ["model.blocks.0", "model.blocks.1"]),
+        (["model.blocks"], ["model.blocks.0", "model.blocks.1"]),
+        (["model.blocks.1.0", "model"], ["model"]),
+    ],
+)  # fmt: skip
+def test_a_pattern_names_the_outermost_modules_that_are_called(patterns, names):
+    """What is in a module comes with it; a list is nothing that is called; a module counts once."""
+    assert list(chosen(blocks(), "modules.fp32", patterns)) == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (
+            "model.haed",
+            'modules.fp32 is "model.haed", and no module has such a name; allowed: model, '
+            "model.blocks, model.blocks.0, ",
+        ),
+        ("head", 'modules.fp32 is "head", and no module'),
+        ("model.scales", "modules.fp32 names model.scales, a ParameterList: it holds nothing"),
+    ],
+)
+def test_a_pattern_without_a_module_is_named_with_some_that_there_are(pattern, message):
+    """The error names the field, what was written, and what might be."""
+    with pytest.raises(ConfigError, match=message.replace("*", r"\*")):
+        chosen(blocks(), "modules.fp32", [pattern])

@@ -1,0 +1,206 @@
+"""Modules in a precision of their own, against a recipe that writes the region by hand."""
+
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from halfstep.recipe import Loss
+from halfstep.run_config import ConfigError
+from tests.trainer.conftest import Regression, assert_same_bits
+from tests.trainer.diagnosis.test_replay import Planted
+from trainer.precision.module_precision import run_in
+
+FP16 = {"precision": "fp16", "scaler": {"init_scale": 1024.0}}
+
+
+class ByHand(Regression):
+    """Its last layer runs in a region that the recipe itself puts round it."""
+
+    dtype = torch.float32
+
+    def training_step(self, batch):
+        inputs, targets = batch
+        first, middle, last = self.modules["model"]._orig_mod if self.is_compiled else self.layers
+        hidden = middle(first(inputs))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            output = last(hidden.to(self.dtype))
+        yield Loss(F.mse_loss(output.float(), targets), "sgd")
+
+    is_compiled = False
+
+    @property
+    def layers(self):
+        return self.modules["model"]
+
+
+class BySetting(Regression):
+    def training_step(self, batch):
+        inputs, targets = batch
+        yield Loss(F.mse_loss(self.modules["model"](inputs).float(), targets), "sgd")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_setting_is_what_a_region_by_hand_is(run_loop, dtype):
+    """To the last bit: loss, weights and scale, with no line of the recipe changed."""
+    by_hand = run_loop(type("ByHand", (ByHand,), {"dtype": dtype}), FP16)
+    field = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+    run = run_loop(BySetting, FP16 | {"modules": {field: ["model.2"]}})
+    plain = run_loop(BySetting, FP16)
+    assert_same_bits(run.weights(), by_hand.weights())
+    assert run.records["loss"].tolist() == by_hand.records["loss"].tolist()
+    assert run.records["loss"].tolist() != plain.records["loss"].tolist()
+
+
+class Halves(nn.Module):
+    """Says in which types it was called; takes and returns more than one tensor."""
+
+    def forward(self, inputs, *, pair):
+        self.seen = [inputs.dtype, pair["second"].dtype, pair["count"].dtype]
+        return inputs, torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_that_goes_in_is_cast_and_nothing_else(dtype):
+    """Tensors in halves, wherever they are; whole numbers, and a network without autocast, stay."""
+    module = Halves()
+    run_in(dtype, module, "cpu")
+    half, count = torch.ones(2, dtype=torch.float16), torch.ones(2, dtype=torch.int64)
+    with torch.autocast("cpu", torch.float16):
+        output, is_on = module(half, pair={"second": half, "count": count})
+    assert module.seen == [dtype, dtype, torch.int64]
+    assert (output.dtype, is_on) == (dtype, dtype == torch.bfloat16)
+    module(half, pair={"second": half, "count": count})
+    assert module.seen == [torch.float16, torch.float16, torch.int64]
+
+
+def test_fp32_holds_where_both_name_a_module(run_loop):
+    """Also where one is within the other."""
+    fp32 = run_loop(BySetting, FP16 | {"modules": {"fp32": ["model"]}})
+    for bf16 in (["model"], ["model.0"]):
+        both = run_loop(BySetting, FP16 | {"modules": {"fp32": ["model"], "bf16": bf16}})
+        assert_same_bits(both.weights(), fp32.weights())
+
+
+def test_a_tied_weight_has_a_cast_for_each_precision():
+    """autocast keeps one cast of a weight: in a region within, it would be of the wrong type."""
+    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    second.weight = first.weight
+    run_in(torch.bfloat16, second, "cpu")
+    with torch.autocast("cpu", torch.float16):
+        assert second(first(torch.ones(1, 4))).dtype == torch.bfloat16
+
+
+def test_a_copy_of_a_module_calls_itself():
+    """A recipe may copy its networks at any time; the copy has weights of its own."""
+    module = nn.Linear(2, 1)
+    run_in(torch.float32, module, "cpu")
+    copy = deepcopy(module)
+    with torch.no_grad():
+        copy.weight.zero_()
+        copy.bias.zero_()
+    with torch.autocast("cpu", torch.float16):
+        assert copy(torch.ones(1, 2)).item() == 0 != module(torch.ones(1, 2)).item()
+
+
+def test_it_compiles_to_one_graph_with_the_bits_of_the_region_by_hand():
+    """The compiler finds nothing in it that it would have to leave to Python."""
+
+    class Network(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False):
+                return self.inner(x.float())
+
+    results = []
+    for wrap in (Network, lambda module: run_in(torch.float32, module, "cpu") or module):
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(4, 4), wrap(nn.Linear(4, 4)), nn.Linear(4, 1))
+        compiled = torch.compile(layers, backend="aot_eager", fullgraph=True)
+        with torch.autocast("cpu", torch.float16):
+            output = compiled(torch.ones(2, 4))
+        output.sum().backward()
+        results.append([output.detach(), *[weight.grad for weight in layers.parameters()]])
+    assert_same_bits(*results)
+
+
+def test_a_compiled_run_obeys(run_loop, monkeypatch):
+    """With training.compile, by the names that the network has without it."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    values = FP16 | {"modules": {"fp32": ["model.2"]}}
+    run = run_loop(BySetting, values)
+    compiled = run_loop(BySetting, values | {"training": {"compile": True}})
+    assert compiled.records["loss"].tolist() == run.records["loss"].tolist()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_where_it_says_nothing_new_no_bit_is_different(run_loop, precision):
+    """In fp32 all is in fp32 anyhow; modules.bf16 is for fp16."""
+    field = {"fp32": "fp32", "bf16": "bf16"}[precision]
+    run, plain = (
+        run_loop(BySetting, {"precision": precision, "modules": {field: patterns}})
+        for patterns in (["model.2"], [])
+    )
+    assert_same_bits(run.weights(), plain.weights())
+
+
+def test_an_unknown_name_ends_the_run_before_its_first_step(run_loop):
+    """Whatever its precision, for the setting comes along into comparisons."""
+    with pytest.raises(ConfigError, match=r'modules\.bf16 is "model\.x", and no module'):
+        run_loop(BySetting, {"precision": "fp32", "modules": {"bf16": ["model.x"]}})
+
+
+class Shouting(nn.Module):
+    """Multiplies by 24,800 and divides again: in fp16 beyond 2.64 overflows, in fp32 not."""
+
+    def forward(self, x):
+        return x * 24_800.0 / 24_800.0
+
+
+class Overflowing(Planted):
+    """Its plant gets fp16, out of a product, and overflows at the one example that is far out."""
+
+    plant = Shouting
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.modules["model"][0][1] = product = nn.Linear(6, 6, bias=False).requires_grad_(False)
+        nn.init.eye_(product.weight)
+
+
+def test_what_a_replay_names_can_be_given_to_fp32(run_loop):
+    """The module that the replay of a skip names, given to modules.fp32, ends the skips."""
+    values = {"scaler": {"init_scale": 64.0, "growth_interval": 10**6}}
+    run = run_loop(Overflowing, values)
+    names = {event["module"] for event in run.of("replay", found=True, exact=True)}
+    assert names == {"model.0.2"}
+    mended = run_loop(Overflowing, values | {"modules": {"fp32": sorted(names)}})
+    assert run.skipped()
+    assert not mended.skipped()
+
+
+def test_a_replay_goes_through_modules_as_the_run_does(run_loop):
+    """With a module in fp32 an overflow elsewhere is replayed exactly, and found there."""
+    values = {"scaler": {"init_scale": 64.0}, "modules": {"fp32": ["model.1", "model.3"]}}
+    run = run_loop(Overflowing, values)
+    replays = run.of("replay", exact=True)
+    assert replays
+    assert {event["module"] for event in replays} == {"model.0.2"}
+
+
+def test_a_checkpoint_from_before_the_setting_goes_on_exactly(run_loop, tmp_path):
+    """Settings that an older checkpoint does not have are what they are by default."""
+    run_loop(BySetting, FP16, folder=tmp_path)
+    path = tmp_path / "step-00000005.pt"
+    state = torch.load(path, weights_only=True)
+    del state["config"]["modules"]
+    torch.save(state, path)
+    longer = FP16 | {"training": {"steps": 8}}
+    [resumed] = run_loop(BySetting, longer, folder=tmp_path, resume=path).of("resumed")
+    assert resumed["notes"] == ["training.steps was 5, is 8"]

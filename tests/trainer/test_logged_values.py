@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+import torch
+
+from halfstep.recipe import RecipeError
+from tests.trainer.conftest import Regression, assert_same_bits
+from tests.trainer.test_no_sync import attempt_steps
+from trainer.logged_values import MOST_NAMES
+
+FP16 = {"precision": "fp16"}
+SKIPPING = FP16 | {"scaler": {"init_scale": 2.0**24, "growth_interval": 5}}
+
+
+class Telling(Regression):
+    """Tells the loss's double, and a number of the host that counts the micro-batches."""
+
+    batches = 0
+
+    def training_step(self, batch):
+        for loss in super().training_step(batch):
+            self.batches += 1
+            self.log({"train/double": 2 * loss.value, "train/batches": self.batches})
+            self.log({"train/one": torch.ones(1, 1), "train/array": np.ones(1)})
+            yield loss
+
+    def evaluate(self):
+        self.log({"train/double": torch.zeros(())})
+        return super().evaluate()
+
+
+def told(run, name):
+    """Steps and values of a metric."""
+    events = [event for event in run.of("metric") if event["name"] == name]
+    return [event["step"] for event in events], [event["value"] for event in events]
+
+
+def test_a_number_of_each_step_is_told_once(run_loop):
+    """As a metric of that step, with its time; an evaluation in between tells none."""
+    values = {"training": {"steps": 12}, "evaluation": {"every_steps": 3, "at_start": True}}
+    run = run_loop(Telling, values)
+    steps, doubles = told(run, "train/double")
+    assert steps == list(range(1, 13))
+    assert doubles == [2 * loss for loss in run.records["loss"].tolist()]
+    times = [event["elapsed_ms"] for event in run.of("metric") if event["name"] == "train/double"]
+    assert times == sorted(times)
+
+
+def test_of_micro_batches_the_mean_is_told(run_loop):
+    """Of a number on the host, too."""
+    run = run_loop(Telling, {"training": {"steps": 3, "accumulation_steps": 4, "batch_size": 4}})
+    assert told(run, "train/batches") == ([1, 2, 3], [2.5, 6.5, 10.5])
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_tensor_or_an_array_of_one_number_is_that(run_loop, accumulation):
+    """Whatever its shape."""
+    run = run_loop(Telling, {"training": {"steps": 2, "accumulation_steps": accumulation}})
+    assert told(run, "train/one") == told(run, "train/array") == ([1, 2], [1.0, 1.0])
+
+
+class Showing(Regression):
+    """Shows an image, a table and a text of its second step, in each micro-batch."""
+
+    steps = 0
+
+    def training_step(self, batch):
+        self.steps += 1
+        if self.steps in (3, 4):
+            pixels = torch.full((2, 2), 0.2 * (self.steps - 2))
+            rows = [{"micro-batch": self.steps}]
+            self.log({"val/image": pixels, "rows": rows, "words": "a € b", "train/one": 1})
+        yield from super().training_step(batch)
+
+
+def test_what_is_no_number_is_a_file_of_its_step(run_loop, tmp_path):
+    """Of several micro-batches the last one's; beside it numbers are told as ever."""
+    values = {"training": {"steps": 3, "accumulation_steps": 2}}
+    run = run_loop(Showing, values, folder=tmp_path / "checkpoints")
+    files = {e["name"]: (tmp_path / e["path"]).read_bytes() for e in run.of("artifact")}
+    assert {event["step"] for event in run.of("artifact")} == {2}
+    assert files["rows.csv"].splitlines() == [b"micro-batch", b"4"]
+    assert files["words.txt"].decode() == "a € b"
+    assert files["val-image.png"].startswith(b"\x89PNG")
+    assert told(run, "train/one") == ([2], [1.0])
+
+
+def test_a_place_that_takes_no_file_ends_no_run(run_loop, tmp_path):
+    """What could not be kept is told, once; the steps after it are made."""
+    (tmp_path / "artifacts").write_text("a file where a folder would be")
+    run = run_loop(Showing, {"training": {"steps": 6}}, folder=tmp_path / "checkpoints")
+    assert run.outcome.step == 6
+    [failed] = run.of("failed_diagnosis")
+    assert failed["diagnosis"] == "keeping of what was logged"
+    assert failed["step"] == 3
+    assert str(tmp_path / "artifacts") in failed["error"]
+
+
+def test_a_picture_is_kept_although_its_step_raises_later(run_loop, tmp_path):
+    """The run's end waits for the disk, whatever ended it."""
+
+    class Broken(Showing):
+        def after_step(self):
+            if self.steps == 5:
+                raise ArithmeticError("enough")
+
+    with pytest.raises(ArithmeticError):
+        run_loop(Broken, {"training": {"steps": 6}}, folder=tmp_path / "checkpoints")
+    assert len(list(tmp_path.glob("artifacts/step-*/val-image.png"))) == 2
+
+
+def test_neither_a_replay_nor_a_retry_tells(run_loop):
+    """A step that is gone through again is told of once."""
+    scaler = {"init_scale": 2.0**24, "growth_interval": 30, "retry_in_fp32": True}
+    run = run_loop(Telling, FP16 | {"training": {"steps": 80}, "scaler": scaler})
+    assert run.of("replay")
+    assert run.of("retry")
+    assert told(run, "train/double")[0] == list(range(1, 81))
+
+
+def test_no_bit_of_training_is_different(run_loop):
+    """Whatever a recipe tells, with steps skipped among them."""
+    values = SKIPPING | {"training": {"steps": 30}}
+    run = run_loop(Telling, values)
+    assert run.skipped()
+    assert_same_bits(run.weights(), run_loop(Regression, values).weights())
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_it_never_waits_for_the_device(monkeypatch):
+    """A number on the device, one on the host, of several micro-batches."""
+    values = {"training": {"accumulation_steps": 2}}
+    recipe = attempt_steps(monkeypatch, Telling, values)
+    assert recipe.batches == 6
+
+
+@pytest.mark.parametrize("name", ["x" * 400, "", "a\0b", 7], ids=["long", "empty", "NUL", "7"])
+def test_a_name_that_nobody_can_record_is_left_out(run_loop, name):
+    """It is said once, with what is allowed; what is told beside it is there."""
+
+    class Wrong(Regression):
+        def training_step(self, batch):
+            self.log({name: 2.0, "good": 1.0})
+            yield from super().training_step(batch)
+
+    run = run_loop(Wrong, {"training": {"steps": 3}})
+    assert told(run, "good") == ([1, 2, 3], [1.0] * 3)
+    assert told(run, name) == ([], [])
+    [failed] = run.of("failed_diagnosis")
+    assert (failed["diagnosis"], failed["step"]) == ("logging of a number", 1)
+    assert "of 1 to 200 characters" in failed["error"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"a": object()}, '"a" cannot be kept: a value of type object cannot be logged; allowed'),
+        (
+            {"a": torch.zeros(3)},
+            r'"a" cannot be kept: a tensor of shape \(3,\) cannot be logged; allowed: a number, ',
+        ),
+        ({f"n{i}": i for i in range(MOST_NAMES + 1)}, f"allowed: {MOST_NAMES} names in a step"),
+    ],
+)
+def test_what_cannot_be_shown_ends_the_run_by_name(run_loop, values, message):
+    """Before the step is made."""
+
+    class Wrong(Regression):
+        def training_step(self, batch):
+            self.log(values)
+            yield from super().training_step(batch)
+
+    with pytest.raises(RecipeError, match=message):
+        run_loop(Wrong, {"training": {"steps": 2}})

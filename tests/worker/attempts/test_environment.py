@@ -1,0 +1,173 @@
+"""What an attempt is started in, by real files and a real git."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.runs.environments import LONGEST_BYTES
+from db.tables import Worker
+from worker.attempts.environment import Started, describe, described
+
+DEVICES = [{"index": i, "name": f"GPU {i}"} for i in range(3)]
+WORKER = Worker(name="w", host="h", devices=DEVICES, versions={"torch": "2"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A repository with a recipe in it that is committed."""
+    (tmp_path / "recipe.py").write_text("LR = 1\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        git(tmp_path, *words)
+    return tmp_path
+
+
+def git(folder: Path, *words: str) -> str:
+    options = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(folder)]
+    return subprocess.run(
+        ["git", *options, *words], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def told(folder: Path, **more: Any) -> tuple[dict[str, Any], Any]:
+    started = Started(["python", "recipe.py"], folder, folder / "recipe.py", **more)
+    return describe(started, WORKER, [0, 2])
+
+
+def test_a_clean_and_a_changed_folder(folder: Path) -> None:
+    """Commit, whether something is changed or not known to git, and the diff, of this folder."""
+    content, texts = told(folder)
+    assert content["git"]["commit"] == git(folder, "rev-parse", "HEAD").strip()
+    assert (content["git"]["is_dirty"], texts) == (False, ("LR = 1\n", None))
+    assert [each["index"] for each in content["devices"]] == [0, 2]
+    (folder / "recipe.py").write_text("LR = 2\n")
+    (folder / "néw.py").write_text("")
+    content, texts = told(folder)
+    assert content["git"]["is_dirty"]
+    assert content["git"]["untracked"] == ["néw.py"]
+    assert texts.diff.endswith("-LR = 1\n+LR = 2\n")
+
+
+def test_an_index_that_is_split(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its other half is found, of a working tree beside the repository too."""
+    beside = tmp_path_factory.mktemp("beside") / "tree"
+    git(folder, "worktree", "add", str(beside))
+    for tree in (folder, beside):
+        git(tree, "update-index", "--split-index")
+        assert told(tree)[0]["git"]["is_dirty"] is False
+        (tree / "recipe.py").write_text("LR = 2\n")
+        assert told(tree)[1].diff.endswith("-LR = 1\n+LR = 2\n")
+
+
+def test_what_git_cannot_say(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository without a commit says why; no repository, or no git, is none; neither fails."""
+    (folder / ".git").rename(folder / "gone")
+    assert told(folder)[0]["git"] is None
+    git(folder, "init", "-q")
+    assert told(folder)[0]["git"]["error"].startswith("fatal: ")
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert told(folder)[0]["git"] is None
+
+
+def test_neither_secrets_nor_more_than_is_kept_are_in_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the source, not in the diff, not in the command; a diff of a gigabyte is not read."""
+    monkeypatch.setenv("HALFSTEP_DATABASE_URL", "postgresql://u:geheimnis@db/x")
+    text = 'api_key = "abcdefgh12"\nos.environ["HF_TOKEN"] = "hf_abcdefgh"\nurl = "https://u:p@h"\n'
+    text += 'db = "postgresql://u:geheimnis@db/x"\npad_token = "<|endoftext|>"\nx = "hidden-one"\n'
+    (folder / "recipe.py").write_text(text)
+    content, texts = told(folder, hidden=["hidden-one"])
+    for kept in (texts.source, texts.diff):
+        for secret in ("abcdefgh12", "hf_abcdefgh", "u:p@", "geheimnis", "hidden-one"):
+            assert secret not in kept
+        assert 'pad_token = "<|endoftext|>"' in kept
+    (folder / "recipe.py").write_text("# a long line\n" * LONGEST_BYTES)
+    content, texts = told(folder)
+    assert content["git"]["is_cut"]
+    assert content["file"]["is_cut"]
+    assert len(texts.source) == LONGEST_BYTES
+
+
+def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A pipe in a script's place is not waited for, and a fault of ours costs no run."""
+    os.mkfifo(tmp_path / "recipe.py")
+    content, texts = told(tmp_path)
+    assert (content["file"], texts.source) == (None, None)
+    started = Started(["python"], tmp_path, "x")  # type: ignore[arg-type]
+    assert described(started, WORKER, [0]) is None
+    assert "cannot be told" in caplog.text
+
+
+def test_nothing_that_a_repository_names_is_run(folder: Path, tmp_path: Path) -> None:
+    """Neither monitor, external diff, textconv, hook nor filter, its own or a submodule's; what git
+    says of it is the same as without them.
+    """
+    touched = tmp_path.parent / "touched"
+    touched.mkdir()
+
+    def touching(name: str) -> str:
+        program = touched.parent / f"{name}.sh"
+        program.write_text(f"#!/bin/sh\ntouch {touched}/{name}\ncat 2>/dev/null\n")
+        program.chmod(0o755)
+        return str(program)
+
+    inner = folder / "inner"
+    inner.mkdir()
+    git(inner, "init", "-q")
+    (inner / "in.txt").write_text("a")
+    git(inner, "add", ".")
+    git(inner, "commit", "-qm", "inner")
+    (folder / "lr.dat").write_text("1\n")
+    git(folder, "-c", "advice.addEmbeddedRepo=false", "add", "inner", "lr.dat")
+    git(folder, "commit", "-qm", "second")
+    for each, attributes in ((folder, "*.dat filter=evil=x diff=evil"), (inner, "* filter=evil=x")):
+        (each / ".git" / "info" / "attributes").write_text(f"{attributes}\n")
+        (each / ".gitattributes").write_text(f"{attributes}\n")
+        at = each.name
+        for name in ("core.fsmonitor", "diff.external", "diff.evil.textconv", "diff.evil.command"):
+            git(each, "config", name, touching(f"{at}-{name}"))
+        for kind in ("clean", "smudge", "process"):
+            git(each, "config", f"filter.evil=x.{kind}", touching(f"{at}-{kind}"))
+        git(each, "config", "core.hooksPath", str(touched.parent))
+        for hook in ("post-index-change", "pre-auto-gc"):
+            (touched.parent / hook).write_text(f"#!/bin/sh\ntouch {touched}/{hook}\n")
+            (touched.parent / hook).chmod(0o755)
+    (folder / "lr.dat").write_text("2\n")
+    (inner / "in.txt").write_text("b")
+    os.utime(folder / "recipe.py", (1, 1))
+    content, texts = told(folder)
+    assert list(touched.iterdir()) == []
+    assert content["git"]["is_dirty"]
+    assert content["git"]["untracked"] == [".gitattributes"]
+    assert texts.diff.endswith("-1\n+2\n")
+    subprocess.run(["git", "-C", str(folder), "status"], check=False, capture_output=True)
+    assert list(touched.iterdir()) != []  # each of them would have been run
+
+
+def test_a_repository_is_asked_by_its_own_ways_to_compare(folder: Path) -> None:
+    """What it excludes and how it ends lines go along; so do a worktree and another hash."""
+    git(folder, "config", "core.fileMode", "false")
+    (folder / ".git" / "info" / "exclude").write_text("*.out\n")
+    (folder / "a.out").write_text("")
+    (folder / "recipe.py").chmod(0o755)
+    content, _texts = told(folder)
+    assert (content["git"]["is_dirty"], content["git"]["untracked"]) == (False, [])
+    beside = folder.parent / "beside"
+    git(folder, "worktree", "add", "-q", str(beside))
+    (beside / "recipe.py").write_text("LR = 3\n")
+    content, texts = told(beside)
+    assert content["git"]["commit"] == git(folder, "rev-parse", "HEAD").strip()
+    assert texts.diff.endswith("-LR = 1\n+LR = 3\n")
+    hashed = folder.parent / "hashed"
+    hashed.mkdir()
+    (hashed / "recipe.py").write_text("LR = 1\n")
+    git(hashed, "init", "-q", "--object-format=sha256")
+    git(hashed, "add", ".")
+    git(hashed, "commit", "-qm", "first")
+    (hashed / "recipe.py").write_text("LR = 2\n")
+    content, texts = told(hashed)
+    assert len(content["git"]["commit"]) == 64
+    assert texts.diff.endswith("-LR = 1\n+LR = 2\n")

@@ -1,0 +1,313 @@
+"""Runs of several nodes: supervisors with disks of their own, that meet in database and bucket."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from sqlalchemy import select
+
+from db.files import checkpoints
+from db.queue import claims, gangs, queue, run_control, workers
+from db.runs import runs
+from db.tables import RunNode, Status
+from tests import warm
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
+from tests.site import DEAD, SECONDS, Site, is_running, until
+from tests.trainer.conftest import assert_same_bits
+from worker.attempts.attempt import LOST_LEASE, Ending
+from worker.attempts.gang import as_told, judged
+from worker.engine import Handle
+
+LEASE_SECONDS = 12.0
+
+
+class Machines:
+    """Two machines, each with a disk and a worker's row of its own, and runs over both."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self.site, self.folder = site, folder
+        recipes = [DIGITS, {**DIGITS, "name": "gated", "reference": GATED}]
+        recipes.append({**DIGITS, "name": "gpt"})
+        self.workers = [add_worker(site.database, name, recipes, [CPU]) for name in ("m0", "m1")]
+        self.supervisors: list[Any] = []
+
+    def data(self, node: int) -> Path:
+        return self.folder / f"machine-{node}"
+
+    def submit(self, steps: int, **changes: Any) -> int:
+        training = {"steps": steps, "batch_size": 16}
+        values = {"config": {"precision": "fp16", "training": training}, **changes}
+        with self.site.database.writing() as session:
+            run = submit(session, self.site.owner, **values)
+            run.nodes = 2
+            return run.id
+
+    def start(self, run_id: int) -> None:
+        """Claim both nodes and start their supervisors."""
+        with self.site.database.writing() as session:
+            for worker in self.workers:  # which nobody takes for dead, on however busy a machine
+                workers.beat(session, worker.id)
+            run = claims.claim(
+                session,
+                self.workers[0].id,
+                recipes=["digits", "gpt", "gated", "failing"],
+                precisions=["fp16"],
+                free_devices=[0],
+                lease_seconds=LEASE_SECONDS,
+                only=run_id,
+            )
+            assert run is not None
+        self.supervisors = [self._supervisor(run_id, run.attempt, node) for node in (0, 1)]
+
+    def _supervisor(self, run_id: int, attempt: int, node: int) -> Any:
+        words = [str(each) for each in (run_id, attempt, node)]
+        own = {
+            "HALFSTEP_DATA": str(self.data(node)),
+            "HALFSTEP_STORAGE_URL": f"file://{self.folder / 'bucket'}",
+            "HALFSTEP_LEASE_SECONDS": str(LEASE_SECONDS),
+            "HALFSTEP_GATE": str(self.folder / "gate"),
+        }
+        (self.folder / "bucket").mkdir(exist_ok=True)
+        return warm.Popen(
+            [sys.executable, "-m", "worker.attempts.supervisor", *words],
+            env={**os.environ, **self.site.environment, **own},
+        )
+
+    def wait(self) -> None:
+        for supervisor in self.supervisors:
+            supervisor.wait(SECONDS)
+
+    def family(self, node: int) -> list[psutil.Process]:
+        return psutil.Process(self.supervisors[node].pid).children(recursive=True)
+
+    def checkpoint(self, run_id: int, step: int) -> Any:
+        folder = self.folder / "bucket" / "runs" / str(run_id) / "checkpoints"
+        return torch.load(folder / f"step-{step:08d}.pt", weights_only=True)
+
+
+GATED = f"{Path(__file__).parents[2] / 'gated.py'}:Gated"
+
+
+def nodes(site: Site, run_id: int, attempt: int = 1) -> list[RunNode]:
+    with site.database.reading() as session:
+        query = select(RunNode).where(RunNode.run_id == run_id, RunNode.attempt == attempt)
+        return list(session.scalars(query.order_by(RunNode.node)))
+
+
+@pytest.fixture
+def machines(site: Site, tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(site, tmp_path)
+    yield made
+    for supervisor in made.supervisors:
+        if supervisor.poll() is None:
+            supervisor.kill()
+            supervisor.wait()
+
+
+#: The tests' sizes: of the first the scale is too large for some steps, which all ranks skip.
+SMALL = {
+    "digits": {"scaler": {"init_scale": 2.0**30}},
+    "gpt": {
+        "recipe": {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 20000},
+        "training": {"parallel": "fsdp"},
+    },
+}
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("recipe", SMALL)
+def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, recipe: str) -> None:
+    """Bit for bit, with scale, skips and moments, by ddp and in shards; each node has ended."""
+    training = {"steps": 20, "batch_size": 16, **SMALL[recipe].get("training", {})}
+    asked = {"precision": "fp16", **SMALL[recipe], "training": training}
+    run_id = machines.submit(20, recipe=recipe, config=asked)
+    machines.start(run_id)
+    machines.wait()
+    run = site.run(run_id)
+    assert (run.status, run.step, run.error) == (Status.FINISHED, 20, None)
+    assert (run.skipped > 0) == (recipe == "digits")
+    assert [node.ending and node.ending["fault"] for node in nodes(machines.site, run_id)] == [
+        None,
+        None,
+    ]
+    assert all(node.ended_at for node in nodes(machines.site, run_id))
+    alone = site.submit(20, recipe=recipe, devices_per_node=2, config=run.config)
+    with site.worker(HALFSTEP_CPU_DEVICES="2"):
+        assert site.wait(alone).status == Status.FINISHED
+    path = site.data / "runs" / str(alone) / "checkpoints" / "step-00000020.pt"
+    theirs, ours = torch.load(path, weights_only=True), machines.checkpoint(run_id, 20)
+    for part in ("modules", "optimizers", "scaler", "random", "next_batch"):
+        assert_same_bits(ours[part], theirs[part])
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("victim", ["rank", "supervisor"])
+def test_what_dies_on_one_node_ends_the_attempt_on_all(
+    machines: Machines, site: Site, victim: str
+) -> None:
+    """The run is queued again once no node may train, and goes on bit for bit from there."""
+    run_id = machines.submit(100, recipe="gated")
+    machines.start(run_id)
+    until(lambda: site.run(run_id).step >= 2)
+    families = [*machines.family(0), *machines.family(1)]
+    [second] = [each for each in machines.family(1) if not each.children()]
+    pid = second.pid if victim == "rank" else machines.supervisors[1].pid
+    os.kill(pid, signal.SIGKILL)
+    machines.wait()
+    assert not any(map(is_running, families))
+    run = site.run(run_id)
+    assert (run.status, run.killed_attempts) == (Status.QUEUED, 1)
+    with site.database.reading() as session:
+        reason = runs.statuses(session, run_id)[-1].reason or ""
+    assert reason.startswith("node 1 (m1)"), reason
+    assert all(node.ended_at for node in nodes(machines.site, run_id))
+
+
+@pytest.mark.only_on("postgresql")
+def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
+    machines: Machines, site: Site
+) -> None:
+    """As if it had never been paused. Each rank has written its shards, the second machine has sent
+    the first its own, and gets all of them from the bucket.
+    """
+    training = {"steps": 30, "batch_size": 16, "parallel": "fsdp"}
+    wanted = {"recipe": "gated", "config": {"precision": "fp16", "training": training}}
+    whole, run_id = (machines.submit(30, **wanted) for _ in range(2))
+    machines.start(run_id)
+    until(lambda: site.run(run_id).step >= 2)
+    with site.database.writing() as session:
+        run_control.pause(session, run_id, site.owner)
+    machines.wait()
+    paused = site.run(run_id)
+    assert (paused.status, paused.error) == (Status.PAUSED, None)
+    assert 2 <= paused.step < 30
+    with site.database.reading() as session:
+        kinds = {row.kind for row in checkpoints.of_run(session, run_id)}
+    assert kinds == {"checkpoint", "shard.0", "shard.1", "shard.metadata", "weights"}
+    assert not list(machines.data(1).rglob("*.distcp"))
+    (machines.folder / "gate").touch()
+    with site.database.writing() as session:
+        run_control.resume(session, run_id, site.owner)
+    for each in (run_id, whole):
+        machines.start(each)
+        machines.wait()
+        assert site.run(each).status == Status.FINISHED
+    assert "resumed at step" in site.log(run_id)
+    assert "exactly" in site.log(run_id)
+    ours, theirs = (machines.checkpoint(each, 30) for each in (run_id, whole))
+    for part in ("modules", "optimizers", "scaler", "random", "next_batch"):
+        assert_same_bits(ours[part], theirs[part])
+
+
+def test_who_is_to_blame_for_an_end() -> None:
+    """A node's own fault counts before a loss, a loss before the complaints of those who saw it."""
+    gone = Ending(Status.FAILED, "Connection closed by peer", "Traceback", gangs.RANK)
+    code = gangs.NodeEnding("node 1 (m1): ValueError: no", "Traceback: no", "code")
+    lost = gangs.NodeEnding("node 1 (m1) was lost", None, "infrastructure")
+    nobody = gangs.NodeEnding()
+    assert judged(gone, code, None) == Ending(Status.FAILED, code.reason, code.error, "code")
+    assert judged(gone, lost, None) == Ending(None, lost.reason)
+    assert judged(gone, nobody, None) == Ending(None, gone.reason)
+    own = Ending(Status.FAILED, "ValueError: mine", "Traceback: mine", "code")
+    assert judged(own, code, None) is own
+    assert judged(Ending(None, "was killed by SIGKILL"), lost, "node 2 (m2)") == Ending(
+        None, "node 2 (m2)"
+    )
+    paused = Ending(Status.PAUSED)
+    assert judged(paused, lost, None) is paused
+    assert (as_told(paused).fault, as_told(own).fault) == (None, "code")
+    assert as_told(Ending(Status.QUEUED, LOST_LEASE)).fault == "infrastructure"
+
+
+@pytest.mark.only_on("postgresql")
+def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site) -> None:
+    """Its own words end the run, not the first node's that it is alone now."""
+    text = "A rank of the second machine fails."
+    recipe = machines.folder / "failing.py"
+    recipe.write_text(
+        "import os\n"
+        "from tests.gated import Gated\n"
+        "class Failing(Gated):\n"
+        "    def training_step(self, batch):\n"
+        f"        if os.environ['RANK'] == '1': raise ValueError({text!r})\n"
+        "        yield from super().training_step(batch)\n"
+    )
+    offered = [{**DIGITS, "name": "failing", "reference": f"{recipe}:Failing"}]
+    with site.database.writing() as session:
+        for worker in machines.workers:
+            workers.offer(session, worker.id, offered)
+    run_id = machines.submit(20, recipe="failing")
+    machines.start(run_id)
+    machines.wait()
+    run = site.run(run_id)
+    assert (run.status, run.fault) == (Status.FAILED, "code")
+    assert text in (run.error or "")
+    assert "[node 1] " in site.log(run_id)
+
+
+@pytest.mark.only_on("postgresql")
+def test_workers_start_their_nodes_of_what_one_of_them_claimed(site: Site, tmp_path: Path) -> None:
+    """Each with a disk of its own; the run ends as one of one node does, and frees both."""
+    run_id = site.submit(steps=20, nodes=2)
+    bucket = {"HALFSTEP_STORAGE_URL": f"file://{tmp_path / 'bucket'}"}
+    (tmp_path / "bucket").mkdir()
+    with (
+        site.worker("w1", HALFSTEP_DATA=str(tmp_path / "one"), **bucket),
+        site.worker("w2", HALFSTEP_DATA=str(tmp_path / "two"), **bucket),
+    ):
+        run = site.wait(run_id)
+    assert (run.status, run.step, site.count_steps(run_id)) == (Status.FINISHED, 20, 20)
+    with site.database.reading() as session:
+        nodes = session.scalars(select(RunNode).where(RunNode.run_id == run_id)).all()
+    assert [(node.attempt, node.devices) for node in nodes] == [(1, [0])] * 2
+    assert len({node.worker_id for node in nodes}) == 2
+    assert all(node.ended_at for node in nodes)
+
+
+def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> None:
+    """The database calls a device free once a run is closed; its supervisor may still be ending.
+
+    One that dies before its end is told of is the first node's to hear of, and closes nothing.
+    """
+    worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
+    run_id = site.submit(nodes=2)
+    with site.database.writing() as session:
+        run = claim(session, other, free_devices=[0])
+        assert run is not None
+        assert run.id == run_id
+    busy = RunNode(run_id=99, attempt=1, node=0, devices=[0])
+    worker.running = {(99, 1): (Handle(os.getpid(), 0, ""), busy)}
+    worker._pick_up()
+    assert list(worker.running) == [(99, 1)]
+    [mine] = [node for node in nodes(site, run_id) if node.worker_id == worker.id]
+    worker.running = {(run_id, 1): (DEAD, mine)}
+    worker._reap()
+    assert worker.running == {}
+    with site.database.reading() as session:
+        first, second = queue.node(session, run_id, 1), queue.node(session, run_id, 1, 1)
+        assert (first.ended_at, second.worker_id) == (None, worker.id)
+        assert second.ended_at is not None
+        assert (second.ending or {})["fault"] == "infrastructure"
+        assert runs.get(session, run_id).status == Status.STARTING
+
+
+def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Site) -> None:
+    """While another node may still train, no other attempt begins; its end is what they hear of."""
+    worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
+    run_id = site.submit(nodes=2)
+    attempt = site.lost_attempt(worker, run_id)
+    worker._reap()
+    assert list(worker.running) == [attempt]
+    with site.database.writing() as session:
+        assert "supervisor died" in (gangs.trouble(session, run_id, 1, 1, 60.0) or "")
+        assert queue.nodes_of_worker(session, other.id) != []
+        gangs.tell_ending(session, run_id, 1, 1, gangs.NodeEnding("another node is lost"))
+    worker._reap()
+    assert worker.running == {}
+    assert site.run(run_id).status == Status.QUEUED

@@ -1,0 +1,208 @@
+"""What runs print: all of it in files of the run, a bounded part of it in the database."""
+
+import gzip
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.html import formats
+from db.database import Database
+from db.files import artifacts
+from db.files.storage import mismatches, open_store
+from db.runs import runs
+from db.settings import Settings
+from db.tables import LogLine, Status
+from db.telemetry import series, telemetry
+from tests.db.conftest import submit_command
+from tests.site import Site, until
+from worker.attempts import log_file
+from worker.attempts.child import LINE_BYTES, Child, WaitingLines
+from worker.attempts.log_file import LogFile, compress, forget_part
+from worker.sandbox import run_environment
+
+#: More lines at once than the database takes.
+FAST = """
+for i in range(200_000): print(f"line {i}")
+print("日本語" * 20_000)
+"""
+GAP = re.compile(r"\[lines ([\d,]+) to ([\d,]+) are in the file of the log only\]")
+
+
+def printed(settings: Settings, database: Database, run_id: int) -> str:
+    """All that the files of a run's log hold."""
+    with database.reading() as session:
+        rows = artifacts.log_files(session, run_id)
+    return b"".join(
+        gzip.decompress((settings.data / row.key).read_bytes()) for row in rows
+    ).decode()
+
+
+def check_numbers(lines: list[LogLine]) -> int:
+    """Each line that is not there is in a gap that names it; return how many are not."""
+    missing = 0
+    for line, following in zip(lines, [*lines[1:], None], strict=True):
+        match = GAP.fullmatch(line.text)
+        first, last = (int(each.replace(",", "")) for each in match.groups()) if match else (0, 0)
+        if match and first == line.number:  # a gap before which lines are kept
+            missing += last - first + 1
+        elif match:  # the mark of what went for its age stands at its end
+            assert last == line.number
+            missing += last - first + 1
+        if following is not None:
+            assert following.number == (last if match else line.number) + 1
+    return missing
+
+
+def test_a_log_printed_quickly_is_kept_whole(site: Site, tmp_path: Path) -> None:
+    """Every line of a command is in its file, no character is torn, and gaps have numbers."""
+    script = tmp_path / "fast.py"
+    script.write_text(FAST)
+    settings = Settings(data=site.data, database_url=site.url)
+    with site.database.writing() as session:
+        run_id = submit_command(session, site.owner, f"python {script}").id
+    with site.worker(HALFSTEP_COMMANDS="yes"):
+        assert site.wait(run_id).status == Status.FINISHED
+    text = printed(settings, site.database, run_id)
+    remark, _, rest = text.partition("\n")
+    assert remark.startswith("$ python ")
+    assert rest == "".join(f"line {i}\n" for i in range(200_000)) + "日本語" * 20_000 + "\n"
+    with site.database.reading() as session:
+        lines = series.log_lines(session, run_id, most=300_000)
+        run = runs.get(session, run_id)
+        [file] = artifacts.log_files(session, run_id)
+        assert artifacts.count(session, run_id) == 0
+        assert mismatches(session, open_store(settings), deep=True) == []
+    assert run.stored_bytes == file.size_bytes > 0
+    assert check_numbers(lines) > 0
+    assert len(lines) <= telemetry.MOST_LINES + telemetry.FIRST_LINES + telemetry.LINES_A_LOOK
+    assert not any("\ufffd" in line.text for line in lines)
+    assert not list((settings.run_folder(run_id) / "log").glob("*.txt"))
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_recipe_has_a_file_of_its_log_too(site: Site) -> None:
+    """What a training prints is in it, as the page has it."""
+    settings = Settings(data=site.data, database_url=site.url)
+    run_id = site.submit(steps=3)
+    with site.worker():
+        assert site.wait(run_id).status == Status.FINISHED
+    assert printed(settings, site.database, run_id).splitlines() == site.log(run_id).splitlines()
+
+
+@pytest.mark.only_on("sqlite")
+def test_what_a_killed_supervisor_left_is_published(site: Site, tmp_path: Path) -> None:
+    """The worker publishes the part that it was writing."""
+    settings = Settings(data=site.data, database_url=site.url)
+    run_id = site.submit()
+    worker = site.idle_worker()
+    attempt = site.lost_attempt(worker, run_id)
+    folder = settings.run_folder(run_id)
+    (folder / "log").mkdir(parents=True)
+    (folder / "log" / "attempt-0001-000001.txt").write_text("left\n")
+    worker._reap()
+    assert attempt not in worker.running
+    assert printed(settings, site.database, run_id) == "left\n"
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_characters_are_cut_nowhere(before: int, tmp_path: Path) -> None:
+    """A line longer than a piece, with a secret in it, is cut between its characters."""
+    said = f"print('x' * {before} + '日本語é😀' * 3000 + 'sesame' + '語')"
+    log = LogFile(tmp_path, 1)
+    environment = run_environment.of_commands() | {"PYTHONIOENCODING": "utf-8"}
+    child = Child([sys.executable, "-c", said], environment, ["sesame"], log)
+    until(lambda: child.exit_code() is not None)
+    child.finish_listening()
+    log.close()
+    lines = child.take_lines()
+    expected = "x" * before + "日本語é😀" * 3000 + "***語"
+    assert "".join(line["text"] for line in lines) == expected
+    assert all(len(line["text"].encode()) <= LINE_BYTES + 16 for line in lines)
+    [part] = log.complete_parts()
+    assert part.read_text() == f"{expected}\n"
+
+
+def test_bytes_that_are_no_characters_are_kept(tmp_path: Path) -> None:
+    """The file has them as they came, the page a mark for each."""
+    said = r"import sys; sys.stdout.buffer.write(b'a\xff\xc3(b\xe6\x97')"
+    log = LogFile(tmp_path, 1)
+    child = Child([sys.executable, "-c", said], run_environment.of_commands(), (), log)
+    until(lambda: child.exit_code() is not None)
+    child.finish_listening()
+    log.close()
+    [part] = log.complete_parts()
+    assert part.read_bytes() == b"a\xff\xc3(b\xe6\x97"
+    assert "".join(line["text"] for line in child.take_lines()) == "a\ufffd\ufffd(b\ufffd"
+
+
+def test_a_part_is_complete_past_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts follow each other, those of another process are found, compressed ones stay whole."""
+    monkeypatch.setattr(log_file, "PART_BYTES", 10)
+    log = LogFile(tmp_path, 1)
+    log.remark("$ it")
+    assert not (tmp_path / "log").exists()  # nothing was printed
+    for number in range(5):
+        log.write(f"line {number}\n".encode())
+    log.flush()
+    assert [part.read_text() for part in log.complete_parts()] == [
+        "$ it\nline 0\n",
+        "line 1\nline 2\n",
+        "line 3\nline 4\n",
+    ]
+    log.write(b"open")
+    log.close()
+    left = LogFile(tmp_path, 2)
+    for part in left.complete_parts():
+        event = compress(part, tmp_path)
+        left.take(part)
+        forget_part(event, tmp_path)
+    assert left.complete_parts() == []
+    files = sorted((tmp_path / "log").iterdir())
+    assert [each.suffix for each in files] == [".gz"] * 4
+    text = b"".join(gzip.decompress(each.read_bytes()) for each in files).decode()
+    assert text == "$ it\n" + "".join(f"line {number}\n" for number in range(5)) + "open"
+
+
+def test_what_a_full_disk_has_no_room_for_is_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader goes on, and the file says how many bytes are missing."""
+    log = LogFile(tmp_path, 1)
+    (tmp_path / "log").touch()  # in the way of the folder, as a disk that takes nothing is
+    log.write(b"lost\n")
+    (tmp_path / "log").unlink()
+    log.write(b"kept\n")
+    log.close()
+    [part] = log.complete_parts()
+    mark, kept = part.read_text().splitlines()
+    assert mark.startswith("[halfstep: 5 bytes are missing: ")
+    assert kept == "kept"
+
+
+def test_waiting_lines_are_bounded() -> None:
+    """The first and the last are taken; a gap says how many lie between."""
+    waiting = WaitingLines()
+    for number in range(5000):
+        waiting.add({"time": 0.0, "text": str(number)})
+    lines = waiting.take()
+    [gap] = [line for line in lines if "lines" in line]
+    assert (len(lines), gap["lines"]) == (1001, 4000)
+    assert (lines[0]["text"], lines[-1]["text"]) == ("0", "4999")
+    assert waiting.take() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("\x1b]8;;https://a\x1b\\link\x1b]8;;\x1b\\ after", "link after"),
+        ("\x1b]8;id=1;https://a\x07link\x1b]8;;\x07", "link"),
+        ("\x1b]0;a title\x07text", "text"),
+        ("\x1b[1mbold\x1b[0m \x1bPdata\x1b\\it", "bold it"),
+        ("cut \x1b]8;;https://a", "cut "),
+    ],
+)
+def test_links_of_terminals_leave_nothing(line: str, text: str) -> None:
+    """OSC 8 and its kind are taken out of what a page shows."""
+    assert formats.printed(line) == text

@@ -1,0 +1,733 @@
+"""Recording over deaths: real spools, a real database, and no process."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select, text
+
+from app.runs.summary import summarise
+from db.database import Database
+from db.files.storage import open_store
+from db.health import findings
+from db.queue import queue
+from db.runs import runs
+from db.settings import Settings
+from db.tables import (
+    COMMAND,
+    RECIPE,
+    Artifact,
+    Checkpoint,
+    Diagnosis,
+    Metric,
+    Run,
+    RunNode,
+    RunStatus,
+    ScalerEvent,
+    Status,
+    User,
+    Worker,
+)
+from db.telemetry.recording import Recording
+from db.telemetry.series import Cursor, changes, log_lines, raw_steps
+from db.telemetry.windows import window
+from halfstep.telemetry.spool import EVENT, STEPS, UNTIMED_DTYPE, SpoolWriter
+from tests.buckets import Bucket
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
+from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
+from tests.halfstep.telemetry.test_events import HONEST
+from tests.site import until
+from tests.spool_made import spool_anything, spool_raw
+from worker.attempts.recorder import CannotRecord, Recorder
+
+
+class NoDevices:
+    """Stands for a machine's sampler: what is recorded here are trainings."""
+
+    def take(self) -> list[dict[str, Any]]:
+        return []
+
+
+class Attempts:
+    """One run, and the machines that train it, each with a data folder of its own.
+
+    The loss of every step is the number of the attempt that made it.
+    """
+
+    def __init__(self, database: Database, folder: Path, owner: User) -> None:
+        self.database, self.folder = database, folder
+        self.closing = ExitStack()
+        self.workers: dict[str, Worker] = {}
+        self.number, self.storage_url = 0, ""
+        with database.writing() as session:
+            self.run_id = submit(session, owner).id
+
+    def next(self, machine: str = "a", **options: Any) -> SpoolWriter:
+        """Give up the attempt that runs, if one does; return the spool of the next one's."""
+        if machine not in self.workers:
+            self.workers[machine] = add_worker(self.database, machine, [DIGITS], [CPU])
+        with self.database.writing() as session:
+            if self.number:
+                queue.end(session, self.run_id, self.number, Status.QUEUED)
+            run = claim(session, self.workers[machine])
+            assert run is not None
+            self.number = run.attempt
+        self.settings = Settings(data=self.folder / machine, storage_url=self.storage_url)
+        spool = self.settings.run_folder(self.run_id) / "spool"
+        return self.closing.enter_context(SpoolWriter(spool, self.number, **options))
+
+    def steps(self, first: int, last: int) -> Any:
+        return make_steps([float(self.number)] * (last - first + 1), first=first)
+
+    def take_for(self, source: str) -> None:
+        with self.database.writing() as session:
+            session.get_one(Run, self.run_id).source = source
+
+    def recorder(self) -> Recorder:
+        """A recorder as a worker makes it, to record what a dead supervisor left."""
+        store = open_store(self.settings)
+        return Recorder(self.settings, self.database, store, self.run_id, self.number)
+
+    def supervisor(self, policy: dict[str, Any] | None = None) -> Recorder:
+        """A recorder as a supervisor makes it: what was left is recorded, its training begins."""
+        recorder = self.recorder()
+        drain(recorder)
+        recorder.begin(NoDevices(), 0.0, policy or {})  # type: ignore[arg-type]
+        return recorder
+
+    def made_by(self) -> dict[int, int]:
+        """By which attempt each recorded step was made."""
+        with self.database.reading() as session:
+            steps = raw_steps(session, self.run_id)
+        return dict(zip(steps["step"], map(int, steps["loss"]), strict=True))
+
+    def steps_of(self, table: Any) -> list[int]:
+        with self.database.reading() as session:
+            return list(session.scalars(select(table.step).order_by(table.step)))
+
+    @property
+    def spool(self) -> Path:
+        """The folder of the attempt that runs."""
+        return self.settings.run_folder(self.run_id) / "spool"
+
+    def left(self) -> list[str]:
+        """The names of the spool files on the machine that trains."""
+        folder = self.settings.run_folder(self.run_id) / "spool"
+        return sorted(path.name for path in folder.iterdir())
+
+    def resumed_steps(self) -> list[int | None]:
+        """From which step on each attempt recorded; the last also stands in the run's row."""
+        with self.database.reading() as session:
+            nodes = select(RunNode.resumed_step).order_by(RunNode.attempt)
+            found = list(session.scalars(nodes))
+            assert session.get_one(Run, self.run_id).resumed_step == found[-1]
+        return found
+
+
+def test_a_command_that_only_logs_has_its_numbers(attempts: Attempts) -> None:
+    """They wait for no step; the next attempt begins anew, and what it logs stands instead."""
+    for number in (1, 2):
+        attempts.take_for(RECIPE)  # which the worker is one for
+        spool = attempts.next()
+        attempts.take_for(COMMAND)
+        for step in range(4 - number):
+            event = {"event": "metric", "name": "score", "step": step, "elapsed_ms": 1}
+            spool.event(event | {"value": float(number)})
+        recorder = attempts.supervisor()
+        drain(recorder)
+    with attempts.database.reading() as session:
+        found = session.execute(select(Metric.step, Metric.value).order_by(Metric.step)).all()
+    assert [tuple(row) for row in found] == [(0, 2.0), (1, 2.0)]
+
+
+def drain(recorder: Recorder) -> None:
+    while not recorder.flush():
+        pass
+
+
+def resumed(step: int, *, exact: bool) -> dict[str, Any]:
+    notes = [] if exact else ["another device"]
+    return {"event": "resumed", "step": step, "exact": exact, "notes": notes}
+
+
+def span(first: int, last: int, attempt: int) -> dict[int, int]:
+    return dict.fromkeys(range(first, last + 1), attempt)
+
+
+@pytest.fixture
+def attempts(database: Database, tmp_path: Path, ada: User) -> Iterator[Attempts]:
+    """A run in the queue."""
+    attempts = Attempts(database, tmp_path, ada)
+    with attempts.closing:
+        yield attempts
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_dead_supervisor_of_a_resumed_run_takes_nothing_with_it(
+    attempts: Attempts, exact: bool
+) -> None:
+    """What earlier attempts and its own recorded stays; what its training spooled is added."""
+    spool = attempts.next()
+    spool.steps(attempts.steps(1, 50))
+    spool.event(make_metric(40, 0.5))
+    first = attempts.supervisor()
+    drain(first)
+    first.clear()
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.event(resumed(50, exact=exact))
+    spool.steps(attempts.steps(51, 70))
+    drain(recorder)
+    spool.steps(attempts.steps(71, 80))
+    drain(attempts.recorder())
+    assert attempts.made_by() == span(1, 50, 1) | span(51, 80, 2)
+    assert attempts.steps_of(Metric) == [40]
+    assert attempts.resumed_steps() == [0, 50]
+
+
+@pytest.mark.parametrize(("exact", "kept"), [(True, 60), (False, 55)])
+def test_a_supervisor_that_died_before_it_recorded_is_stood_in_for(
+    attempts: Attempts, exact: bool, kept: int
+) -> None:
+    """The worker learns from the spool from which step on the training replaces earlier ones."""
+    spool = attempts.next()
+    spool.steps(attempts.steps(1, 60))
+    first = attempts.supervisor()
+    drain(first)
+    first.clear()
+    spool = attempts.next()
+    spool.event(resumed(50, exact=exact))
+    spool.steps(attempts.steps(51, 55))
+    drain(attempts.recorder())
+    assert attempts.made_by() == span(1, 50, 1) | span(51, 55, 2) | span(56, kept, 1)
+    assert attempts.resumed_steps() == [0, 50]
+
+
+def test_an_attempt_that_resumes_nothing_says_that_it_begins_anew(attempts: Attempts) -> None:
+    """In the run's history, as one that resumes says from where; the first just begins."""
+    for _ in range(2):
+        attempts.next().steps(attempts.steps(1, 3))
+        supervisor = attempts.supervisor()
+        drain(supervisor)
+        supervisor.clear()
+    with attempts.database.reading() as session:
+        began = select(RunStatus.reason).where(RunStatus.status == Status.RUNNING)
+        assert list(session.scalars(began.order_by(RunStatus.id))) == [
+            None,
+            "begins anew at step 1",
+        ]
+
+
+def test_a_dead_supervisor_keeps_what_its_spool_no_longer_has(attempts: Attempts) -> None:
+    """Neither a scale set by hand nor a spool that was rotated away costs a first attempt steps."""
+    spool = attempts.next(rotate_bytes=17)
+    [event] = [event for event in make_events([5]) if event["kind"] == "skip"]
+    spool.event(event | {"kind": "set"})
+    spool.steps(attempts.steps(1, 50))
+    recorder = attempts.supervisor()
+    drain(recorder)
+    spool.steps(attempts.steps(51, 70))
+    drain(recorder)
+    spool.event(make_metric(71, 0.5))
+    drain(attempts.recorder())
+    assert attempts.made_by() == span(1, 70, 1)
+    assert attempts.steps_of(ScalerEvent) == [5]
+    assert attempts.steps_of(Metric) == [71]
+
+
+def test_what_two_attempts_left_is_recorded_one_after_the_other(attempts: Attempts) -> None:
+    """Steps of the earlier one that the later did not repeat bit for bit are gone."""
+    attempts.next().steps(attempts.steps(1, 60))
+    spool = attempts.next()
+    spool.event(resumed(50, exact=False))
+    spool.steps(attempts.steps(51, 55))
+    drain(attempts.recorder())
+    assert attempts.made_by() == span(1, 50, 1) | span(51, 55, 2)
+
+
+def test_what_a_superseded_attempt_left_is_deleted_unread(attempts: Attempts) -> None:
+    """A machine that comes back with an old attempt's spool changes nothing of the newer one's."""
+    old = attempts.next("a")
+    old.steps(attempts.steps(1, 180))
+    old.event(make_metric(150, 0.5))
+    spool = attempts.next("b")
+    recorder = attempts.supervisor()
+    spool.steps(attempts.steps(1, 120))
+    drain(recorder)
+    spool = attempts.next("a")
+    recorder = attempts.supervisor()
+    assert attempts.made_by() == span(1, 120, 2)
+    assert attempts.steps_of(Metric) == []
+    spool.event(resumed(100, exact=False))
+    spool.steps(attempts.steps(101, 110))
+    drain(recorder)
+    assert attempts.made_by() == span(1, 100, 2) | span(101, 110, 3)
+    assert attempts.left() == ["3-0.spool"]
+
+
+def test_what_an_attempt_after_the_last_recorded_left_is_not_lost(attempts: Attempts) -> None:
+    """Only what is older than recorded steps is given up."""
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.steps(attempts.steps(1, 50))
+    drain(recorder)
+    spool.steps(attempts.steps(51, 60))
+    spool = attempts.next()
+    spool.event(resumed(60, exact=True))
+    spool.steps(attempts.steps(61, 70))
+    attempts.next()
+    attempts.supervisor()
+    assert attempts.made_by() == span(1, 60, 1) | span(61, 70, 2)
+
+
+def test_what_is_told_before_the_first_steps_survives_a_resume_that_is_not_exact(
+    attempts: Attempts,
+) -> None:
+    """An attempt's first events wait for its first steps, before which the earlier ones go."""
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.steps(attempts.steps(1, 60))
+    for event in (*make_events([54]), make_metric(55, 0.5)):
+        spool.event(event)
+    drain(recorder)
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.event(resumed(50, exact=False))
+    shapes = {"share": 0.5, "count": 1, "layers": ["head (65 to 10)"], "batch_size": None}
+    spool.event({"event": "shapes", "step": 0, **shapes})
+    for event in (*make_events([51]), make_metric(52, 0.5)):
+        spool.event(event)
+    drain(recorder)
+    assert attempts.steps_of(Diagnosis) == [0]  # of no step: there is nothing to wait for
+    assert attempts.steps_of(ScalerEvent) == [54, 54]
+    spool.steps(attempts.steps(51, 52))
+    drain(recorder)
+    assert attempts.steps_of(ScalerEvent) == [51, 51]
+    assert attempts.steps_of(Metric) == [52]
+    spool.event(make_metric(53, 0.5))
+    drain(recorder)
+    assert attempts.steps_of(Metric) == [52, 53]  # once it has made steps, nothing waits
+
+
+def test_what_an_attempt_without_steps_told_is_forgotten(attempts: Attempts) -> None:
+    """Events whose steps were never spooled are not laid over an earlier attempt's."""
+    spool = attempts.next()
+    spool.steps(attempts.steps(1, 60))
+    spool.event(make_metric(55, 0.5))
+    drain(attempts.supervisor())
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.event(resumed(50, exact=False))
+    spool.event(make_metric(52, 0.5))
+    drain(recorder)
+    drain(attempts.recorder())
+    assert attempts.steps_of(Metric) == [55]
+
+
+def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
+    attempts: Attempts,
+) -> None:
+    """Its frame lies in a folder beside the spool, which the fault and the run's log name."""
+    attempts.next().steps(attempts.steps(1, 4))
+    event = make_metric(3, "warm-up", "phase")
+    spool_anything(attempts.spool, 1, make_metric(2, 0.5), event, make_metric(4, 0.5))
+    recorder = attempts.recorder()
+    drain(recorder)
+    assert recorder.fault is not None
+    assert "metric 'phase' at step 3: value is 'warm-up'; allowed: a number" in recorder.fault
+    kept = attempts.spool.parent / "unrecorded-1" / "frames"
+    assert str(kept.parent) in recorder.fault
+    assert json.dumps(event).encode() in kept.read_bytes()
+    assert attempts.steps_of(Metric) == [2, 4]
+    with attempts.database.reading() as session:
+        assert recorder.fault in [line.text for line in log_lines(session, attempts.run_id)]
+
+
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_damaged_bytes_of_a_spool_cost_their_frame_and_are_told(
+    attempts: Attempts, place: str
+) -> None:
+    """The run's log names them, and the training goes on: it may be well."""
+    spool = attempts.next()
+    for first in (1, 5, 9):
+        spool.steps(attempts.steps(first, first + 3))
+    path = attempts.spool / "1-0.spool"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place == "middle" else -1] ^= 0x55
+    path.write_bytes(content)
+    recorder = attempts.recorder()
+    drain(recorder)
+    while recorder.finish():
+        drain(recorder)
+    lost = {5, 6, 7, 8} if place == "middle" else {9, 10, 11, 12}
+    assert attempts.made_by().keys() == {*range(1, 13)} - lost
+    assert (recorder.fault, recorder.lost_bytes) == (None, (len(content) - 16) // 3)
+    with attempts.database.reading() as session:
+        lines = [line.text for line in log_lines(session, attempts.run_id)]
+    assert sum(f"{recorder.lost_bytes:,} damaged bytes of the spool" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("place", ["artifacts", "checkpoints"])
+def test_a_link_out_of_the_runs_folder_is_not_followed(attempts: Attempts, place: str) -> None:
+    """Neither a linked file nor a file in a linked folder is stored as the run's own."""
+    attempts.next()
+    folder, secret = attempts.spool.parent, attempts.folder / "secret"
+    secret.mkdir()
+    (secret / "a.txt").write_text("secret")
+    (folder / place).mkdir()
+    (folder / place / "step-00000400").symlink_to(secret)
+    (folder / place / "a.txt").symlink_to(secret / "a.txt")
+    kind = place.removesuffix("s")
+    for path in (f"{place}/step-00000400/a.txt", f"{place}/a.txt"):
+        file = {"kind": "checkpoint", "path": path, "size_bytes": 6, "sha256": "ab" * 32}
+        spool_anything(attempts.spool, 1, HONEST[kind] | file | {"files": [file]})
+    recorder = attempts.recorder()
+    drain(recorder)
+    assert f"{place}/step-00000400/a.txt is a link" in str(recorder.fault)
+    assert attempts.steps_of(Artifact) == attempts.steps_of(Checkpoint) == []
+
+
+def test_what_fails_for_good_is_put_aside_with_the_whole_spool(attempts: Attempts) -> None:
+    """A spool that cannot be read at all is moved, and the message says where to."""
+    attempts.next()
+    spool_anything(attempts.spool, 1, make_metric(2, 0.5)).write_bytes(b"another file's header")
+    with pytest.raises(CannotRecord, match=r"is not a spool file of version 1.*unrecorded-1"):
+        drain(attempts.recorder())
+    assert attempts.left() == []
+    assert (attempts.spool.parent / "unrecorded-1" / "1-0.spool").exists()
+    drain(attempts.recorder())
+
+
+def test_a_disk_that_fails_is_not_held_against_the_run(attempts: Attempts) -> None:
+    """What was spooled stays where it is, for whoever records it when the disk is back."""
+    attempts.next().steps(attempts.steps(1, 5))
+    path, moved = attempts.spool / "1-0.spool", attempts.folder / "moved"
+    path.rename(moved)
+    path.mkdir()  # reading it is an error of the system's
+    with pytest.raises(IsADirectoryError):
+        drain(attempts.recorder())
+    path.rmdir()
+    moved.rename(path)
+    drain(attempts.recorder())
+    assert attempts.made_by() == span(1, 5, 1)
+
+
+#: What no training says, but JSON can.
+HOSTILE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**31, 2**53, 2**63, -(2**63) - 1, 10**400, -1, 0, 1e308, 5e-324, -0.0]),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from(["NaN", "Infinity", "\0", "\ud800", "x" * 5000, "skip", "../a.txt", "\u2028"]),
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=5)),
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to everything within a value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in inner:
+        yield (*path, key)
+        if isinstance(each, dict | list):
+            yield from places(each, (*path, key))
+
+
+@st.composite
+def spoilt(draw: st.DrawFn) -> dict[str, Any]:
+    """An honest event with anything in place of some of what it says."""
+    event: dict[str, Any] = json.loads(json.dumps(draw(st.sampled_from(list(HONEST.values())))))
+    for _ in range(draw(st.integers(0, 2))):
+        *way, last = draw(st.sampled_from(list(places(event))))
+        inside: Any = event
+        for key in way:
+            inside = inside[key]
+        inside[last] = draw(HOSTILE)
+        if draw(st.booleans()) and isinstance(inside, dict):
+            del inside[last]
+    return event
+
+
+PAYLOADS = st.one_of(
+    spoilt().map(lambda event: (EVENT, json.dumps(event).encode())),
+    HOSTILE.map(lambda value: (EVENT, json.dumps(value).encode())),
+    st.binary(max_size=100).map(lambda payload: (EVENT, payload)),
+    st.tuples(st.integers(0, 255), st.binary(min_size=48, max_size=48)),
+    st.binary(min_size=48, max_size=48).map(lambda payload: (STEPS, payload)),
+    st.just((STEPS, b"")),
+)
+
+
+@settings(
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(frames=st.lists(PAYLOADS, max_size=6))
+def test_the_recorder_takes_whatever_a_spool_holds(
+    database: Database, tmp_path: Path, ada: User, frames: list[tuple[int, bytes]]
+) -> None:
+    """It never raises and never stops short: the good event at the end is always recorded."""
+    attempts = Attempts(database, tmp_path, ada)
+    with attempts.closing:
+        attempts.next().steps(attempts.steps(1, 2))
+    for kind, payload in frames:
+        spool_raw(attempts.spool, 1, payload, kind=kind)
+    spool_anything(attempts.spool, 1, make_metric(7, 0.5, "the last"))
+    drain(attempts.supervisor())
+    with database.reading() as session:
+        mine = (Metric.run_id == attempts.run_id, Metric.name == "the last")
+        assert session.scalars(select(Metric.value).where(*mine)).all() == [0.5]
+        assert summarise(session, *runs.get_with_owner(session, attempts.run_id), attempts.settings)
+        changes(session, attempts.run_id, Cursor())
+        findings.of_run(session, runs.get(session, attempts.run_id))
+
+
+def rewound(step: int, now: int, rewinds: int = 1) -> list[dict[str, Any]]:
+    """What a training tells when it goes back from a spike in its last step."""
+    spike = {"event": "spike", "step": now, "loss": 20.5, "z": 99.5}
+    back = {"event": "rewound", "step": step, "from_step": now, "spike": now}
+    back |= {"loss": 20.5, "z": 99.5, "examples": 320, "rewinds": rewinds}
+    return [spike, back, {**spike, "rewound_to": step}]
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_once: bool) -> None:
+    """Whether it was recorded already or comes with it: steps, skips and metrics beyond are gone.
+
+    The spike stays, the history says it once, also where the spool is read a second time, and a
+    viewer goes on from where the run does.
+    """
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.steps(attempts.steps(1, 30))
+    for event in [make_metric(25, 0.5), *make_events({24}), HONEST["histogram"] | {"step": 22}]:
+        spool.event(event)
+    if not is_at_once:
+        drain(recorder)
+    with attempts.database.reading() as session:
+        news = changes(session, attempts.run_id, Cursor())
+        cursor = news.cursor if news else Cursor()
+    for event in rewound(20, 30):
+        spool.event(event)
+    attempts.number = 7  # as what was made after it
+    spool.steps(attempts.steps(21, 24))
+    attempts.number = 1
+    drain(recorder)
+    expected = span(1, 20, 1) | span(21, 24, 7)
+    assert attempts.made_by() == expected
+    assert [attempts.steps_of(table) for table in (Metric, ScalerEvent, Diagnosis)] == [
+        [],
+        [],
+        [30],
+    ]
+    drain(attempts.recorder())  # which stands in for one that died
+    assert attempts.made_by() == expected
+    with attempts.database.reading() as session:
+        reasons = [each.reason for each in runs.statuses(session, attempts.run_id)]
+        news = changes(session, attempts.run_id, cursor)
+        [spike] = session.scalars(select(Diagnosis.content))
+    assert spike["rewound_to"] == 20
+    assert [each for each in reasons if each and each.startswith("rewind")] == [
+        "rewind 1: back from step 30 to step 20, for the loss of 20.5 at step 30; on without 320 "
+        "examples"
+    ]
+    assert news is not None
+    assert news.goes_back
+    assert news.steps["step"][-4:] == [21, 22, 23, 24]
+    assert news.cursor.step == 24
+
+
+def test_what_was_done_stays_done_where_a_training_goes_back_from_it() -> None:
+    """A request that was obeyed is not asked again; a diagnosis that failed is not back."""
+    recording = Recording(1, 1, has_begun=True, last_line=0)
+    done = [HONEST[kind] | {"step": 25} for kind in ("obeyed", "failed_diagnosis")]
+    recording.take([*done, make_metric(25, 0.5), *rewound(20, 30)])
+    assert [event["event"] for event in recording.pending.events] == [
+        "obeyed",
+        "failed_diagnosis",
+        "spike",
+        "spike",
+    ]
+
+
+def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:
+    """Of the earlier it is not known how far it went: a viewer gets all from the beginning."""
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    spool.steps(attempts.steps(1, 30))
+    drain(recorder)
+    with attempts.database.reading() as session:
+        news = changes(session, attempts.run_id, Cursor())
+    for event in [*rewound(10, 30), *rewound(10, 30, rewinds=2)]:
+        spool.event(event)
+    spool.steps(attempts.steps(11, 12))
+    drain(recorder)
+    with attempts.database.reading() as session:
+        assert news is not None
+        news = changes(session, attempts.run_id, news.cursor)
+    assert news is not None
+    assert news.steps["step"] == list(range(1, 13))
+
+
+def test_a_spool_of_the_version_before_is_recorded_and_added_to(attempts: Attempts) -> None:
+    """Its steps have no wait for data; those of the same run after the upgrade have theirs."""
+    steps = attempts.steps(1, 70)
+    before = steps[:40][list(UNTIMED_DTYPE.names or ())].astype(UNTIMED_DTYPE)
+    spool = attempts.next(sequence=1)
+    spool_raw(attempts.spool, 1, before.tobytes(), kind=STEPS)
+    spool.steps(steps[40:])
+    drain(attempts.supervisor())
+    with attempts.database.reading() as session:
+        found = raw_steps(session, attempts.run_id)["data_us"]
+        drawn = window(session, attempts.run_id)
+    assert found == [None] * 40 + steps["data_us"][40:].tolist()
+    assert drawn is not None
+    assert drawn.series["data_us"].y == found
+
+
+def saved(attempts: Attempts, step: int) -> dict[str, Any]:
+    """A checkpoint's file, and what a training tells of it."""
+    path = attempts.spool.parent / "checkpoints" / f"step-{step:08d}.pt"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"weights")
+    file = {"kind": "checkpoint", "path": f"checkpoints/{path.name}", "size_bytes": 7}
+    file["sha256"] = hashlib.sha256(b"weights").hexdigest()
+    return {"event": "checkpoint", "step": step, "reason": "interval", "files": [file]}
+
+
+def train_ten(attempts: Attempts, spool: SpoolWriter, last: int) -> None:
+    """Tell of ten steps and the checkpoint of the last of them."""
+    spool.steps(attempts.steps(last - 9, last))
+    spool.event(saved(attempts, last))
+
+
+def cut_off(attempts: Attempts, bucket: Bucket, **options: Any) -> tuple[SpoolWriter, Recorder]:
+    """Begin an attempt whose files belong into a bucket, which goes away."""
+    attempts.storage_url = bucket.url
+    spool = attempts.next(**options)
+    recorder = attempts.supervisor()
+    bucket.proxy.is_broken = True
+    return spool, recorder
+
+
+@pytest.mark.xdist_group("bucket")
+def test_a_bucket_that_is_away_holds_up_files_and_nothing_else(
+    attempts: Attempts, bucket: Bucket
+) -> None:
+    """Steps are recorded meanwhile; the spool stays, for whoever may have to go on from it."""
+    spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)  # a file each time
+    for last in (10, 20, 30):
+        train_ten(attempts, spool, last)
+        until(lambda last=last: not recorder.flush() and last in attempts.made_by())  # type: ignore[misc]
+    assert attempts.steps_of(Checkpoint) == []
+    assert len(attempts.left()) > 3
+    assert not recorder.flush()
+    bucket.proxy.is_broken = False
+    until(recorder.flush)
+    assert attempts.steps_of(Checkpoint) == [10, 20, 30]
+    assert len(bucket.keys()) == 3
+    spool.steps(attempts.steps(31, 31))
+    drain(recorder)
+    assert len(attempts.left()) == 1
+
+
+@pytest.mark.xdist_group("bucket")
+def test_files_on_their_way_to_a_bucket_outlive_the_supervisor(
+    attempts: Attempts, bucket: Bucket
+) -> None:
+    """Whoever records what it left sends them."""
+    spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)
+    for last in (10, 20):
+        train_ten(attempts, spool, last)
+        recorder.flush()
+    bucket.proxy.is_broken = False
+    drain(attempts.recorder())
+    assert attempts.steps_of(Checkpoint) == [10, 20]
+    assert attempts.made_by() == span(1, 20, 1)
+
+
+@pytest.mark.xdist_group("bucket")
+def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, bucket: Bucket) -> None:
+    """What it told before is recorded before: else a checkpoint of undone steps would come last."""
+    spool, recorder = cut_off(attempts, bucket)
+    spool.steps(attempts.steps(1, 20))
+    spool.event(saved(attempts, 20))
+    recorder.flush()
+    for event in rewound(10, 20):
+        spool.event(event)
+    back = Timer(0.5, lambda: setattr(bucket.proxy, "is_broken", False))
+    back.start()
+    assert not recorder.flush()
+    assert attempts.steps_of(Checkpoint) == [20]
+    assert attempts.made_by() == span(1, 10, 1)
+    drain(recorder)
+
+
+@pytest.mark.xdist_group("bucket")
+def test_what_arrived_is_published_although_the_rest_cannot_be_recorded(
+    attempts: Attempts, bucket: Bucket
+) -> None:
+    """A checkpoint that was on its way is one that the run can go on from."""
+    spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)
+    train_ten(attempts, spool, 10)
+    drained = [recorder.flush() for _ in range(3)]
+    assert drained[-1] is False
+    bucket.proxy.is_broken = False
+    (attempts.spool / "1-9.spool").write_bytes(b"another file's header")
+    with pytest.raises(CannotRecord):
+        until(recorder.flush)
+    assert attempts.steps_of(Checkpoint) == [10]
+
+
+def rename(database: Database, table: str, name: str) -> None:
+    with database.writing() as session:
+        session.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
+
+
+def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded(
+    attempts: Attempts,
+) -> None:
+    """The run can be gone on with from there."""
+    spool = attempts.next()
+    recorder = attempts.supervisor()
+    rename(attempts.database, "metrics", "gone")
+    spool.steps(attempts.steps(1, 10))
+    spool.event(make_metric(10, 0.5))
+    spool.event(saved(attempts, 10))
+    with pytest.raises(CannotRecord, match="metrics"):
+        recorder.flush()
+    rename(attempts.database, "gone", "metrics")
+    assert attempts.made_by() == {}
+    assert attempts.steps_of(Checkpoint) == [10]
+
+
+@pytest.mark.xdist_group("bucket")
+def test_a_bucket_that_is_away_holds_up_no_steps_for_what_is_retired(
+    attempts: Attempts, bucket: Bucket
+) -> None:
+    """Their rows go at once, and the files when it is back."""
+    attempts.storage_url = bucket.url
+    spool = attempts.next()
+    recorder = attempts.supervisor({"keep_last": 1})
+    for step in (10, 20):
+        train_ten(attempts, spool, step)
+        if step == 20:  # from when it has arrived on
+            until(lambda: not recorder.flush() and len(bucket.keys()) == 2)
+            bucket.proxy.is_broken = True
+        until(lambda step=step: recorder.flush() or step in attempts.steps_of(Checkpoint))  # type: ignore[misc]
+    spool.steps(attempts.steps(21, 30))
+    until(lambda: not recorder.flush() and 30 in attempts.made_by())
+    assert attempts.steps_of(Checkpoint) == [20]
+    assert len(bucket.keys()) == 2
+    bucket.proxy.is_broken = False
+    until(recorder.flush)
+    assert len(bucket.keys()) == 1

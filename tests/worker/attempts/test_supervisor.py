@@ -1,0 +1,124 @@
+"""The supervisor while database, store or people keep it waiting."""
+
+import threading
+from collections.abc import Callable
+
+import obstore
+import pytest
+from sqlalchemy import select
+
+from db.database import Database
+from db.queue import queue, run_control
+from db.runs import runs
+from db.settings import Settings
+from db.tables import RunNode, Status, User
+from tests.app.conftest import offer_digits, start_run
+from tests.site import Site
+from worker.attempts import supervisor
+from worker.attempts.renew_lease import wait_for
+from worker.attempts.supervisor import Supervisor
+from worker.attempts.training import retention
+
+
+@pytest.fixture
+def attempt(site: Site, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """A supervisor of a claimed run, in this process, that has no patience."""
+    monkeypatch.setattr(supervisor, "OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr("worker.attempts.renew_lease.WAITING_SECONDS", 0.01)
+    offer_digits(site.database)
+    run = start_run(site.database, site.owner)
+    settings = Settings(data=site.data, database_url=site.url)
+    return Supervisor(settings, site.database, run.id, run.attempt)
+
+
+def failing(times: int, then: Callable[[], None]) -> Callable[[], None]:
+    """A store that is away so many times."""
+    left = [times]
+
+    def prepare() -> None:
+        if left[0]:
+            left[0] -= 1
+            raise obstore.exceptions.GenericError("the bucket is away")
+        then()
+
+    return prepare
+
+
+def test_a_store_that_is_away_is_waited_for(attempt: Supervisor) -> None:
+    """An attempt whose checkpoint cannot be fetched now is not lost: it begins when it can be."""
+    attempt._prepare = failing(3, attempt._prepare)  # type: ignore[method-assign]
+    attempt._begin()
+    assert (attempt.folder / f"job-{attempt.attempt}.json").exists()
+
+
+def test_a_run_that_waits_for_its_store_can_be_cancelled(
+    attempt: Supervisor, database: Database, ada: User
+) -> None:
+    """It ends without a training, and says what it had waited for."""
+    with database.writing() as session:
+        run_control.cancel(session, attempt.run_id, ada)
+    attempt._prepare = failing(10**6, lambda: None)  # type: ignore[method-assign]
+    attempt.run()
+    with database.reading() as session:
+        assert runs.get(session, attempt.run_id).status == Status.CANCELLED
+        assert "the bucket is away" in (runs.statuses(session, attempt.run_id)[-1].reason or "")
+
+
+def test_what_waits_to_be_recorded_outlives_a_stop(attempt: Supervisor) -> None:
+    """A worker that is stopped while a store is away lets go of the run, and of nothing it told."""
+    spooled = attempt.folder / "spool" / f"{attempt.attempt}-0.spool"
+    spooled.parent.mkdir()
+    spooled.write_bytes(b"of a supervisor that died")
+    attempt._recover = failing(10**6, lambda: None)  # type: ignore[method-assign]
+    attempt.preempt()
+    attempt.run()
+    with attempt.database.reading() as session:
+        assert runs.get(session, attempt.run_id).status == Status.QUEUED
+    assert spooled.exists()
+
+
+def test_the_lease_is_renewed_while_a_file_is_on_its_way(attempt: Supervisor) -> None:
+    """However long a store takes, the run does not look lost."""
+    attempt._renew()
+    is_renewed = threading.Event()
+
+    def lease() -> float:
+        with attempt.database.reading() as session:
+            return session.scalars(select(RunNode.lease_expires_at)).one()
+
+    before = lease()
+
+    def meanwhile() -> None:
+        attempt._keep_up()
+        if lease() > before:
+            is_renewed.set()
+
+    def put() -> str:
+        assert is_renewed.wait(60)
+        return "stored"
+
+    assert wait_for(put, meanwhile) == "stored"
+
+
+def test_a_takeover_ends_the_wait(attempt: Supervisor, database: Database) -> None:
+    """What was given up waits for no store; an error of the store goes through as it is."""
+    with database.writing() as session:
+        queue.end(session, attempt.run_id, attempt.attempt, Status.QUEUED, reason="given up")
+    is_told = threading.Event()
+
+    def meanwhile() -> None:
+        is_told.set()
+        attempt._keep_up()
+
+    with pytest.raises(queue.Fenced):
+        wait_for(is_told.wait, meanwhile)
+    with pytest.raises(TimeoutError, match="slow"):
+        wait_for(lambda: (_ for _ in ()).throw(TimeoutError("slow")), lambda: None)
+
+
+def test_retention_of_a_run_from_before_counts_in_whole_numbers() -> None:
+    """An earlier version queued 2.0 for 2, and nothing is kept as the last 2.0."""
+    queued = {"checkpoints": {"keep_last": 2.0, "keep_every_steps": None, "keep_best": "loss"}}
+    assert repr(retention(queued)["keep_last"]) == "2"
+    assert retention(queued) == queued["checkpoints"]
+    assert retention({}) == {}

@@ -1,0 +1,35 @@
+from threading import Event
+
+import pytest
+
+from halfstep.telemetry.spool import Position
+from worker.attempts.uploads import Uploads
+
+SINCE = Position(1, 0, 0)
+
+
+def artifact(name):
+    return {"event": "artifact", "path": name}
+
+
+def test_what_was_sent_before_another_failed_is_not_sent_again():
+    """All arrive once, in their order, however often whoever waits is told that one failed."""
+    sent, is_broken = [], Event()
+
+    def send(file):
+        if is_broken.is_set() and file["path"] == "b":
+            raise OSError("the bucket is away")
+        sent.append(file["path"])
+
+    uploads, told = Uploads(send, lambda _keys: None), [artifact("a"), artifact("b")]
+    uploads.add(told, SINCE)
+    is_broken.set()
+    uploads.begin()
+    with pytest.raises(OSError, match="away"):
+        uploads.wait()
+    is_broken.clear()
+    uploads.begin()
+    uploads.wait()
+    assert uploads.arrived() == told
+    assert sent == ["a", "b"]
+    assert not uploads

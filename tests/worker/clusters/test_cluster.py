@@ -1,0 +1,53 @@
+"""`halfstep cluster check` names what is missing."""
+
+from pathlib import Path
+
+import pytest
+
+from db.database import Database
+from db.errors import Invalid
+from db.settings import Settings
+from tests.db.conftest import DIGITS, add_worker
+from worker.clusters import cluster
+
+
+def found(settings: Settings) -> dict[str, tuple[bool, str]]:
+    return {each.what: (each.is_fine, each.text) for each in cluster.look(settings)}
+
+
+def test_a_box_of_its_own_is_told_what_others_could_not_reach(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    """A file, or a database under a name that is each machine's own; another version of torch."""
+    add_worker(database, "old", [DIGITS])
+    said = found(Settings(data=tmp_path, database_url=database_url))
+    is_file = database_url.startswith("sqlite")
+    words = "a file on one machine" if is_file else "on no other machine"
+    assert said["database"][0] is False
+    assert words in said["database"][1]
+    assert said["storage"][0] is True
+    assert str(tmp_path) in said["storage"][1]
+    assert not list((tmp_path / "checks").iterdir())
+    assert said["interface"] == (
+        False,
+        "lo (127.0.0.1) leads to no other machine: set HALFSTEP_INTERFACE",
+    )
+    assert said["torch"][0] is False
+    assert "but old has None: a run's nodes need one" in said["torch"][1]
+
+
+def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
+    """No database there, and an interface that is not."""
+    url = "postgresql://halfstep:secret@127.0.0.1:9/none"
+    said = found(Settings(data=tmp_path, database_url=url, interface="wires"))
+    assert said["database"][0] is False
+    assert said["torch"][0] is True
+    assert "'wires' has no IPv4 address here; there are" in said["interface"][1]
+    assert "secret" not in repr(said)
+
+
+def test_options_that_no_shell_would_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any run is placed with them."""
+    monkeypatch.setenv("HALFSTEP_SLURM_OPTIONS", "--comment='it")
+    with pytest.raises(Invalid, match=r"HALFSTEP_SLURM_OPTIONS.*--comment='it.*No closing quot"):
+        Settings.read()

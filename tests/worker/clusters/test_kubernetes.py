@@ -1,0 +1,447 @@
+"""Pilots on Kubernetes: the official client against kmock, which answers as the API does."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kmock import KubernetesEmulator, KubernetesError, KubernetesScaffold, Server
+from kubernetes.config import kube_config
+
+from db.errors import Invalid
+from db.settings import Settings
+from worker.clusters.cluster import of_placement
+from worker.clusters.kubernetes import Kubernetes
+from worker.clusters.placement import Pilots, Refused, open_placement
+
+JOBS, PODS, EVENTS = "batch/v1/jobs", "v1/pods", "v1/events"
+PLAIN = {"Content-Type": "text/plain"}
+TWO = Pilots(1, 1, 2, 4)
+
+
+@contextmanager
+def serving(handler: KubernetesScaffold) -> Iterator[str]:
+    """Have kmock listen in a thread of its own; yield where."""
+    loop = asyncio.new_event_loop()
+    urls: list[str] = []
+    is_up, is_over = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with handler, Server(handler) as server:
+            urls.append(str(server.url))
+            is_up.set()
+            await is_over.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        assert is_up.wait(60)
+        yield urls[0].rstrip("/")
+    finally:
+        loop.call_soon_threadsafe(is_over.set)
+        thread.join()
+        loop.close()
+
+
+def lead_to(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the client's configuration name this server."""
+    named = {"name": "test"}
+    path = folder / "kubeconfig"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "test",
+                "clusters": [{**named, "cluster": {"server": url}}],
+                "contexts": [{**named, "context": {"cluster": "test", "user": "test"}}],
+                "users": [{**named, "user": {"token": "none"}}],
+            }
+        )
+    )
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesEmulator]:
+    """An empty cluster that the client's configuration names."""
+    handler = KubernetesEmulator()
+    for resource in (JOBS, PODS, EVENTS):
+        handler.resources[resource] = {}
+    with serving(handler) as url:
+        lead_to(url, tmp_path, monkeypatch)
+        yield handler
+
+
+def settings(folder: Path, **changes: Any) -> Settings:
+    own = {"kubernetes_image": "lab/halfstep:1", "kubernetes_namespace": "lab"}
+    return Settings(data=folder, placement="kubernetes", **(own | changes))
+
+
+@pytest.fixture
+def engine(api: KubernetesEmulator, tmp_path: Path) -> Kubernetes:
+    made = open_placement(settings(tmp_path))
+    assert isinstance(made, Kubernetes)
+    return made
+
+
+class Cluster:
+    """What Kubernetes' own controllers would do to a job's objects."""
+
+    def __init__(self, api: KubernetesEmulator, name: str = TWO.name) -> None:
+        self.api, self.name = api, name
+        self.job = api.objects[JOBS, "lab", name]
+        self.job.patch({"metadata": {"uid": f"uid-{name}"}})
+
+    def pod(self, index: int, phase: str, **status: Any) -> str:
+        name = f"{self.name}-{index}-abcde"
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self.name}
+        self.api.objects[PODS, "lab", name] = {
+            "metadata": {
+                "name": name,
+                "uid": f"uid-{name}",
+                "ownerReferences": [{**owner, "uid": f"uid-{self.name}"}],
+            },
+            "spec": {"nodeName": f"n{index}", "containers": []},
+            "status": {"phase": phase, **status},
+        }
+        return name
+
+    def event(self, about: str, reason: str, message: str, minute: int = 0) -> None:
+        self.api.objects[EVENTS, "lab", f"{about}.{reason}"] = {
+            "metadata": {"name": f"{about}.{reason}"},
+            "involvedObject": {"name": about, "uid": f"uid-{about}"},
+            "reason": reason,
+            "message": message,
+            "lastTimestamp": f"2026-01-01T00:{minute:02}:00Z",
+        }
+
+    def end(self, kind: str, **words: str) -> None:
+        self.job.patch({"status": {"conditions": [{"type": kind, "status": "True", **words}]}})
+
+
+def test_a_run_is_one_indexed_job_however_often_it_is_placed(
+    engine: Kubernetes, api: KubernetesEmulator
+) -> None:
+    """A pod a node, restarted by nobody; a cancelled one is gone, and may be cancelled again."""
+    assert engine.look(TWO).state == "gone"
+    engine.place(TWO)
+    engine.place(TWO)
+    [(_resource, namespace, name)] = api.objects
+    assert (namespace, name) == ("lab", "halfstep-1-1")
+    spec = api.objects[JOBS, "lab", name].raw["spec"]
+    wanted = {"completionMode": "Indexed", "parallelism": 2, "completions": 2, "backoffLimit": 0}
+    assert {each: spec[each] for each in wanted} == wanted
+    pod = spec["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    assert pod["terminationGracePeriodSeconds"] == 60
+    [worker] = pod["containers"]
+    assert worker["command"] == ["halfstep", "worker", "--only", "1"]
+    assert worker["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
+    engine.cancel(TWO)
+    engine.cancel(TWO)
+    assert engine.look(TWO).reason == "Kubernetes does not know it"
+
+
+def test_settings_stand_over_the_pod_template_and_secrets_in_neither(
+    api: KubernetesEmulator, tmp_path: Path
+) -> None:
+    """Of the template what is not ours stays; the environment comes by the Secret's name alone."""
+    template = tmp_path / "pod.yaml"
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
+    containers = [{"name": "worker", "volumeMounts": mounts, "image": "other"}]
+    template.write_text(yaml.safe_dump({"spec": {"priority": 7, "containers": containers}}))
+    changes = {"service_account": "trainer", "queue": "team", "secret": "halfstep"}
+    changes |= {"resource": "", "pod_template": template}
+    told = {f"kubernetes_{name}": value for name, value in changes.items()}
+    database_url = "postgresql://me:hunter2@box/halfstep"
+    made = settings(tmp_path, stop_grace_seconds=90, database_url=database_url, **told)
+    job = Kubernetes(made).manifest(TWO)
+    assert "hunter2" not in repr(job)
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert job["spec"]["suspend"] is True
+    pod = job["spec"]["template"]["spec"]
+    assert (pod["priority"], pod["serviceAccountName"]) == (7, "trainer")
+    assert pod["terminationGracePeriodSeconds"] == 180
+    [worker] = pod["containers"]
+    assert (worker["image"], worker["volumeMounts"]) == ("lab/halfstep:1", mounts)
+    assert worker["envFrom"] == [{"secretRef": {"name": "halfstep"}}]
+    assert "resources" not in worker
+
+
+UNSCHEDULABLE = {
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+        }
+    ]
+}
+
+
+def container(**state: Any) -> dict[str, Any]:
+    own = {"name": "worker", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
+    return {"containerStatuses": [{**own, "state": state}]}
+
+
+PULLING = container(waiting={"reason": "ImagePullBackOff", "message": "Back-off pulling image"})
+CREATING = container(waiting={"reason": "ContainerCreating"})
+KILLED = container(terminated={"reason": "OOMKilled", "exitCode": 137})
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (UNSCHEDULABLE, "Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+        (PULLING, "ImagePullBackOff: Back-off pulling image"),
+        (CREATING, 'FailedMount: secret "halfstep" not found'),
+    ],
+)
+def test_what_a_pod_waits_for_is_said_in_kubernetes_words(
+    engine: Kubernetes, api: KubernetesEmulator, status: dict[str, Any], words: str
+) -> None:
+    """Though another pod of the job is up already: the run needs all of them."""
+    engine.place(TWO)
+    cluster = Cluster(api)
+    cluster.pod(0, "Running")
+    name = cluster.pod(1, "Pending", **status)
+    cluster.event(name, "Scheduled", "assigned to n1")
+    cluster.event(name, "FailedMount", 'secret "halfstep" not found', minute=1)
+    look = engine.look(TWO)
+    assert look.state == "waiting"
+    assert look.reason.startswith("Kubernetes job halfstep-1-1 waits: ")
+    assert look.reason.endswith(words)
+
+
+def test_a_job_without_pods_says_why(api: KubernetesEmulator, tmp_path: Path) -> None:
+    """A quota that forbids them, or a queue that has not admitted it."""
+    engine = Kubernetes(settings(tmp_path))
+    engine.place(TWO)
+    Cluster(api).event(TWO.name, "FailedCreate", "exceeded quota")
+    assert engine.look(TWO).reason.endswith("waits: FailedCreate: exceeded quota")
+    queued = Kubernetes(settings(tmp_path, kubernetes_queue="team"))
+    other = Pilots(2, 1, 1, 1)
+    queued.place(other)
+    cluster = Cluster(api, other.name)
+    assert queued.look(other).reason.endswith("the queue 'team' has not admitted it")
+    cluster.event(other.name, "Suspended", "Kueue: insufficient quota")
+    assert queued.look(other).reason.endswith("admitted it: Suspended: Kueue: insufficient quota")
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (KILLED, "OOMKilled (exit code 137)"),
+        ({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
+        (
+            {
+                "conditions": [
+                    {"type": "DisruptionTarget", "status": "True", "message": "node drained"}
+                ]
+            },
+            "node drained",
+        ),
+    ],
+)
+def test_how_a_pod_ended_is_said(
+    engine: Kubernetes, api: KubernetesEmulator, status: dict[str, Any], words: str
+) -> None:
+    """While its job is being given up, and when it has been; an attempt after it is another job."""
+    engine.place(TWO)
+    cluster = Cluster(api)
+    cluster.pod(0, "Running")
+    assert engine.look(TWO).state == "waiting"
+    cluster.pod(1, "Running")
+    assert engine.look(TWO).reason == "Kubernetes job halfstep-1-1 on n0, n1"
+    assert engine.look(TWO).state == "running"
+    cluster.pod(1, "Failed", **status)
+    assert words in engine.look(TWO).reason
+    cluster.end("Failed", reason="BackoffLimitExceeded", message="Job has reached the limit")
+    look = engine.look(TWO)
+    assert look.state == "gone"
+    assert words in look.reason
+
+
+def test_a_job_that_is_over_makes_way_for_the_next_try(
+    engine: Kubernetes, api: KubernetesEmulator
+) -> None:
+    """Its pods are not the next one's, though they may be there for a while."""
+    engine.place(TWO)
+    cluster = Cluster(api)
+    cluster.pod(0, "Succeeded")
+    cluster.pod(1, "Succeeded")
+    cluster.end("Complete", message="Reached expected number of succeeded pods")
+    assert engine.look(TWO).reason.endswith("ended: Reached expected number of succeeded pods")
+    engine.place(TWO)
+    api.objects[JOBS, "lab", TWO.name].patch({"metadata": {"uid": "another"}, "status": None})
+    assert engine.look(TWO).reason.endswith("its pods are yet to be made")
+
+
+def test_what_its_pods_print_is_their_log(engine: Kubernetes, api: KubernetesEmulator) -> None:
+    """Those that have begun."""
+    engine.place(TWO)
+    cluster = Cluster(api)
+    first, second = cluster.pod(0, "Running"), cluster.pod(1, "Pending")
+    path = "/api/v1/namespaces/lab/pods/{}/log"
+    api[f"get {path.format(first)}"] << PLAIN << b"worker: run 1\n"
+    api[f"get {path.format(second)}"] << KubernetesError(status=400, message="is waiting to start")
+    assert engine.log(TWO) == "worker: run 1\n"
+
+
+def test_another_installations_jobs_are_left_alone(
+    engine: Kubernetes, api: KubernetesEmulator, tmp_path: Path
+) -> None:
+    """Run 1 of one is not run 1 of the other, and one name is one job."""
+    engine.place(TWO)
+    other = Kubernetes(settings(tmp_path / "other"))
+    assert other.look(TWO).state == "gone"
+    other.cancel(TWO)
+    with pytest.raises(Refused, match="has a job halfstep-1-1 of another installation"):
+        other.place(TWO)
+    assert engine.look(TWO).state == "waiting"
+
+
+def test_what_kubernetes_refuses_is_the_runs_and_what_it_does_not_answer_is_not(
+    engine: Kubernetes, api: KubernetesEmulator
+) -> None:
+    """A quota, a webhook's words; but an API that fails, or may not be read, is waited for."""
+    words = "admission webhook denied the request: no image from there"
+    api["post /apis/batch/v1/namespaces/lab/jobs"] << KubernetesError(status=403, message=words)
+    with pytest.raises(Refused, match="no image from there"):
+        engine.place(TWO)
+    path = f"get /apis/batch/v1/namespaces/lab/jobs/{TWO.name}"
+    api[path] << KubernetesError(status=503, message="etcd is away")
+    calls: list[Callable[[Pilots], Any]] = [engine.place, engine.look, engine.cancel, engine.log]
+    for call in calls:
+        with pytest.raises(OSError, match="etcd is away"):
+            call(TWO)
+
+
+def test_an_api_that_is_away_is_waited_for(
+    api: KubernetesEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing listens there."""
+    lead_to("http://127.0.0.1:9", tmp_path, monkeypatch)
+    with pytest.raises(ConnectionError, match="does not answer"):
+        Kubernetes(settings(tmp_path)).look(TWO)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("spec: [", "while parsing"),
+        ("- a", "no pod template"),
+        ("spec: {containers: [a]}", "no pod"),
+    ],
+)
+def test_a_pod_template_that_is_none_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    """Before any run is placed with it."""
+    path = tmp_path / "pod.yaml"
+    path.write_text(text)
+    with pytest.raises(Invalid, match=f"HALFSTEP_KUBERNETES_POD_TEMPLATE: .*{words}.*allowed"):
+        Kubernetes(settings(tmp_path, kubernetes_pod_template=path))
+
+
+def test_settings_that_kubernetes_cannot_do_without_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An image; and names as Kubernetes has them."""
+    monkeypatch.setenv("HALFSTEP_PLACEMENT", "kubernetes")
+    with pytest.raises(Invalid, match=r"HALFSTEP_KUBERNETES_IMAGE.*PLACEMENT=kubernetes needs it"):
+        Settings.read()
+    monkeypatch.setenv("HALFSTEP_KUBERNETES_IMAGE", "lab/halfstep:1")
+    monkeypatch.setenv("HALFSTEP_KUBERNETES_NAMESPACE", "Lab_1")
+    with pytest.raises(Invalid, match="HALFSTEP_KUBERNETES_NAMESPACE: 'Lab_1'"):
+        Settings.read()
+
+
+REVIEWS = "post /apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+NEW_JOBS = "post /apis/batch/v1/namespaces/lab/jobs"
+NAMESPACE = "get /api/v1/namespaces/lab"
+
+
+def groups(*names: str) -> dict[str, Any]:
+    """What /apis says."""
+    versions = {name: {"groupVersion": f"{name}/v1beta2", "version": "v1beta2"} for name in names}
+    listed = [
+        {"name": name, "preferredVersion": version, "versions": [version]}
+        for name, version in versions.items()
+    ]
+    return {"groups": listed}
+
+
+def checked(tmp_path: Path, **changes: Any) -> dict[str, str]:
+    """What `halfstep cluster check` says of the cluster, by what it is about."""
+    found = of_placement(settings(tmp_path, **changes))
+    return {each.what: f"{'ok' if each.is_fine else 'NO'} {each.text}" for each in found}
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesScaffold]:
+    """A cluster that answers what a test says, and keeps nothing."""
+    handler = KubernetesScaffold()
+    handler.resources[JOBS] = {}
+    parts = ("buildDate", "compiler", "gitCommit", "gitTreeState", "goVersion", "major", "minor")
+    handler["get /version/"] << {**dict.fromkeys((*parts, "platform"), ""), "gitVersion": "v1.34"}
+    with serving(handler) as url:
+        lead_to(url, tmp_path, monkeypatch)
+        yield handler
+
+
+def test_a_cluster_that_has_all_is_told_to(bare: KubernetesScaffold, tmp_path: Path) -> None:
+    """Address, namespace, rights, queue, and a job that is only looked at."""
+    kueue = "kueue.x-k8s.io"
+    bare["get /apis/"] << groups("batch", kueue)
+    bare[f"get /apis/{kueue}/v1beta2/namespaces/lab/localqueues/team"] << {
+        "metadata": {"name": "team"}
+    }
+    bare[NAMESPACE] << {"metadata": {"name": "lab"}}
+    bare[REVIEWS] << {"spec": {}, "status": {"allowed": True}}
+    bare[NEW_JOBS] << {"spec": {"template": {}}}
+    said = checked(tmp_path, kubernetes_secret="halfstep", kubernetes_queue="team")
+    assert said.pop("kubernetes").endswith("answers: v1.34")
+    assert said == {
+        "namespace": "ok lab is there",
+        "rights": "ok in lab this account may do all that it has to",
+        "queue": "ok team is a local queue of lab",
+        "job": "ok one as ours would be taken",
+    }
+    assert list(bare)[-1].params == {"dryRun": "All"}
+    other = checked(tmp_path, kubernetes_secret="halfstep", kubernetes_queue="other")
+    assert other["queue"] == "NO lab has no local queue 'other'"
+
+
+def test_what_a_cluster_lacks_is_named(bare: KubernetesScaffold, tmp_path: Path) -> None:
+    """Each of it, in one go."""
+
+    def review(request: Any) -> dict[str, Any]:
+        asked = request.data["spec"]["resourceAttributes"]
+        is_allowed = asked["resource"] == "jobs" and asked["namespace"] == "lab"
+        return {"spec": {}, "status": {"allowed": is_allowed}}
+
+    bare["get /apis/"] << groups("batch")
+    bare[NAMESPACE] << KubernetesError(status=404)
+    bare[REVIEWS] << review
+    bare[NEW_JOBS] << KubernetesError(status=403, message="no image from there")
+    said = checked(tmp_path, kubernetes_queue="team")
+    assert said["namespace"] == "NO there is none called 'lab': HALFSTEP_KUBERNETES_NAMESPACE"
+    wanted = "list pods, get pods/log, list events"
+    assert said["rights"] == f"NO in lab this account may not {wanted}"
+    assert said["queue"] == "NO 'team' is asked for, and the cluster has no Kueue"
+    assert said["secret"].startswith("NO HALFSTEP_KUBERNETES_SECRET names none")
+    assert said["job"] == "NO one as ours is refused: no image from there"
+
+
+def test_a_cluster_that_cannot_be_asked_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing says which it is, or nothing listens there."""
+    lead_to("http://127.0.0.1:9", tmp_path, monkeypatch)
+    assert "NO Kubernetes does not answer" in checked(tmp_path)["kubernetes"]
+    (tmp_path / "kubeconfig").unlink()
+    assert "NO HALFSTEP_PLACEMENT: 'kubernetes' knows no cluster" in checked(tmp_path)["kubernetes"]

@@ -1,0 +1,82 @@
+"""The placer: what it says, and what it writes down."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from db.database import Database
+from db.errors import Invalid
+from db.queue import pending_reasons, placements
+from db.runs import runs
+from db.settings import Settings
+from db.tables import Placement, Status, User
+from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
+from worker.clusters.placement import open_placement
+from worker.clusters.placer import Placer
+from worker.expired_leases import LostRuns
+
+REFUSAL = "sbatch: error: Batch job submission failed:\nInvalid account"
+
+
+@pytest.fixture
+def placer(
+    database: Database, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Placer:
+    """One that has begun, on a Slurm that knows no job and takes none."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, script in {"squeue": "true", "sbatch": f"echo '{REFUSAL}' >&2; exit 1"}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    settings = Settings(data=tmp_path, database_url=database_url, placement="slurm")
+    made = Placer(settings, database)
+    monkeypatch.setattr(made.offering, "news", lambda: None)
+    made.recipes = ["digits"]
+    made.id = add_worker(database, "slurm", [DIGITS]).id
+    return made
+
+
+def test_a_refusal_is_one_line_with_the_run_and_the_clusters_words(
+    placer: Placer, database: Database, ada: User, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Said where the placer runs, and where the queue says what a run waits for."""
+    with database.writing() as session:
+        run_id = submit(session, ada).id
+    capfd.readouterr()
+    placer.turn()
+    words = " ".join(REFUSAL.split())
+    assert capfd.readouterr().out == f"placer: run {run_id}: sbatch: {words}\n"
+    with database.reading() as session:
+        placement = session.get_one(Placement, (run_id, 1))
+        assert (placement.state, placement.reason) == ("gone", f"sbatch: {words}")
+        assert placements.unended(session) == []
+        assert words in pending_reasons.Queue.read(session).placed[run_id]
+
+
+def test_a_run_whose_machine_is_gone_is_queued_again_though_no_worker_is_up(
+    placer: Placer, database: Database, ada: User
+) -> None:
+    """Its worker came for this run alone; once its lease has run out the placer asks anew."""
+    pilot = add_worker(database, "pilot", [DIGITS], [CPU])
+    with database.writing() as session:
+        run_id = submit(session, ada).id
+        assert claim(session, pilot, lease_seconds=0.0) is not None
+    placer.lost = LostRuns(database, 0.0, print)
+    placer.turn()
+    placer.turn()
+    with database.reading() as session:
+        assert runs.get(session, run_id).status == Status.QUEUED
+        assert session.get_one(Placement, (run_id, 2)).tries == 1
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "ray"])
+def test_an_extra_that_is_not_installed_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the words that install it."""
+    monkeypatch.setattr("worker.clusters.placement.ENGINES", {name: f"{name}_that_is_not:Engine"})
+    needed = {"kubernetes_image": "lab/halfstep:1", "ray_address": "auto"}
+    with pytest.raises(Invalid, match=rf"HALFSTEP_PLACEMENT.*halfstep-service\[{name}\]"):
+        open_placement(Settings(data=tmp_path, placement=name, **needed))

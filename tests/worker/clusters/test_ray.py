@@ -1,0 +1,35 @@
+"""Pilots by Ray, as far as no Ray is needed: tests/clusters has a real one."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from db.errors import Invalid
+from db.settings import Settings
+from worker.clusters import ray
+from worker.clusters.placement import Pilots
+
+
+def test_a_ray_that_does_not_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process of its own each time, which is ended; where its words are is told."""
+    monkeypatch.setattr(ray, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(ray.importlib.util, "find_spec", lambda name: name)
+    settings = Settings(data=tmp_path, placement="ray", ray_address="127.0.0.1:9")
+    with closing(ray.Ray(settings)) as engine:
+        for _ in range(2):
+            with pytest.raises(ConnectionError, match=f"127.0.0.1:9 .*{tmp_path}"):
+                engine.look(Pilots(1, 1, 2, 1))
+    assert (tmp_path / "placements" / "ray.log").exists()
+
+
+def test_an_address_is_needed_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is placed."""
+    monkeypatch.setenv("HALFSTEP_PLACEMENT", "ray")
+    with pytest.raises(Invalid, match=r"HALFSTEP_RAY_ADDRESS.*HALFSTEP_PLACEMENT=ray needs it"):
+        Settings.read()
+    monkeypatch.setenv("HALFSTEP_RAY_ADDRESS", "http://head:8265")
+    with pytest.raises(Invalid, match="HALFSTEP_RAY_ADDRESS: 'http://head:8265'"):
+        Settings.read()

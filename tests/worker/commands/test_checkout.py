@@ -1,0 +1,84 @@
+"""Checkouts of commands, by git itself."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from worker.commands.checkout import CannotCheckOut, check_out
+
+
+def git(folder: Path, *words: str) -> str:
+    options = ["-c", "user.name=ada", "-c", "user.email=ada@localhost"]
+    command = ["git", *options, "-c", "protocol.file.allow=always", "-C", str(folder), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def committed(folder: Path, **files: str) -> str:
+    """Commit files in a repository, made if need be; return the hash."""
+    folder.mkdir(exist_ok=True)
+    git(folder, "init", "--quiet")
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", "a commit")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def checked_out(repository: Path, commit: str, folder: Path) -> str:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder.parent)}
+    return check_out(f"file://{repository}", commit, folder, environment, lambda: None)
+
+
+def test_submodules_are_at_the_commits_that_the_repository_names(tmp_path: Path) -> None:
+    """Also those of submodules, by addresses relative to theirs; a second attempt takes them as
+    they are.
+    """
+    committed(tmp_path / "inner", text="inner")
+    committed(tmp_path / "lib", text="as it was")
+    git(tmp_path / "lib", "submodule", "--quiet", "add", f"file://{tmp_path}/inner")
+    committed(tmp_path / "lib")
+    committed(tmp_path / "it", text="it")
+    git(tmp_path / "it", "submodule", "--quiet", "add", f"file://{tmp_path}/lib", "lib")
+    commit = committed(tmp_path / "it")
+    committed(tmp_path / "lib", text="as it is now")
+    folder = tmp_path / "work"
+    for _attempt in range(2):
+        assert checked_out(tmp_path / "it", commit[:7], folder) == commit
+        assert (folder / "lib" / "text").read_text() == "as it was"
+        assert (folder / "lib" / "inner" / "text").read_text() == "inner"
+    assert git(folder / "lib", "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(
+    "url", ["ssh://git@host/it", "git://host/it", "ext::touch it", "http://h/"]
+)
+def test_a_submodule_comes_by_no_other_way(tmp_path: Path, url: str) -> None:
+    """Than the repository may; nothing is run, and half a checkout is none."""
+    committed(tmp_path / "lib", text="lib")
+    committed(tmp_path / "it", text="it")
+    git(tmp_path / "it", "submodule", "--quiet", "add", f"file://{tmp_path}/lib", "lib")
+    modules = tmp_path / "it" / ".gitmodules"
+    modules.write_text(modules.read_text().replace(f"file://{tmp_path}/lib", url))
+    commit = committed(tmp_path / "it")
+    with pytest.raises(CannotCheckOut, match=r"transport .* not allowed"):
+        checked_out(tmp_path / "it", commit, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_second_attempt_runs_nothing_that_the_first_has_named(tmp_path: Path) -> None:
+    """What its script has written into the configuration of the checkout, or into its hooks."""
+    commit = committed(tmp_path / "it", text="it")
+    folder, touched = tmp_path / "work", tmp_path / "touched"
+    checked_out(tmp_path / "it", commit, folder)
+    program = tmp_path / "evil.sh"
+    program.write_text(f"#!/bin/sh\ntouch {touched}\n")
+    program.chmod(0o755)
+    (folder / ".gitattributes").write_text("* filter=evil diff=evil\n")
+    hooks = ("core.fsmonitor", "core.sshCommand", "diff.external", "alias.rev-parse")
+    for name in (*hooks, "filter.evil.clean", "filter.evil.process", "diff.evil.textconv"):
+        git(folder, "config", name, f"!{program}" if name.startswith("alias") else str(program))
+    (folder / "text").write_text("changed")
+    assert checked_out(tmp_path / "it", commit, folder) == commit
+    assert not touched.exists()

@@ -1,0 +1,351 @@
+"""Commands as real processes below a real worker, against real databases."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from db.access import secrets
+from db.files import checkpoints
+from db.queue import run_control
+from db.runs import environments, runs
+from db.settings import Settings
+from db.tables import Status
+from tests.db.conftest import submit_command
+from tests.site import Site, is_running, until
+
+#: Says that it has begun, then does what it is told by the rest of the line.
+SLEEPS = "import sys, time; print('begun', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def worker(site: Site) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that offers commands."""
+    with site.worker(HALFSTEP_COMMANDS="yes", HALFSTEP_STOP_GRACE_SECONDS="2") as process:
+        yield process
+
+
+def submit(site: Site, *words: str, **changes: Any) -> int:
+    """Queue a command of these words."""
+    line = " ".join("'" + word.replace("'", "'\"'\"'") + "'" for word in words)
+    with site.database.writing() as session:
+        return submit_command(session, site.owner, line, **changes).id
+
+
+def python(site: Site, code: str, **changes: Any) -> int:
+    return submit(site, "python", "-c", code, **changes)
+
+
+def last_reason(site: Site, run_id: int) -> tuple[str, str | None]:
+    with site.database.reading() as session:
+        row = runs.statuses(session, run_id)[-1]
+        return row.reason or "", row.fault
+
+
+def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each value is one argument; of the worker's environment only what is harmless is passed on;
+    secrets are there, and stand in the log as ***.
+    """
+    monkeypatch.setenv("PGPASSWORD", "sesame")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
+    settings = Settings(data=site.data, database_url=site.url)
+    with site.database.writing() as session:
+        secrets.put(session, settings.secrets_key, site.owner, "API_KEY", "open-sesame")
+        secrets.put(session, settings.secrets_key, site.owner, "LONGER", "open-sesame-and-more")
+    code = "import os, sys, json; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
+    run_id = submit(
+        site,
+        *("python", "-c", code, "--lr={lr}", "{text}", "{flag}", "{{lr}}"),
+        config={"lr": 1e-05, "text": "a b; $HOME {lr}", "flag": True},
+        variables={"COLOUR": "blue"},
+        secrets=["API_KEY", "LONGER"],
+    )
+    with site.worker(HALFSTEP_COMMANDS="yes"):
+        assert site.wait(run_id).status == Status.FINISHED
+    [said] = [line for line in site.log(run_id).splitlines() if line.startswith("[[")]
+    words, environment, folder = json.loads(said)
+    assert words == ["--lr=1e-05", "a b; $HOME {lr}", "true", "{lr}"]
+    assert environment["COLOUR"] == "blue"
+    assert (environment["API_KEY"], environment["LONGER"]) == ("***", "***")
+    assert environment["HALFSTEP_RUN"] == str(run_id)
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "sesame" not in site.log(run_id)
+    assert not {"HALFSTEP_DATABASE_URL", "HALFSTEP_PARENT_PID", "HALFSTEP_DATA"} & set(environment)
+    assert folder == str(site.data / "runs" / str(run_id) / "work")
+    with site.database.reading() as session:
+        noted = environments.newest(session, run_id)
+        assert noted is not None
+        assert "sesame" not in json.dumps(noted.content)
+        assert noted.content["command"][3:] == words
+    written = [path for path in (site.data / "runs" / str(run_id)).rglob("*") if path.is_file()]
+    assert not any(b"open-sesame" in path.read_bytes() for path in written)
+
+
+def test_an_exit_code_fails_the_run_with_what_was_printed_last(
+    site: Site, worker: subprocess.Popen[bytes]
+) -> None:
+    """The fault is the code's; so it is where there is no program, environment or folder."""
+    broken = python(site, "print('half way'); raise SystemExit('no such data')")
+    missing = submit(site, "no-such-program")
+    no_venv = python(site, "", venv="/nowhere")
+    no_folder = python(site, "", folder="/nowhere/at/all")
+    no_secret = python(site, "", secrets=["GONE"])
+    fine = python(site, "print('well')")
+    assert site.wait(fine).status == Status.FINISHED
+    assert site.history(fine) == ["queued", "starting", "running", "finished"]
+    for run_id, text, fault in (
+        (broken, "exit code 1: no such data", "code"),
+        (missing, "there is no program no-such-program on this worker", "settings"),
+        (no_venv, "/nowhere is no virtual environment on this worker", "settings"),
+        (no_folder, "there is no folder /nowhere/at/all on this worker", "settings"),
+        (no_secret, "there is no secret GONE any more", "infrastructure"),
+    ):
+        run = site.run(run_id)
+        assert (run.status, run.attempt) == (Status.FAILED, 1)
+        assert (text in last_reason(site, run_id)[0], last_reason(site, run_id)[1]) == (True, fault)
+    assert "half way" in (site.run(broken).error or "")
+
+
+def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
+    site: Site, worker: subprocess.Popen[bytes]
+) -> None:
+    """One that heeds the signal ends by itself; of one that does not, nothing is left either."""
+    heeds = (
+        "import signal, sys; signal.signal(15, lambda *_: (print('bye'), sys.exit(7)));" + SLEEPS
+    )
+    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; "
+    child += f"time.sleep(600)', {str(site.data)!r}]);"
+    ignores = f"{child} import signal; signal.signal(15, signal.SIG_IGN);" + SLEEPS
+    for code, said in ((heeds, "bye"), (ignores, "begun")):
+        run_id = python(site, code)
+        until(lambda run_id=run_id: "begun" in site.log(run_id))  # type: ignore[misc]
+        with site.database.writing() as session:
+            run_control.cancel(session, run_id, site.owner)
+        assert site.wait(run_id).status == Status.CANCELLED
+        assert said in site.log(run_id)
+        assert last_reason(site, run_id) == ("cancelled by ada", None)
+
+
+def test_what_ends_from_outside_is_queued_again_and_begins_anew(
+    site: Site, worker: subprocess.Popen[bytes]
+) -> None:
+    """A killed command, and one whose supervisor is killed, in whose place nothing goes on."""
+    code = "import os; print('attempt', os.environ['HALFSTEP_ATTEMPT'], flush=True);"
+    code += "os.environ['HALFSTEP_ATTEMPT'] == '3' and exit(0);" + SLEEPS
+    run_id = python(site, code)
+    until(lambda: "attempt 1" in site.log(run_id) and "begun" in site.log(run_id))
+    [command] = site.training(run_id).children()
+    command.kill()
+    until(lambda: "attempt 2" in site.log(run_id))
+    with site.database.reading() as session:
+        reasons = [row.reason or "" for row in runs.statuses(session, run_id)]
+    assert "the command was killed by SIGKILL" in reasons
+    [command] = site.training(run_id).children()
+    os.kill(site.supervisor_pid(run_id, 2), signal.SIGKILL)
+    run = site.wait(run_id)
+    assert (run.status, run.attempt) == (Status.FINISHED, 3)
+    assert not is_running(command)
+    assert "The command begins anew" in site.log(run_id)
+
+
+def test_a_worker_that_stops_gives_its_command_back(site: Site) -> None:
+    """SIGTERM first; the run waits for the next worker, at its old place."""
+    run_id = python(site, SLEEPS)
+    with site.worker(HALFSTEP_COMMANDS="yes"):
+        until(lambda: "begun" in site.log(run_id))
+    run = site.run(run_id)
+    assert (run.status, run.attempt) == (Status.QUEUED, 1)
+    assert last_reason(site, run_id) == ("its worker was stopped", "infrastructure")
+
+
+def test_a_worker_whose_operator_does_not_say_yes_takes_none(site: Site) -> None:
+    """It trains what has a recipe, and leaves the command where it is."""
+    command, digits = python(site, "print('no')"), site.submit(steps=1)
+    with site.worker():
+        assert site.wait(digits).status == Status.FINISHED
+    assert site.run(command).status == Status.QUEUED
+
+
+SCRIPT = """
+import os, sys, torch, halfstep
+torch.manual_seed(0)
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=float(sys.argv[1]))
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=50)
+config = {"lr": 9, "model": {"width": 8}, "key": os.environ.get("API_KEY")}
+watch = halfstep.watch(net, config=config)
+for step in range(30):
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = net(torch.randn(4, 8)).square().mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+watch.log({"val/loss": 0.5, "note": "a text"})
+torch.save(net.state_dict(), "net.pt")
+watch.checkpoint("net.pt")
+raise SystemExit("over" if "fail" in sys.argv else 0)
+"""
+
+
+@pytest.mark.only_on("sqlite")  # rows are the recorder's, whose own tests are on both
+def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: Path) -> None:
+    """Loss, scale, skips, metrics, artifacts and a checkpoint are that run's; no other is made."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    config = {"folder": str(folder), "config": {"lr": 0.01}}
+    settings = Settings(data=site.data, database_url=site.url)
+    with site.database.writing() as session:
+        secrets.put(session, settings.secrets_key, site.owner, "API_KEY", "open-sesame")
+    run_id = submit(site, "python", "train.py", "{lr}", secrets=["API_KEY"], **config)
+    failed_id = submit(site, "python", "train.py", "{lr}", "fail", **config)
+    with site.worker(HALFSTEP_COMMANDS="yes"):
+        run = site.wait(run_id)
+        failed = site.wait(failed_id)
+    assert (run.status, run.step, run.precision) == (Status.FINISHED, 30, "fp16")
+    assert site.count_steps(run_id) == 30
+    assert run.skipped > 0
+    assert run.scale is not None
+    assert run.loss is not None
+    assert run.config == {"lr": 0.01}
+    assert run.whole_config == {"lr": 0.01, "model": {"width": 8}, "key": "***"}
+    with site.database.reading() as session:
+        assert [each.kind for each in checkpoints.of_run(session, run_id)] == ["checkpoint"]
+        assert len(runs.newest(session)) == 2
+    stored = site.data / "runs" / str(run_id) / "checkpoints" / "step-00000030" / "net.pt"
+    assert stored.read_bytes() == (folder / "net.pt").read_bytes()
+    assert (failed.status, failed.step) == (Status.FAILED, 30)
+    assert last_reason(site, failed_id)[0].endswith("over")
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_run_whose_spool_is_damaged_says_what_is_lost(
+    site: Site, worker: subprocess.Popen[bytes]
+) -> None:
+    """It is not killed; its status, and so the exit code of who waits for it, is failed."""
+    damages = f"""
+watch.finish()
+import glob
+for path in glob.glob({str(site.data / "runs" / "*" / "spool" / "*.spool")!r}):
+    with open(path, "ab") as file:
+        file.write((10).to_bytes(4, "little") + bytes([2, 0, 0, 0, 1, 2, 3, 4]) + bytes(10))
+print("trained to the end")
+"""
+    code = SCRIPT.replace("raise SystemExit", damages + "raise SystemExit")
+    run_id = python(site, code.replace("sys.argv[1]", "'0.1'"))
+    run = site.wait(run_id)
+    assert (run.status, run.step) == (Status.FAILED, 30)
+    reason, fault = last_reason(site, run_id)
+    assert reason.startswith("22 bytes of its spool were damaged: what they held is lost")
+    assert fault == "infrastructure"
+    log = site.log(run_id)
+    assert "trained to the end" in log
+    assert "22 damaged bytes of the spool" in log
+
+
+@pytest.mark.only_on("sqlite")
+def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
+    site: Site, worker: subprocess.Popen[bytes]
+) -> None:
+    """It begins at its first step, and no step of the one that was killed is left."""
+    dies = "if step == 20 and __import__('os').environ['HALFSTEP_ATTEMPT'] == '1':\n"
+    dies += "        __import__('os').kill(0, 9)\n    with torch.autocast"
+    code = SCRIPT.replace("with torch.autocast", dies).replace(
+        "range(30)", "range(int(sys.argv[2]))"
+    )
+    (site.data.parent / "train.py").write_text(code.replace("argv[2]", "argv[-1]"))
+    run_id = submit(
+        site, "sh", "-c", f"python {site.data.parent}/train.py 0.1 $((50 / HALFSTEP_ATTEMPT))"
+    )
+    site.wait_for_step(run_id, 5)
+    run = site.wait(run_id)
+    assert (run.status, run.attempt, run.step) == (Status.FINISHED, 2, 25)
+    assert site.count_steps(run_id) == 25
+
+
+def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
+    """By a whole hash or the first digits of one; what is none is told, and fails that run."""
+    repository = tmp_path / "repository"
+    (repository / "src").mkdir(parents=True)
+
+    def git(*words: str) -> str:
+        options = ["-c", "user.name=ada", "-c", "user.email=ada@localhost"]
+        command = ["git", *options, "-C", str(repository), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "--quiet")
+    hashes = []
+    for word in ("first", "second"):
+        (repository / "src" / "say.py").write_text(f"print('the {word}')")
+        git("add", ".")
+        git("commit", "--quiet", "-m", word)
+        hashes.append(git("rev-parse", "HEAD"))
+    git("branch", "abcdef0")
+    at = {"git": f"file://{repository}"}
+    first = submit(site, "python", "src/say.py", commit=hashes[0][:8], **at)
+    second = submit(site, "python", "say.py", commit=hashes[1], folder="src", **at)
+    branch = submit(site, "python", "say.py", commit="abcdef0", **at)
+    unknown = submit(site, "python", "say.py", commit="0123456789", **at)
+    nowhere = submit(site, "python", "say.py", git=f"file://{tmp_path}/none", commit="01234567")
+    with site.worker(HALFSTEP_COMMANDS="yes"):
+        assert [site.wait(run_id).status for run_id in (first, second)] == ["finished"] * 2
+        assert [site.wait(each).status for each in (branch, unknown, nowhere)] == ["failed"] * 3
+    assert "the first" in site.log(first)
+    assert hashes[0] in site.log(first)
+    with site.database.reading() as session:
+        noted = environments.newest(session, first)
+        assert noted is not None
+        assert noted.content["git"]["commit"] == hashes[0]
+        assert noted.content["command"] == ["python", "src/say.py"]
+        assert environments.texts(noted) == ("print('the first')", None)
+    assert "the second" in site.log(second)
+    assert "has no commit abcdef0" in last_reason(site, branch)[0]
+    assert "has no commit 0123456789" in last_reason(site, unknown)[0]
+    assert "none' does not appear to be a git repository" in last_reason(site, nowhere)[0]
+    assert last_reason(site, nowhere)[1] == "settings"
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Popen[bytes]) -> None:
+    """Its lease is renewed meanwhile, people are heard, and nothing of git is left."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"https://127.0.0.1:{silent.getsockname()[1]}/it"
+        run_id = submit(site, "python", "it.py", git=url, commit="01234567")
+        connection, _address = silent.accept()
+        with site.database.writing() as session:
+            run_control.cancel(session, run_id, site.owner)
+        assert site.wait(run_id).status == Status.CANCELLED
+        connection.close()
+    commands = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
+    assert not any(url in command for command in commands)
+
+
+@pytest.mark.only_on("sqlite")
+def test_several_devices_are_a_gang_of_torchruns(site: Site) -> None:
+    """Each rank knows which it is; one that is killed is infrastructure's fault."""
+    code = site.data.parent / "rank.py"
+    code.write_text(
+        "import os, sys\n"
+        "rank, ranks = os.environ['RANK'], os.environ['WORLD_SIZE']\n"
+        "os.write(1, f'rank {rank} of {ranks} {sys.argv[1:]}\\n'.encode())  # a line stays whole\n"
+        "if os.environ['RANK'] == '1' and os.environ['HALFSTEP_ATTEMPT'] == '1':\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    run_id = submit(site, "python", str(code), "a b", devices_per_node=2)
+    with site.worker(HALFSTEP_COMMANDS="yes", HALFSTEP_CPU_DEVICES="2"):
+        run = site.wait(run_id)
+    assert (run.status, run.attempt) == (Status.FINISHED, 2)
+    assert {"rank 0 of 2 ['a b']", "rank 1 of 2 ['a b']"} <= set(site.log(run_id).splitlines())
+    with site.database.reading() as session:
+        reasons = [row.reason or "" for row in runs.statuses(session, run_id)]
+    assert "the command was killed by SIGKILL" in reasons

@@ -1,0 +1,165 @@
+"""The process between a supervisor and a command, by its files and signals alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from halfstep.clock import clock
+from halfstep.telemetry.attempt_files import AttemptFiles
+from tests.site import is_running, until
+from worker.commands.command_runner import NOT_STARTED, asked_for_lease
+
+NEVER = 1e12
+WAITS = "import sys, time; open(sys.argv[1], 'w'); time.sleep(600)"
+
+
+class Kept:
+    """A command and its keeper."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = AttemptFiles(folder, 1)
+        self.begun = folder / "begun"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *argv: str, supervisor: int | None = None) -> subprocess.Popen[bytes]:
+        job = {"argv": list(argv), "folder": str(self.files.folder)}
+        self.files.job.write_text(json.dumps(job))
+        self.lease(NEVER, NEVER)
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-I",
+                "-m",
+                "worker.commands.command_runner",
+                str(self.files.folder),
+                "1",
+            ],
+            env={**os.environ, "HALFSTEP_PARENT_PID": str(supervisor or os.getpid())},
+            stderr=subprocess.PIPE,
+        )
+        return self.process
+
+    def waits(self, code: str = WAITS, **named: int) -> tuple[subprocess.Popen[bytes], list[int]]:
+        """Start a command that waits; return its keeper, and what has been started below it."""
+        keeper = self.start(sys.executable, "-c", code, str(self.begun), **named)
+        until(self.begun.exists)
+        family = [each.pid for each in psutil.Process(keeper.pid).children(recursive=True)]
+        return keeper, family
+
+    def lease(self, ask: float, kill: float) -> None:
+        temporary = self.files.folder / "lease"
+        temporary.write_text(json.dumps({"ask": ask, "kill": kill}))
+        temporary.replace(self.files.lease)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    """One to be started; it is over by the end."""
+    kept = Kept(tmp_path)
+    yield kept
+    assert kept.process is not None
+    assert kept.process.stderr is not None
+    kept.process.stderr.close()
+    assert kept.process.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        ("exit(7)", 7),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("import os; os.kill(os.getpid(), 40)", -40),
+        ("import signal; exit(signal.getsignal(2) is signal.default_int_handler)", 1),
+    ],
+)
+def test_it_ends_as_its_command_does(kept: Kept, code: str, end: int) -> None:
+    """By exit code or signal; it heeds Ctrl-C's as any program does."""
+    assert kept.start(sys.executable, "-c", code).wait(60) == end
+
+
+@pytest.mark.parametrize("name", ["t", "d" * 120])
+def test_a_command_makes_sockets_however_deep_its_folder_lies(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """multiprocessing makes them in TMPDIR, which a path through /proc stands for if too long."""
+    code = (
+        "import multiprocessing, tempfile\n"
+        "numbers = multiprocessing.Manager().dict(it=7)\n"
+        "tempfile.mkstemp()\n"
+        "exit(numbers['it'])"
+    )
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    keeper = kept.start(sys.executable, "-c", code)
+    assert keeper.wait(60) == 7
+    assert keeper.stderr is not None
+    assert keeper.stderr.read() == b""
+    assert len([*folder.glob("tmp*")]) == 1
+
+
+def test_what_cannot_be_started_is_said(kept: Kept) -> None:
+    """The program and the reason."""
+    keeper = kept.start("/nowhere/at/all")
+    assert keeper.wait(60) == NOT_STARTED
+    assert keeper.stderr is not None
+    assert b"/nowhere/at/all cannot be started" in keeper.stderr.read()
+
+
+def test_sigterm_is_passed_on(kept: Kept) -> None:
+    """And the command dies of it."""
+    keeper, _family = kept.waits()
+    keeper.terminate()
+    assert keeper.wait(60) == -signal.SIGTERM
+    assert not asked_for_lease(kept.files).exists()
+
+
+def test_at_half_a_lease_it_is_asked_and_later_killed(kept: Kept) -> None:
+    """Whether its supervisor is stopped, or cannot reach the database."""
+    ignores = f"import signal; signal.signal(15, signal.SIG_IGN); {WAITS}"
+    keeper, family = kept.waits(ignores)
+    kept.lease(clock() - 1, NEVER)
+    until(asked_for_lease(kept.files).exists)
+    assert keeper.poll() is None
+    kept.lease(clock() - 2, clock() - 1)
+    assert keeper.wait(60) == -signal.SIGKILL
+    assert not any(psutil.pid_exists(pid) for pid in family)
+
+
+LEAVES = (
+    "import os, subprocess, sys, time\n"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+    " start_new_session=True)\n"
+    "open(sys.argv[1], 'w')\n"
+    "while not os.path.exists(sys.argv[1] + '-over'): time.sleep(0.01)\n"
+)
+
+
+def test_what_a_command_leaves_behind_ends_with_it(kept: Kept) -> None:
+    """Also what has a session of its own, as torchrun's ranks do."""
+    keeper, family = kept.waits(LEAVES)
+    assert len(family) == 2
+    kept.begun.with_name("begun-over").touch()
+    assert keeper.wait(60) == 0
+    assert not any(psutil.pid_exists(pid) for pid in family)
+
+
+def test_a_command_does_not_outlive_its_supervisor_or_its_keeper(kept: Kept) -> None:
+    """One whose supervisor is another process than its parent is an orphan."""
+    keeper = kept.start(sys.executable, "-c", WAITS, str(kept.begun), supervisor=1)
+    assert keeper.wait(60) == -signal.SIGKILL
+    kept.begun.unlink(missing_ok=True)
+    assert keeper.stderr is not None
+    keeper.stderr.close()
+    keeper, [pid] = kept.waits()
+    command = psutil.Process(pid)
+    keeper.kill()
+    keeper.wait(60)
+    until(lambda: not is_running(command))

@@ -1,0 +1,249 @@
+"""Runs that have a user to themselves, and limits: what they reach, and whom they take down."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import worker
+from db.database import Database
+from db.errors import Invalid
+from db.queue import workers
+from db.settings import Settings
+from db.tables import Status, User
+from halfstep import sandbox
+from tests.db.conftest import submit_command
+from tests.site import SECONDS, Site, until
+from worker.sandbox import cgroup_limits, run_users
+from worker.sandbox.cgroup_limits import RunGroup
+
+USERS = "61000-61001"
+IS_ROOT = os.geteuid() == 0
+NO_ROOT = "a user of its own takes root, which this is not"
+
+#: Tries what is listed, and prints how each went.
+SPY = """
+import json, os, sys, subprocess
+from pathlib import Path
+
+def outcome(attempt):
+    try:
+        return str(attempt() or "done")
+    except OSError as error:
+        return type(error).__name__
+
+Path("/tmp/mine").write_text("x")
+told = {path: outcome(lambda: open(path, "rb").read(1)) for path in sys.argv[1:]}
+told |= {"user": os.getuid(), "groups": os.getgroups(), "/tmp": os.listdir("/tmp")}
+told["root"] = outcome(lambda: os.setuid(0))
+told["folder"] = oct(Path(os.environ["HALFSTEP_RUN_FOLDER"]).stat().st_mode)
+status = Path("/proc/self/status").read_text().splitlines()
+told["privileges"] = [line for line in status if line.startswith(("NoNewPrivs", "CapEff"))]
+sleep = [sys.executable, "-c", "import time; time.sleep(999)"]
+left = subprocess.Popen(sleep, start_new_session=True)
+print("SPIED " + json.dumps(told), flush=True)
+"""
+#: Starts more than it may, and says how far it came.
+BOMB = """
+import subprocess, sys
+started = []
+try:
+    while True:
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(999)"]))
+except OSError as error:
+    sys.exit(f"STARTED {len(started)}: {error}")
+"""
+
+
+@pytest.fixture
+def python() -> Iterator[Path]:
+    """The system's Python with what this one has installed: this one may lie in root's home."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    system = shutil.which(f"python{version}", path="/usr/bin:/usr/local/bin")
+    code = Path(worker.__file__).parents[1]
+    if not set(run_users.PLACES).issubset(run_users.hidden([str(code)])):
+        pytest.skip(f"{code} lies where a run would have a private folder, and so has none")
+    if system is None:
+        pytest.skip(f"there is no python{version} that every user can run")
+    folder = Path(tempfile.mkdtemp(dir="/var/lib", prefix="halfstep-venv-"))
+    folder.chmod(0o755)
+    subprocess.run([system, "-m", "venv", "--without-pip", folder], check=True, umask=0o022)
+    [packages] = folder.glob("lib/python*/site-packages")
+    known = [sysconfig.get_path("purelib"), str(Path(worker.__file__).parents[1])]
+    lines = [f"import site; site.addsitedir({each!r})" for each in known]
+    (packages / "known.pth").write_text("\n".join(lines))
+    (packages / "known.pth").chmod(0o644)
+    yield folder / "bin" / "python"
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def _working(site: Site, python: Path, **environment: str) -> Iterator[int]:
+    """A worker by that Python; gives its number."""
+    environment = os.environ | site.environment | environment
+    process = subprocess.Popen([python, "-m", "worker.worker"], env=environment)
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
+
+
+@pytest.fixture
+def passable(database: Database, database_url: str, ada: User) -> Iterator[Site]:
+    """A site whose data folder lies where other users may pass, as pytest's own do not."""
+    folder = Path(tempfile.mkdtemp(dir="/var/lib", prefix="halfstep-test-"))
+    folder.chmod(0o711)
+    (folder / "data").mkdir(mode=0o700)
+    yield Site(folder / "data", database, database_url, ada)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
+@pytest.mark.only_on("sqlite")
+def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, python: Path) -> None:
+    """Neither what its worker knows nor another run's folder nor /tmp; what it leaves behind ends
+    with it; one that starts too many processes fails alone, and a recipe trains so, too.
+    """
+    assert sandbox.can_stand(), "this kernel has no Landlock, which Linux 6.2 has"
+    site = passable
+    for name, text in (("spy.py", SPY), ("bomb.py", BOMB)):
+        (site.data.parent / name).write_text(text)
+        (site.data.parent / name).chmod(0o644)
+    asked = {"HALFSTEP_RUN_USERS": USERS, "HALFSTEP_RUN_PROCESSES": "24"}
+    asked |= {"HALFSTEP_WALLS": "yes", "HALFSTEP_COMMANDS": "yes", "HALFSTEP_CPU_DEVICES": "2"}
+    with _working(site, python, **asked) as worker_pid:
+        until(lambda: site.offers("digits"))
+        with site.database.reading() as session:
+            [(row, _)] = workers.everyone(session)
+        assert row.walls == {"users": "", "processes": ""}
+        first = _wait(site, f"python {site.data.parent / 'bomb.py'}")
+        other = site.data / "runs" / str(first)
+        secret = site.data / "secrets.key"
+        secret.write_text("key")
+        secret.chmod(0o644)  # not even what anybody might read, were it not for the wall
+        theirs = [f"/proc/{worker_pid}/environ", str(other / "job-1.json"), str(secret)]
+        theirs += [site.url.removeprefix("sqlite:///"), str(other)]
+        spied = _wait(site, " ".join(["python", str(site.data.parent / "spy.py"), *theirs]))
+        trained = site.wait(site.submit(steps=3))
+    bomb, spy = site.run(first), site.run(spied)
+    assert (bomb.status, spy.status, trained.status) == (
+        Status.FAILED,
+        Status.FINISHED,
+        Status.FINISHED,
+    ), (spy.error, trained.error)
+    assert "STARTED" in (bomb.error or "")
+    [said] = [each for each in site.log(spied).splitlines() if each.startswith("SPIED ")]
+    told = json.loads(said.removeprefix("SPIED "))
+    assert told.pop("user") in Settings(run_users=USERS).run_user_range
+    assert (told.pop("groups"), told.pop("/tmp")) == ([], ["mine"])
+    assert told.pop("folder") == "0o42700"
+    privileges = " ".join(told.pop("privileges")).split()
+    assert privileges == ["CapEff:", "0" * 16, "NoNewPrivs:", "1"]
+    assert {path: how for path, how in told.items() if how == "done"} == {}
+    assert len(told) == len(theirs) + 1
+    assert trained.step == 3
+    for number in Settings(run_users=USERS).run_user_range:
+        assert _processes_of(number) == []
+
+
+def _wait(site: Site, line: str) -> int:
+    with site.database.writing() as session:
+        run_id = submit_command(session, site.owner, line).id
+    site.wait(run_id)
+    return run_id
+
+
+def _processes_of(user: int) -> list[Path]:
+    return [each for each in Path("/proc").glob("[0-9]*") if _owner(each) == user]
+
+
+def _owner(place: Path) -> int | None:
+    try:
+        return place.stat().st_uid
+    except FileNotFoundError:
+        return None
+
+
+@pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
+def test_users_that_cannot_be_are_told_of(tmp_path: Path) -> None:
+    """Without walls, for more devices than users, in a folder that they cannot reach."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    settings = Settings(data=closed / "data", run_users=USERS)
+    assert "HALFSTEP_WALLS=yes" in run_users.obstacle(settings, 1)
+    settings = settings.model_copy(update={"walls": True})
+    assert "2 users are fewer than 3 devices" in run_users.obstacle(settings, 3)
+    settings.data.mkdir()
+    assert "PermissionError" in run_users.obstacle(settings, 2)
+
+
+def test_two_runs_never_have_the_same_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as one is held it is nobody else's; when all are, that is said."""
+    settings = Settings(data=tmp_path, run_users=USERS)
+    first, second = run_users.RunUser.taken(settings), run_users.RunUser.taken(settings)
+    assert first is not None
+    assert second is not None
+    assert (first.number, second.number) == (61000, 61001)
+    with pytest.raises(run_users.NoneFree, match=USERS):
+        run_users.RunUser.taken(settings)
+    second.release()
+    again = run_users.RunUser.taken(settings)
+    assert again is not None
+    assert again.number == second.number
+    for each in (first, again):
+        each.release()
+    for wrong in ("61001-61000", "1-99999", "0-5", "x"):
+        monkeypatch.setenv("HALFSTEP_RUN_USERS", wrong)
+        with pytest.raises(Invalid, match="HALFSTEP_RUN_USERS"):
+            Settings.read()
+
+
+def test_limits_are_written_into_a_cgroup_of_the_runs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the worker's, of which it makes room for them; a controller that lacks is named."""
+    settings = Settings(run_memory_gib=1.5, run_processes=7, run_cpus=0.5)
+    own = Path("/proc/self/cgroup").read_text()
+    path = next(line[3:] for line in own.splitlines() if line.startswith("0::"))
+    base = Path(os.path.normpath(f"{tmp_path}{path}"))
+    base.mkdir(parents=True, exist_ok=True)
+    assert "no cgroup v2" in cgroup_limits.obstacle(settings, tmp_path)
+    (tmp_path / "cgroup.controllers").write_text("")
+    (base / "cgroup.controllers").write_text("cpu memory")
+    assert cgroup_limits.obstacle(settings, tmp_path).endswith("has no controller pids")
+    (base / "cgroup.controllers").write_text("cpu memory pids")
+    (base / "cgroup.procs").write_text("1\n")
+    assert cgroup_limits.obstacle(settings, tmp_path) == ""
+    assert (base / "daemons" / "cgroup.procs").read_text() == "1"
+    assert (base / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+    monkeypatch.setattr(cgroup_limits, "_own", lambda _root: base / "daemons")
+    group = RunGroup(settings, "run-1-1-0", tmp_path)
+    written = {each.name: each.read_text() for each in group.folder.iterdir()}
+    assert written["memory.max"] == str(int(1.5 * 2**30))
+    assert (written["pids.max"], written["cpu.max"]) == ("7", "50000 100000")
+    assert written["memory.oom.group"] == "1"
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_run_that_takes_too_much_memory_ends_alone(site: Site, tmp_path: Path) -> None:
+    """The kernel ends it, and its worker goes on with the next."""
+    hog = tmp_path / "hog.py"
+    hog.write_text("taken = bytearray(2**30)\nprint(len(taken))\n")
+    with site.worker(HALFSTEP_COMMANDS="yes", HALFSTEP_RUN_MEMORY_GIB="0.2"):
+        until(lambda: site.offers("digits"))
+        with site.database.reading() as session:
+            [(row, _)] = workers.everyone(session)
+        if row.walls["memory"]:
+            pytest.skip(f"no limit of memory: {row.walls['memory']}")
+        run = site.run(_wait(site, f"python {hog}"))
+        assert site.run(_wait(site, "true")).status == Status.FINISHED
+    assert "SIGKILL" in (run.stop_reason or "")

@@ -1,0 +1,124 @@
+"""What a run can reach of its service, tried by recipes and commands that want all of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.queue import workers
+from db.settings import Settings
+from db.tables import Status
+from halfstep import sandbox
+from tests.db.conftest import submit_command
+from tests.site import Site
+
+#: Tries what is listed, and prints how each went.
+SPY = """
+import json, os, signal
+from pathlib import Path
+
+def tried():
+    wanted = json.loads(Path({wanted!r}).read_text())
+    supervisor = child_of(wanted["worker"])
+    for each in ("environ", "mem", "maps", "fd/0"):
+        wanted["read"] += [f"/proc/{{supervisor}}/{{each}}", f"/proc/{{wanted['worker']}}/{{each}}"]
+    told = {{path: outcome(lambda: open(path, "rb").read(1)) for path in wanted["read"]}}
+    told |= {{f"write {{path}}": outcome(lambda: open(path, "ab")) for path in wanted["write"]}}
+    told["kill"] = outcome(lambda: os.kill(supervisor, 0))
+    own = Path(wanted["runs"], str(os.environ.get("HALFSTEP_RUN") or wanted["run"]))
+    told["link"] = outcome(lambda: (own / "link").symlink_to("/etc/passwd"))
+    told["move"] = outcome(lambda: moved(own))
+    told["own"] = outcome(lambda: (own / "job-1.json").read_text())
+    told["temporary"] = outcome(lambda: Path(os.environ["TMPDIR"], "a").symlink_to("/etc/passwd"))
+    told["mode"] = oct(own.stat().st_mode)
+    print("SPIED " + json.dumps(told), flush=True)
+
+def moved(own):
+    made = Path(os.environ["TMPDIR"], "b")
+    made.symlink_to("/etc/passwd")
+    made.rename(own / "b")
+
+def outcome(attempt):
+    try:
+        attempt()
+    except OSError as error:
+        return type(error).__name__
+    return "done"
+
+def child_of(worker):
+    pid, own = os.getpid(), None
+    while pid != worker:
+        own, pid = pid, int(Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[1])
+    return own
+"""
+RECIPE = """
+from trainer.recipes.digits import Digits
+
+class Spy(Digits):
+    name = "spy"
+
+    def __init__(self, config, device):
+        tried()
+        super().__init__(config, device)
+"""
+
+
+def spied(site: Site, run_id: int) -> dict[str, str]:
+    [said] = [line for line in site.log(run_id).splitlines() if line.startswith("SPIED ")]
+    told: dict[str, str] = json.loads(said.removeprefix("SPIED "))
+    return told
+
+
+@pytest.mark.only_on("sqlite")
+def test_runs_reach_nothing_that_the_service_knows(site: Site, tmp_path: Path) -> None:
+    """Neither database, key, files of others nor the daemons' memory; their own folder they do."""
+    assert sandbox.can_stand(), "this kernel has no Landlock, which Linux 6.2 has"
+    settings = Settings(data=site.data, database_url=site.url)
+    settings.secrets_key.write_text("key")
+    (tmp_path / "theirs.txt").write_text("anybody's")
+    wanted = tmp_path / "wanted.json"
+    spy = SPY.format(wanted=str(wanted))
+    (tmp_path / "spy.py").write_text(spy + RECIPE)
+    (tmp_path / "script.py").write_text(spy + "\ntried()\n")
+    first = site.submit(steps=2)
+    environment = {"HALFSTEP_RECIPES": f"{tmp_path / 'spy.py'}:Spy", "HALFSTEP_COMMANDS": "yes"}
+    with site.worker(HALFSTEP_WALLS="yes", **environment) as worker:
+        site.wait(first)
+        other = site.data / "runs" / str(first)
+        [checkpoint, *_] = (other / "checkpoints").glob("*.pt")
+        private = [
+            *(tmp_path / "halfstep.db", settings.secrets_key, checkpoint),
+            *(other / "job-1.json", other / "supervisor-1.log", other / "control-1.json"),
+        ]
+        command = submit_of(site, f"python {tmp_path / 'script.py'}")
+        plan: dict[str, Any] = {"read": [*map(str, private)], "worker": worker.pid}
+        plan |= {"runs": str(site.data / "runs"), "run": command + 1}
+        plan["write"] = [*map(str, private), str(site.data / "recipes.json")]
+        wanted.write_text(json.dumps(plan))
+        run = site.submit(steps=2, recipe="spy")
+        config = {"recipe": {"text": f"/proc/{worker.pid}/environ"}, "training": {"steps": 2}}
+        reader = site.wait(site.submit(recipe="gpt", config=config | {"precision": "fp32"}))
+        for run_id in (command, run):
+            ended = site.wait(run_id)
+            assert ended.status == Status.FINISHED, ended.error
+    assert reader.status == Status.FAILED
+    assert f"recipe.text is '/proc/{worker.pid}/environ': what lies there" in (reader.error or "")
+    with site.database.reading() as session:
+        [(row, _)] = workers.everyone(session)
+    assert row.walls_stand
+    for run_id in (command, run):
+        told = spied(site, run_id)
+        assert (told.pop("own"), told.pop("temporary")) == ("done", "done")
+        assert told.pop("mode") == "0o40700"
+        is_held_off = sandbox.version() >= sandbox.WITH_SIGNALS
+        assert told.pop("kill") == ("PermissionError" if is_held_off else "done")
+        assert told.pop("move") in ("OSError", "PermissionError")  # as between two disks
+        assert set(told.values()) == {"PermissionError"}, told
+        assert len(told) == 8 + 2 * len(private) + 2
+        assert not (site.data / "runs" / str(run_id) / "tmp").exists()
+
+
+def submit_of(site: Site, line: str) -> int:
+    with site.database.writing() as session:
+        return submit_command(session, site.owner, line).id

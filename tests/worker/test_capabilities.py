@@ -1,0 +1,124 @@
+"""What a machine offers, as its recipes' files are changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from db.settings import Settings
+from db.tables import Deed, Status
+from tests.site import Site, halfstep, until
+from worker import capabilities
+from worker.capabilities import Offering
+
+RECIPE = """
+from trainer.recipes.digits import Digits
+
+class Mine(Digits):
+    name = "mine"
+    title = "{title}"
+"""
+
+
+def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
+    site: Site, tmp_path: Path
+) -> None:
+    """The worker takes it up while it runs; a run of its declared name trains from its file."""
+    file, kept = tmp_path / "mine.py", site.data / "recipes.json"
+    file.write_text(RECIPE.format(title="First"))
+
+    def offered() -> dict[str, str]:
+        return {each["name"]: each.get("title", "") for each in site.recipes()}
+
+    def told_of(name: str) -> dict[str, Any]:
+        return next(each for each in site.recipes() if each["name"] == name)
+
+    with site.worker():
+        until(lambda: site.offers("digits"))
+        assert not site.offers("mine")
+        kept.write_text(json.dumps({"recipes": [{"reference": f"{file}:Mine"}]}))
+        until(lambda: offered().get("mine") == "First")
+        run = site.wait(site.submit(recipe="mine", steps=5))
+        assert (run.status, run.recipe) == (Status.FINISHED, "mine")
+        of_old = site.wait(site.submit(recipe=f"{file}:Mine", steps=5))
+        assert of_old.status == Status.FINISHED
+        before = told_of("mine")
+        file.write_text(RECIPE.format(title="Second"))
+        until(lambda: offered().get("mine") == "Second")
+        assert before["source"] == str(file)
+        assert told_of("mine")["sha256"] != before["sha256"]
+        file.write_text("1 / 0\n")
+        until(lambda: "mine" not in offered())
+        told = told_of(f"{file}:Mine")
+        assert (told["error"], told["place"]) == (
+            "ZeroDivisionError: division by zero",
+            "mine.py:1",
+        )
+        assert site.offers("digits")
+
+
+def test_a_recipe_that_never_ends_loading_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its child is ended, and what was offered before stays; nothing waits for it."""
+    file = tmp_path / "mine.py"
+    file.write_text(RECIPE.format(title="First"))
+    monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Mine")
+    here = Offering(Settings(data=tmp_path))
+    assert "mine" in {each["name"] for each in here.learn()["recipes"]}
+    assert here.news() is None
+    monkeypatch.setattr(capabilities, "LONGEST_SECONDS", 0.0)
+    file.write_text("import time\ntime.sleep(600)\n")
+    until(lambda: here.news() is None and "left as they were" in capsys.readouterr().out)
+    assert here.news() is None
+    here.close()
+
+
+def test_what_memory_recipes_take_is_counted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before the while is over; then once, and what did not change keeps it; one that cannot be
+    counted is offered without."""
+    monkeypatch.setattr(capabilities, "COUNTED_AFTER_SECONDS", 0.0)
+    here = Offering(Settings(data=tmp_path))
+    mlp = {"name": "mlp", "reference": "mlp", "sha256": "1", "schema": {}}
+    broken = {**mlp, "name": "broken", "reference": f"{tmp_path}/none.py", "sha256": "2"}
+    here._offer, here._seen = {"recipes": [mlp, broken]}, here._look()
+    found: list[Any] = []
+    until(lambda: found.extend(filter(None, [here.news()])) or bool(found))
+    assert found[0]["recipes"][0]["memory"]["weight_bytes"] > 10**8
+    assert "memory" not in found[0]["recipes"][1]
+    assert here.news() is None
+    assert here._counter is None
+    here.close()
+
+
+def test_what_is_added_and_removed_stands_in_the_deeds(site: Site, tmp_path: Path) -> None:
+    """By which worker, once each; a file that is broken for a while stays offered there."""
+    file = tmp_path / "mine.py"
+    file.write_text(RECIPE.format(title="First"))
+    known = {"HALFSTEP_DATA": str(site.data)}
+
+    def deeds() -> list[tuple[str, str, str]]:
+        with site.database.reading() as session:
+            rows = session.execute(select(Deed.deed, Deed.detail, Deed.address).order_by(Deed.id))
+            return [(row[0], row[1], row[2]) for row in rows]
+
+    told = (f"by worker w1: {file}:Mine", "terminal")
+    with site.worker():
+        until(lambda: site.offers("digits"))
+        assert deeds() == []
+        assert halfstep("recipe", "add", str(file), "--no-check", **known).returncode == 0
+        until(lambda: site.offers("mine"))
+        assert deeds() == [("recipe offered", *told)]
+        file.write_text("1 / 0\n")
+        until(lambda: not site.offers("mine"))
+        assert len(deeds()) == 1
+        assert halfstep("recipe", "remove", str(file), **known).returncode == 0
+        until(lambda: len(deeds()) == 2)
+        assert deeds()[1] == ("recipe withdrawn", *told)
+    with site.worker():
+        until(lambda: site.offers("digits"))
+    assert len(deeds()) == 2

@@ -1,0 +1,59 @@
+"""What a worker's machine keeps of runs that were deleted."""
+
+from pathlib import Path
+
+import pytest
+
+from db.database import Database
+from db.queue import queue
+from db.runs import trash
+from db.settings import Settings
+from db.tables import Run, Status, User
+from tests.db.conftest import running, submit_command, worker  # noqa: F401 - fixtures
+from worker.cleanup import delete_checkouts, delete_erased
+
+
+def test_only_folders_of_erased_runs_go(
+    database: Database,
+    running: Run,  # noqa: F811
+    ada: User,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the bin a run keeps its folder, as every stranger's does; then it goes, though a file
+    of another is in the way.
+    """
+    settings = Settings(data=tmp_path / "data", database_url=str(database.engine.url))
+    assert delete_erased(settings, database) == []
+    for name in (str(running.id), "77", "notes"):
+        (tmp_path / "data" / "runs" / name / "spool").mkdir(parents=True)
+    with database.writing() as session:
+        queue.end(session, running.id, 1, Status.FINISHED)
+        trash.delete(session, running.id, ada)
+    assert delete_erased(settings, database) == []
+    with database.writing() as session:
+        trash.erase(session, running.id, ada)
+    assert delete_erased(settings, database) == [running.id]
+    assert {path.name for path in (tmp_path / "data" / "runs").iterdir()} == {"77", "notes"}
+    settings.run_folder(running.id).write_text("not a folder")
+    assert delete_erased(settings, database) == []
+    assert f"the folder of run {running.id}" in capsys.readouterr().out
+
+
+def test_the_latest_checkouts_stay(database: Database, ada: User, tmp_path: Path) -> None:
+    """Of ended commands; one that may be tried again keeps its own, and so does an empty folder."""
+    url = str(database.engine.url)
+    settings = Settings(data=tmp_path / "data", database_url=url, kept_checkouts=2)
+    assert delete_checkouts(settings, database) == []
+    with database.writing() as session:
+        commands = [submit_command(session, ada, "python it.py") for _ in range(6)]
+        for place, run in enumerate(commands[:5]):
+            run.status, run.ended_at = Status.FINISHED, 100.0 - place
+        queued, ids = commands[5].id, [run.id for run in commands]
+    for run_id in (*ids[:4], queued):
+        (settings.run_folder(run_id) / "work" / ".git").mkdir(parents=True)
+    (settings.run_folder(ids[4]) / "work").mkdir(parents=True)
+    assert delete_checkouts(settings, database) == ids[2:4]
+    assert delete_checkouts(settings, database) == []
+    stays = {run_id for run_id in ids if (settings.run_folder(run_id) / "work").exists()}
+    assert stays == {*ids[:2], ids[4], queued}

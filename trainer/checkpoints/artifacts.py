@@ -1,0 +1,78 @@
+"""Artifacts: what a recipe leaves to look at, after an evaluation or of a step: texts, images.
+
+<run folder>/artifacts/step-00000400/<name>
+"""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from halfstep.recipe import RecipeError
+from halfstep.session.logged_values import file_of
+from halfstep.telemetry.spool import Event
+from trainer.checkpoints.files import write_whole
+
+#: A name with a suffix, without a folder, that does not begin with a dot.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")
+
+
+def files_of(told: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files that show what a recipe told, by their names.
+
+    Bytes, and texts with a suffix to their names, are files already. Raises RecipeError for what
+    cannot be shown.
+    """
+    files = {}
+    for name, value in told.items():
+        if isinstance(value, bytes):
+            files[name] = value
+        elif isinstance(value, str) and NAME.fullmatch(name):
+            files[name] = value.encode()
+        else:
+            try:
+                file_name, content = file_of(name, value)
+            except (TypeError, ValueError) as error:
+                raise RecipeError(f'"{name}" cannot be kept: {error}') from error
+            files[file_name] = content
+    return files
+
+
+def check_names(artifacts: Mapping[str, bytes]) -> None:
+    """Raise RecipeError for a name that is not a plain file name."""
+    for name in artifacts:
+        if not NAME.fullmatch(name):
+            raise RecipeError(
+                f"an artifact is named {name!r}: take letters, digits, '.', '_' and '-', with a "
+                'suffix and no folder, such as "samples.txt"'
+            )
+
+
+def save_artifacts(folder: Path, step: int, told: Mapping[str, Any]) -> list[Event]:
+    """Write what `Recipe.artifacts` returned, or `Recipe.log` was told; return an event for each.
+
+    folder: the run's `artifacts`, whose parent the events' paths begin at.  Text becomes UTF-8.
+    """
+    artifacts = files_of(told)
+    check_names(artifacts)  # before anything is written
+    place = folder / f"step-{step:08d}"
+    events: list[Event] = []
+    for name, data in artifacts.items():
+        place.mkdir(parents=True, exist_ok=True)
+        saved = write_whole(place / name, partial(_fill, data))
+        events.append(
+            {
+                "event": "artifact",
+                "step": step,
+                "name": name,
+                "path": saved.path.relative_to(folder.parent).as_posix(),
+                "size_bytes": saved.size_bytes,
+                "sha256": saved.sha256,
+            }
+        )
+    return events
+
+
+def _fill(data: bytes, file: BinaryIO) -> None:
+    file.write(data)

@@ -1,0 +1,336 @@
+"""Checkpoints: everything that decides the next step, in a file that is whole or not there.
+
+A checkpoint holds plain tensors and containers, so that it loads with `weights_only=True`: nothing
+in it can run code. Leave out any one of its parts and a resumed run differs: without the scaler's
+growth tracker, at the next growth; without the rest, at the next step.
+"""
+
+import pickle
+import random
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.utils._pytree import tree_map_only
+
+from halfstep.recipe import Recipe, RecipeError
+from halfstep.run_config import RunConfig
+from trainer import machine
+from trainer.checkpoints.files import SavedFile, checksum, write_whole
+from trainer.checkpoints.weights import write_weights
+from trainer.distributed.shards import parts_of_module, parts_of_optimizer
+from trainer.precision.memory_format import lay_out_as_weights
+
+FORMAT, FORMAT_OF_SHARDS = 1, 2
+Make: TypeAlias = Callable[..., torch.Tensor]  # of a size and a dtype
+_NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used; the message names the file and what is wrong with it."""
+
+
+class Progress(NamedTuple):
+    """How far a run has come."""
+
+    step: int = 0  # attempted; the learning-rate schedule counts these as well
+    skipped: int = 0  # attempted minus applied
+    position: int = 0  # training examples handed out, see sampler.py
+    retried: int = 0  # skipped steps whose second attempt, in fp32, was applied
+
+
+def save(folder: Path, state: dict[str, Any]) -> list[tuple[str, SavedFile]]:
+    """Save a state as .pt, and each module's weights alone as .safetensors, named by their step.
+
+    Returned with the kind of each file.  state: in host memory.
+    """
+    return [save_state(folder, state), *save_weights(folder, state)]
+
+
+def save_state(folder: Path, state: dict[str, Any]) -> tuple[str, SavedFile]:
+    """Save a state as .pt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return "checkpoint", write_whole(folder / f"{stem(state)}.pt", partial(torch.save, state))
+
+
+def save_weights(folder: Path, state: Mapping[str, Any]) -> list[tuple[str, SavedFile]]:
+    """Save each module's weights alone.
+
+    Their names are those that the module itself gives them, and tied ones are there twice: whatever
+    loads a state into such a module finds them all. With several modules there is a file for each:
+    step-00000400.generator.safetensors. Averaged weights are in files of their own, with the
+    module's buffers: step-00000400.ema.safetensors.
+    """
+    saved = []
+    averages = state["parts"].get("ema", {}).get("weights", {})
+    for name, weights in state["modules"].items():
+        suffix = f".{name}" if len(state["modules"]) > 1 else ""
+        of_kinds = {"weights": weights}
+        if name in averages:
+            of_kinds["ema"] = weights | averages[name]
+        for kind, values in of_kinds.items():
+            ending = ".ema" if kind == "ema" else ""
+            path = folder / f"{stem(state)}{suffix}{ending}.safetensors"
+            saved.append((f"{kind}{suffix}", write_whole(path, partial(write_weights, values))))
+    return saved
+
+
+def weights_alone(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `save_weights` reads of a state."""
+    averages = {name: part for name, part in state["parts"].items() if name == "ema"}
+    return {"progress": state["progress"], "modules": state["modules"], "parts": averages}
+
+
+def stem(state: Mapping[str, Any]) -> str:
+    """Return what the names of a state's files begin with; one in shards has a folder so named."""
+    return f"step-{state['progress']['step']:08d}"
+
+
+def load(
+    path: Path,
+    sha256: str | None = None,
+    *,
+    is_checked: bool = False,
+    make: Make = torch.empty,
+) -> dict[str, Any]:
+    """Read a checkpoint, after checking that every byte of it is as it was saved.
+
+    Its tensors stay in the file, for what is copied to where it belongs need not lie in memory in
+    between: keep none of them (`in_memory`).  is_checked: somebody else has looked at the bytes.
+    make: what tensors that lie in shards are read into.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist")
+    if not is_checked:
+        _check(path, sha256)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(state, dict) or state.get("format") not in (FORMAT, FORMAT_OF_SHARDS):
+        raise CheckpointError(f"{path} is not a Halfstep checkpoint of format {FORMAT}")
+    if state["format"] == FORMAT_OF_SHARDS:
+        return _with_shards(state, path.with_suffix(""), make, is_checked=is_checked)
+    return state
+
+
+def _with_shards(
+    state: dict[str, Any], folder: Path, make: Make, *, is_checked: bool
+) -> dict[str, Any]:
+    """Return a state with the tensors that lie in a folder. Raises CheckpointError."""
+    from trainer.checkpoints.shard_files import filled
+
+    for name, sha256 in {} if is_checked else state["shards"].items():
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} does not exist")
+        if sha256 != (found := checksum(folder / name)):
+            text = f"its SHA-256 is {found}, but was {sha256}"
+            raise CheckpointError(f"{folder / name} is altered: {text}")
+    try:
+        whole: dict[str, Any] = filled(state, folder, make)
+    except (KeyError, OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    return whole
+
+
+def _check(path: Path, sha256: str | None) -> None:
+    """Compare the checksums, those inside too, as torch.load does not. Raises CheckpointError."""
+    if sha256 is not None and sha256 != (found := checksum(path)):
+        raise CheckpointError(f"{path} is altered: its SHA-256 is {found}, but was {sha256}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(f"{path} is cut short or not a checkpoint: {error}") from error
+    if damaged:
+        raise CheckpointError(f"{path} is altered: the checksum of its part {damaged} is wrong")
+
+
+def capture(
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    progress: Progress,
+    device: torch.device,
+    random_states: list[dict[str, Any]],
+    parts: Mapping[str, Any],
+    recipe_state: dict[str, Any],
+    data_state: Any,
+    next_batch: list[str],
+) -> dict[str, Any]:
+    """Return everything that decides the next step, as it is now: it changes with the next one.
+
+    The host waits for the device here, for the scale.
+
+    modules: without DistributedDataParallel.  random_states: one a rank.  parts: the states of
+    what else decides the next step, by name.  recipe_state: the recipe's own.  data_state: of a
+    dataset that is a stream, where it is.  next_batch: a fingerprint a rank.
+    """
+    return {
+        "format": FORMAT,
+        "recipe": recipe.name,
+        "config": config.model_dump(mode="json"),
+        "progress": progress._asdict()
+        | {"applied": progress.step - progress.skipped + progress.retried},
+        "parts": dict(parts),
+        "modules": {name: module.state_dict() for name, module in modules.items()},
+        "optimizers": {name: each.state_dict() for name, each in recipe.optimizers.items()},
+        "recipe_state": _checked(recipe_state),
+        "data": _checked(data_state, "Recipe.dataset.state_dict()"),
+        "scaler": recipe.scaler.state_dict(),
+        "random": random_states,
+        "next_batch": next_batch,
+        "environment": _environment(config, device),
+    }
+
+
+def restore(
+    state: dict[str, Any],
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    device: torch.device,
+    rank: int,
+    world_size: int,
+) -> tuple[Progress, list[str]]:
+    """Put a state back; return how far the run was, and why it may not go on bit-exactly.
+
+    CheckpointError: the state does not fit this recipe or configuration.
+    """
+    saved_config = _with_defaults(state["config"], config)
+    if saved_config["training"]["fused"] != config.training.fused:
+        # The step counter of an optimizer's state lies on the host or on the device accordingly.
+        raise CheckpointError(
+            f"the checkpoint was saved with training.fused {saved_config['training']['fused']}: "
+            "resume it with the same"
+        )
+    try:
+        for name, module in modules.items():
+            module.load_state_dict(parts_of_module(state["modules"][name], module))
+        for name, optimizer in recipe.optimizers.items():
+            # Settings are the configuration's, in case a fork has changed them; state is loaded.
+            settings = [_settings(group) for group in optimizer.param_groups]
+            optimizer.load_state_dict(parts_of_optimizer(state["optimizers"][name], optimizer))
+            for group, own in zip(optimizer.param_groups, settings, strict=True):
+                group.update(own)
+            for parameter, values in optimizer.state.items():
+                optimizer.state[parameter] = in_memory(values)
+            lay_out_as_weights(optimizer)
+        if state.get("recipe_state"):
+            recipe.load_state_dict(in_memory(state["recipe_state"]))
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint, of recipe {state['recipe']}, does not fit recipe {recipe.name} "
+            f"as it is configured: {error}"
+        ) from error
+    _restore_scaler(recipe.scaler, state["scaler"])
+    if len(state["random"]) == world_size:
+        restore_random_state(state["random"][rank], device)
+
+    now = _environment(config, device) | {"devices": world_size}
+    before = state["environment"] | {"devices": len(state["random"])}
+    notes = [
+        f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]
+    ]
+    # How data are read changes no bit of them, and what a run began with is behind it.
+    both = saved_config, config.model_dump(mode="json")
+    settled = ("data", "weights")
+    then, today = ({k: v for k, v in each.items() if k not in settled} for each in both)
+    notes += _differences(then, today)
+    if not config.training.deterministic:
+        notes.append("training.deterministic is off: algorithms may give other last bits")
+    saved = state["progress"]
+    return Progress(**{name: saved[name] for name in Progress._fields if name in saved}), notes
+
+
+def in_memory(state: Any) -> Any:
+    """Return a state that outlives the file of a checkpoint: what lies in host memory is copied."""
+    return tree_map_only(torch.Tensor, lambda each: each.clone() if each.is_cpu else each, state)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of every global random generator that a recipe may use."""
+    name, keys, position, has_gauss, cached = cast(_NumpyState, np.random.get_state())
+    return {
+        "python": random.getstate(),
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Set every global random generator to what `random_state` returned."""
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _checked(state: Any, place: str = "Recipe.state_dict()") -> Any:
+    """Return a recipe's state. Raises RecipeError for what `weights_only=True` would refuse."""
+    if isinstance(state, dict):
+        return {key: _checked(value, f"{place}[{key!r}]") for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_checked(each, f"{place}[{i}]") for i, each in enumerate(state))
+    if isinstance(state, torch.Tensor | bool | int | float | str | None):
+        return state
+    raise RecipeError(
+        f"{place} is a {type(state).__name__}: keep tensors, numbers, strings, and lists and "
+        "dicts of them, so that a checkpoint loads without running code"
+    )
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter group's settings; the learning rate is the schedule's to set."""
+    return {name: v for name, v in group.items() if name not in ("params", "lr", "initial_lr")}
+
+
+def _restore_scaler(scaler: GradScaler, saved: dict[str, Any]) -> None:
+    """Restore scale and growth tracker; the factors and the interval are the configuration's."""
+    own = scaler.state_dict()
+    if not (own and saved):  # one of the two is disabled, and its state empty
+        return
+    # A tracker at or beyond the interval would never grow again: the kernel tests for equality.
+    tracker = min(saved["_growth_tracker"], own["growth_interval"] - 1)
+    scaler.load_state_dict(own | {"scale": saved["scale"], "_growth_tracker": tracker})
+
+
+def _environment(config: RunConfig[Any], device: torch.device) -> dict[str, Any]:
+    versions = machine.versions()
+    if config.precision != "fp8" and config.training.rounding == "nearest":
+        del versions["torchao"]  # is there, and computes nothing
+    # str, because torch.__version__ is a class of its own that weights_only would refuse
+    return {f"{name} version": version for name, version in versions.items()} | {
+        "device": machine.device_name(device),
+        "thread count": torch.get_num_threads(),
+    }
+
+
+def _with_defaults(saved: dict[str, Any], config: RunConfig[Any]) -> dict[str, Any]:
+    """Return a saved configuration with the settings that came since: they had their defaults."""
+    try:
+        return type(config).model_validate(saved).model_dump(mode="json")
+    except ValidationError:  # of another recipe, or with a setting that is no more
+        return saved
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    notes = []
+    for key in before.keys() | now.keys():
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            notes += _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            notes.append(f"{prefix}{key} was {old}, is {new}")
+    return sorted(notes)

@@ -1,0 +1,212 @@
+"""When a run saves: a checkpoint of everything that decides the next step, and artifacts.
+
+The loop is held while the state is copied, and while the save before is still under way, of which
+there is one at a time. A thread writes the copy to the disk and tells of it.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from halfstep.recipe import Recipe
+from halfstep.run_config import RunConfig
+from halfstep.telemetry.spool import Event
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.artifacts import save_artifacts
+from trainer.checkpoints.background_writer import Writer
+from trainer.checkpoints.checkpoint import Progress
+from trainer.checkpoints.files import SavedFile
+from trainer.checkpoints.snapshot import Snapshot, Staging, room
+from trainer.data.batches import Batches
+from trainer.distributed.ranks import Ranks
+from trainer.distributed.shards import host_copy, host_mesh, is_shard, local
+
+OTHER_BYTES = 2**20  # of a state beside weights and optimizers: random generators, say
+#: Saves of shards that people get as one file; from the others the run itself goes on.
+WHOLE = ("end", "cancel", "request")
+
+
+Saved: TypeAlias = tuple[str, SavedFile]  # with its kind
+
+
+class Stateful(Protocol):
+    """A part of the loop that counts on after a resume."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state: plain tensors, numbers and containers."""
+
+
+class Saver:
+    """Saves for all ranks: rank 0 writes, and the others what they have in shards.
+
+    As a context it ends when all is on the disk. What a write raised, `check`, the next save or the
+    end raises.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        recipe: Recipe,
+        modules: Mapping[str, nn.Module],
+        batches: Batches,
+        config: RunConfig[Any],
+        device: torch.device,
+        ranks: Ranks,
+        parts: Mapping[str, Stateful],
+        on_event: Callable[[Event], None],
+        artifact_folder: Path | None = None,
+    ) -> None:
+        """folder: of the checkpoints; None saves nothing.  artifact_folder: None for `artifacts`
+        within it.  modules: without wrappers.
+
+        parts: what else decides the next step, by name.  on_event: is called by another thread too.
+        """
+        self._folder, self._recipe, self._modules, self._config = folder, recipe, modules, config
+        self._artifact_folder = artifact_folder or (folder and folder / "artifacts")
+        self._batches = batches
+        self._device, self._ranks, self._parts = device, ranks, parts
+        self._on_event = on_event
+        self._staging, self._writer = Staging(device), Writer()
+        parameters = (each for module in modules.values() for each in module.parameters())
+        self._is_sharded = any(is_shard(parameter) for parameter in parameters)
+        self._writers: Any = None  # the threads' own process group
+        self._mesh: Any = None
+        if self._is_sharded:
+            self._writers = ranks.another_group()
+            self._mesh = host_mesh(self._writers)
+        self._saves = folder is not None and (ranks.rank == 0 or self._is_sharded)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for what is under way. After an error of the training that error goes first."""
+        try:
+            with suppress(*([Exception] if kind else [])):
+                self._writer.wait()
+        finally:
+            self._writer.close()
+            self._staging.close()
+        if kind is None and self._folder is not None:
+            self._ranks.gather(None)  # on the host, as in `save`
+
+    def prepare(self) -> None:
+        """Have the memory of the first save made meanwhile: new memory is slow to come by.
+
+        After the first step, with which optimizers make their state.
+        """
+        if self._saves:
+            weights = [module.state_dict() for module in self._modules.values()]
+            moments = [optimizer.state_dict() for optimizer in self._recipe.optimizers.values()]
+            averages = self._parts["ema"].state_dict() if "ema" in self._parts else None
+            leaves = tree_leaves([weights, moments, averages])
+            own = [local(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+            size_bytes = room(own) + OTHER_BYTES
+            self._writer.begin(partial(self._staging.make_room, size_bytes))
+
+    def check(self) -> None:
+        """Raise what a write raised that is over, a full disk say. Waits for nothing."""
+        self._writer.check()
+
+    def save(
+        self,
+        progress: Progress,
+        *,
+        reason: str,
+        request: int | None,
+    ) -> None:
+        """Copy the state as it is now, and have a thread save it and tell of it.
+
+        The host waits for the device, whose queue is short: the loop has drained it. The copies
+        themselves are queued.  request: the wish that this fulfils.
+        """
+        if self._folder is None:
+            return
+        started = time.perf_counter()
+        gather = self._ranks.gather
+        if self._saves:
+            self._writer.wait()  # what it writes lies where this copy will
+        random_states = gather(checkpoint.random_state(self._device))
+        recipe_state = deepcopy(self._recipe.state_dict())  # before the next batch is drawn
+        next_batch = gather(self._batches.fingerprint())
+        if self._saves:
+            state = checkpoint.capture(
+                self._recipe,
+                self._modules,
+                self._config,
+                progress,
+                self._device,
+                random_states,
+                {name: part.state_dict() for name, part in self._parts.items()},
+                recipe_state,
+                self._batches.state,
+                next_batch,
+            )
+            take, write = (self._staging.take, checkpoint.save)
+            if self._is_sharded:
+                take, write = self._take_shards, partial(self._write_shards, reason in WHOLE)
+            snapshot = take(state)
+            event = {"event": "checkpoint", "step": progress.step, "reason": reason}
+            event |= {"request": request, "stall_seconds": time.perf_counter() - started}
+            self._writer.begin(partial(self._write, write, self._folder, snapshot, event))
+        gather(None)  # the others wait on the host: a slow disk must not outlast NCCL's patience
+
+    def finish(self) -> None:
+        """Wait until what is under way is on the disk, for all ranks. Raises what it raised."""
+        self._writer.wait()
+        self._ranks.gather(None)
+
+    def save_artifacts(self, step: int, found: Mapping[str, Any]) -> None:
+        """Save what the recipe made to look at, and tell of it."""
+        if self._artifact_folder is not None and self._ranks.rank == 0:
+            for event in save_artifacts(self._artifact_folder, step, found):
+                self._on_event(event)
+
+    def _take_shards(self, state: dict[str, Any]) -> Snapshot:
+        """Copy what this rank has of the shards; as rank 0 what is none as well."""
+        from trainer.checkpoints.shard_files import cut
+
+        rest, shards = cut(state)
+        own = {name: local(shard) for name, shard in shards.items()}
+        copy = self._staging.take((rest if self._ranks.rank == 0 else None, own))
+        rest, own = copy.state
+        copies = {name: host_copy(shards[name], own[name], self._mesh) for name in shards}
+        return copy._replace(state=(checkpoint.stem(state), rest, copies))
+
+    def _write_shards(self, is_whole: bool, folder: Path, state: Any) -> list[Saved]:
+        """Write with all ranks' threads; return the files, as rank 0."""
+        from trainer.checkpoints import shard_files
+
+        stem, rest, shards = state
+        return shard_files.save(folder, stem, rest, shards, self._writers, is_whole=is_whole)
+
+    def _write(
+        self,
+        write: Callable[[Path, Any], list[Saved]],
+        folder: Path,
+        snapshot: Snapshot,
+        event: Event,
+    ) -> None:
+        """Write a checkpoint and tell of it; in the thread."""
+        snapshot.wait()
+        started = time.perf_counter()
+        files = [_file(folder.parent, *each) for each in write(folder, snapshot.state)]
+        seconds = time.perf_counter() - started
+        self._on_event(event | {"write_seconds": seconds, "files": files})
+
+
+def _file(run_folder: Path, kind: str, saved: SavedFile) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "path": saved.path.relative_to(run_folder).as_posix(),
+        "size_bytes": saved.size_bytes,
+        "sha256": saved.sha256,
+    }

@@ -1,0 +1,194 @@
+"""Where a run starts from weights alone: no optimizer, no scale, no step of another training.
+
+A file's names and the recipe's need not begin alike: a wrapper's "module." or "_orig_mod.", or the
+"model." of a network within a network, is left out on either side where more of them fit then.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from halfstep.run_config import ConfigError, RunConfig
+from halfstep.run_settings import Weights
+from halfstep.telemetry.spool import Event
+from trainer.checkpoints.weight_files import read_weights
+
+NAMES_SHOWN = 6  # in a message; the event has NAMES_TOLD
+NAMES_TOLD = 1000
+
+
+@dataclass
+class Fit:
+    """How weights fit a recipe's modules. All names are the modules', but those unexpected."""
+
+    count: int  # of the modules' own
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    misshapen: list[str] = field(default_factory=list)  # with both shapes, in words
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing or left over."""
+        return not (self.missing or self.unexpected or self.misshapen)
+
+    def event(self, source: str) -> Event:
+        """Say it as the spool does."""
+        lists = {name: getattr(self, name) for name in ("missing", "unexpected", "misshapen")}
+        told = {name: each[:NAMES_TOLD] for name, each in lists.items()}
+        counts = {f"{name}_count": len(each) for name, each in lists.items()}
+        place = {"event": "weights", "step": 0, "source": source}
+        return place | {"loaded": len(self.loaded), "count": self.count} | told | counts
+
+    def __str__(self) -> str:
+        found = {
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "of another shape": self.misshapen,
+        }
+        return "; ".join(f"{word}: {_shown(names)}" for word, names in found.items() if names)
+
+
+def start_from_weights(
+    paths: Mapping[str, Path] | None,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    on_event: Callable[[Event], None],
+) -> None:
+    """Put weights of a file in the place of those drawn, if any are wanted, and say how they fit.
+
+    Raises ConfigError if they do not, WeightsError for what cannot be read.
+    """
+    wanted = config.weights
+    source = _source(wanted)
+    if source is None:
+        return
+    if paths is None:
+        if wanted.path is None:
+            raise ConfigError(f"weights are to be {source}: a server alone has them; use path")
+        paths = {"": Path(wanted.path)}
+    event, trouble = load_weights(paths, modules, source=source, is_strict=wanted.strict)
+    on_event(event)
+    if trouble:
+        raise ConfigError(trouble)
+
+
+def _source(wanted: Weights) -> str | None:
+    """Name what they are to be, or None for those that the recipe draws."""
+    if wanted.upload is not None:
+        sha256, _, name = wanted.upload.partition("/")
+        return f"{name}, uploaded, SHA-256 {sha256[:12]}…"
+    if wanted.run is not None:
+        return f"run {wanted.run} at step {wanted.step}"
+    return wanted.path
+
+
+def load_weights(
+    paths: Mapping[str, Path], modules: Mapping[str, nn.Module], *, source: str, is_strict: bool
+) -> tuple[Event, str]:
+    """Put weights into modules; return the event that says how they fit, and what forbids to go on.
+
+    The latter is empty if nothing does; if something does, no module has changed.  paths: by the
+    module whose weights alone lie there, or by "" those of all.  Raises WeightsError for what
+    cannot be read.
+    """
+    found: dict[str, Tensor] = {}
+    for module, path in paths.items():
+        prefix = f"{module}." if module else ""
+        found |= {f"{prefix}{name}": tensor for name, tensor in read_weights(path).items()}
+    targets = {
+        f"{module}.{name}": tensor
+        for module, network in modules.items()
+        for name, tensor in network.state_dict().items()
+        if isinstance(tensor, Tensor)
+    }
+    named = _named_alike(found, targets)
+    fit = _fit(named, targets)
+    if not fit.loaded:
+        trouble = f"no weight of {source} fits one of the recipe's: it has {_shown(list(found))}"
+        trouble += f"; the recipe has {_shown(list(targets))}"
+    elif is_strict and not fit.is_whole:
+        trouble = f"the weights of {source} do not fit: {fit}"
+        trouble += "; weights.strict off starts from those that do"
+    else:
+        trouble = ""
+        _put(named, fit, modules)
+    return fit.event(source), trouble
+
+
+def _fit(found: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Fit:
+    fit = Fit(len(targets))
+    for name, target in targets.items():
+        if name not in found:
+            continue
+        if unlike := _unlike(found[name], target):
+            fit.misshapen.append(f"{name}: {unlike}")
+        else:
+            fit.loaded.append(name)
+    # A tied weight is often saved under one of its names alone.
+    places = {_place(targets[name]) for name in fit.loaded}
+    absent = [name for name in targets if name not in found]
+    fit.missing = [name for name in absent if _place(targets[name]) not in places]
+    fit.unexpected = [name for name in found if name not in targets]
+    return fit
+
+
+def _unlike(tensor: Tensor, target: Tensor) -> str:
+    """Say why a tensor cannot be that weight's values, if it cannot."""
+    if tensor.shape != target.shape:
+        return f"{_shape(tensor)}, not {_shape(target)}"
+    if tensor.is_floating_point() != target.is_floating_point():
+        types = (str(each.dtype).removeprefix("torch.") for each in (tensor, target))
+        return ", not ".join(types)
+    return ""
+
+
+def _put(found: Mapping[str, Tensor], fit: Fit, modules: Mapping[str, nn.Module]) -> None:
+    loaded = set(fit.loaded)
+    for module, network in modules.items():
+        own = {name: f"{module}.{name}" for name in network.state_dict()}
+        state = {name: found[whole] for name, whole in own.items() if whole in loaded}
+        network.load_state_dict(state, strict=False)
+
+
+def _named_alike(found: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what was found by the recipe's names, as far as they can be told."""
+    best: tuple[int, dict[str, Tensor]] = (0, dict(found))
+    for left_out in _beginnings(found):
+        for added in _beginnings(targets):
+            named = {f"{added}{name[len(left_out) :]}": each for name, each in found.items()}
+            fitting = sum(name in targets for name in named)
+            if fitting > best[0]:  # of equals, the one that changes least
+                best = fitting, named
+    return best[1]
+
+
+def _beginnings(names: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield "", and every "a.b." with which all names begin."""
+    yield ""
+    if not names:
+        return
+    parts = [name.split(".")[:-1] for name in names]
+    beginning = ""
+    for each in zip(*parts, strict=False):
+        if len(set(each)) > 1:
+            return
+        beginning += f"{each[0]}."
+        yield beginning
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    """Return what tied weights share. (One without elements has no memory of its own.)"""
+    return (tensor.data_ptr(), tensor.shape) if tensor.numel() else (id(tensor),)
+
+
+def _shape(tensor: Tensor) -> str:
+    return " × ".join(map(str, tensor.shape)) or "a number"
+
+
+def _shown(names: list[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,132 @@
+"""Going on from a checkpoint: of an earlier attempt, of another run, or back from a spike."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from halfstep.recipe import Recipe
+from halfstep.run_config import RunConfig
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.checkpoint import Progress
+from trainer.data.batches import Batches
+from trainer.distributed.ranks import Ranks
+from trainer.distributed.shards import maker
+from trainer.schedule import make_schedule
+
+
+def go_on_from(
+    resume: Path,
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    device: torch.device,
+    batches: Batches,
+    ranks: Ranks,
+    *,
+    is_fork: bool,
+    is_checked: bool,
+) -> tuple[Progress, Mapping[str, Any], list[str]]:
+    """Put a checkpoint's state in place; return how far it was, and its parts (inherited_parts).
+
+    is_checked: somebody has compared the file's bytes with its SHA-256 just now.
+
+    The notes say why the run may not go on bit-exactly; none is a proof that it does, as far as
+    one can be had: the same settings, software and device, and the same batch comes next.
+    """
+    state, progress, notes = restored(
+        resume, recipe, modules, config, device, ranks, is_checked=is_checked
+    )
+    batches.go_on_at(progress.position, checkpoint.in_memory(state.get("data")))
+    fingerprints = state.get("next_batch", [])
+    if len(fingerprints) != ranks.world_size:
+        notes.append("which batch came next is not known")
+    elif any(ranks.gather(batches.fingerprint() != fingerprints[ranks.rank])):
+        notes.append(f"another batch comes next: {_why_another(state, recipe)}")
+    inherited = inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=is_fork)
+    return progress, inherited, notes
+
+
+def _why_another(state: Mapping[str, Any], recipe: Recipe) -> str:
+    if "data" not in state:
+        return "the version that saved this drew the order of examples otherwise"
+    if recipe.dataset is not None:
+        return "the dataset, or random state that it keeps by itself, is not what it was"
+    return "Recipe.batch does not follow its indices alone"
+
+
+def go_back_to(
+    path: Path,
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    device: torch.device,
+    ranks: Ranks,
+    peaks: Mapping[str, list[float]],
+    parts: dict[str, Any],
+) -> Progress:
+    """Put a checkpoint of this very run in place, but for its place in the data.
+
+    Return how far it was.
+
+    parts: what counts on, whose schedule is made anew: optimizers have got other groups.
+    """
+    state, progress, _notes = restored(path, recipe, modules, config, device, ranks)
+    parts["schedule"] = make_schedule(config.training, recipe.optimizers, peaks, device)
+    load_parts(parts, inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=False))
+    return progress
+
+
+def restored(
+    path: Path,
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    device: torch.device,
+    ranks: Ranks,
+    *,
+    is_checked: bool = False,
+) -> tuple[dict[str, Any], Progress, list[str]]:
+    """Load a checkpoint and put it in place; return it, and what checkpoint.restore does.
+
+    is_checked: its bytes are known to be as they were saved; if they are not, one rank looks.
+    """
+    state = checkpoint.load(path, is_checked=is_checked or ranks.rank > 0, make=maker(modules))
+    progress, notes = checkpoint.restore(
+        state, recipe, modules, config, device, ranks.rank, ranks.world_size
+    )
+    return state, progress, notes
+
+
+def inherited_parts(
+    state: Mapping[str, Any], *, is_scaled: bool, is_fork: bool
+) -> Mapping[str, Any]:
+    """Return the parts of a checkpoint's state that a run goes on with.
+
+    is_scaled: this run's scaler is enabled.  is_fork: the checkpoint is another run's.
+    """
+    parts: Mapping[str, Any] = state.get("parts", {})
+    if is_fork and "spikes" in parts:  # it goes back for spikes of its own
+        parts = {**parts, "spikes": parts["spikes"] | {"pending": None, "rewinds": 0}}
+    if not (is_scaled and state["scaler"]):
+        # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
+        return {name: part for name, part in parts.items() if name in ("schedule", "spikes", "ema")}
+    if is_fork:  # it tells of its own scales, and of all poison, and replays skips of its own
+        own: dict[str, Any] = {"telemetry": None}
+        if "replay" in parts:
+            own["replay"] = parts["replay"] | {"replayed": 0}
+        if parts.get("poison"):
+            own["poison"] = parts["poison"] | {"told": []}
+        return {**parts, **own}
+    return parts
+
+
+def load_parts(parts: Mapping[str, Any], inherited: Mapping[str, Any]) -> None:
+    """Put the states of what counts on in place, as far as a checkpoint has them."""
+    for name, part in parts.items():
+        if inherited.get(name):
+            # An average, as large as its model, is copied where it belongs.
+            own = inherited[name] if name == "ema" else checkpoint.in_memory(inherited[name])
+            part.load_state_dict(own)

@@ -1,0 +1,103 @@
+"""Going back from a spike of the loss, to the last checkpoint before it, with other examples.
+
+The host waits for the device at fixed steps, and looks there alone: a run repeated, or resumed
+after a kill, goes back from the same steps and to the same ones. So only checkpoints saved at an
+interval count, which are at fixed steps as well.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from halfstep.run_config import RunConfig
+from halfstep.telemetry.spool import Event
+from trainer.checkpoints.checkpoint import Progress
+from trainer.data.batches import Batches
+from trainer.diagnosis.spikes import Spikes
+from trainer.distributed.ranks import Ranks
+from trainer.precision.scale_policies import RuleError
+
+
+class SpikeError(RuleError):
+    """The loss rose again after as many rewinds as were allowed; the message says when."""
+
+
+class Rewinding:
+    """Says when to look for a spike, and where to go back to."""
+
+    def __init__(
+        self, config: RunConfig[Any], spikes: Spikes, folder: Path | None, ranks: Ranks
+    ) -> None:
+        """folder: of the checkpoints; without there is no going back."""
+        self._settings, self._spikes = config.spike, spikes
+        self._folder, self._ranks = folder, ranks
+        self._last = config.training.steps
+        self._between = config.checkpoints.every_steps or self._last
+        self._is_on = config.spike.rewind and folder is not None
+        self._brought: list[Path] = []  # to this machine, to be read
+
+    def is_due(self, step: int) -> bool:
+        """Whether to wait for the device after this step, and look."""
+        if not self._is_on:
+            return False
+        looks = (self._settings.look_every_steps, self._between)
+        return step == self._last or any(step % every == 0 for every in looks)
+
+    def look(self, finish_saves: Callable[[], None]) -> Path | None:
+        """Return the checkpoint to go back to, None to go on.
+
+        finish_saves: waits for the disk, which may still be busy with that very checkpoint.
+        Of a spike without one, and of one too many, nothing comes but its event; or SpikeError.
+        """
+        spike, self._spikes.pending = self._spikes.pending, None
+        spike = self._ranks.gather(spike)[0]  # all have the same loss; the word of one counts
+        if spike is None or self._folder is None:
+            return None
+        if self._spikes.rewinds >= self._settings.most_rewinds:
+            if self._settings.afterwards == "fail":
+                raise SpikeError(
+                    f"the loss rose to {spike['loss']:.4g} at step {spike['step']} (z "
+                    f"{spike['z']:.3g}), and spike.most_rewinds is {self._settings.most_rewinds}"
+                )
+            return None
+        before = (spike["step"] - 1) // self._between * self._between
+        path = self._folder / f"step-{before:08d}.pt"
+        finish_saves()
+        [saved, *_] = self._ranks.gather(_files(path))
+        # By rank 0, whose disk other machines do not see.
+        places = [self._folder / name for name in saved]
+        self._brought = [place for place in places if self._ranks.hand_out(place)]
+        if not saved:
+            return None
+        self._going_from, self._rewinds = spike, self._spikes.rewinds + 1
+        return path
+
+    def tell(
+        self,
+        back: Progress,
+        step: int,
+        batches: Batches,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        """Have it known that the run went back from a step, and from where in the data it goes on.
+
+        back: how far the run is now.  batches: at the end of that step.
+        """
+        self._ranks.gather(None)  # all have read it
+        for place in self._brought:
+            place.unlink()
+        spike, examples = self._going_from, batches.position - back.position
+        self._spikes.pending, self._spikes.rewinds = None, self._rewinds
+        self._spikes.left_out.append((back.step, examples))
+        rewound = {"event": "rewound", "step": back.step, "from_step": step, "spike": spike["step"]}
+        rewound |= {"loss": spike["loss"], "z": spike["z"]}
+        on_event({**rewound, "examples": examples, "rewinds": self._rewinds})
+        on_event({**spike, "rewound_to": back.step})
+
+
+def _files(path: Path) -> list[str]:
+    """Return the names of a checkpoint's files: its own and, of one in shards, theirs. Or none."""
+    if not path.is_file():
+        return []
+    shards = sorted(path.with_suffix("").glob("*"))
+    return [str(each.relative_to(path.parent)) for each in (*shards, path)]

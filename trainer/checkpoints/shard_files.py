@@ -1,0 +1,272 @@
+"""Checkpoints of which each rank writes what it has, by torch.distributed.checkpoint.
+
+A folder has a file a rank, and `.metadata`, which says what lies where: torch's own tools read it.
+What is no shard lies in a .pt beside the folder, in which names stand for the tensors. Who reads it
+takes as much of each tensor as it wants, so that the number of ranks may be another.
+"""
+
+import mmap
+import os
+import pickle
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+
+from trainer.checkpoints import checkpoint
+from trainer.checkpoints.checkpoint import FORMAT_OF_SHARDS, Make
+from trainer.checkpoints.files import (
+    PIECE_BYTES,
+    HashingFile,
+    SavedFile,
+    disk_full,
+    publish,
+    sync_folder,
+    write_whole,
+)
+from trainer.distributed.shards import is_shard, local
+
+#: What stands in a state for a tensor that lies in shards: {STANDS_FOR: its name}.
+STANDS_FOR = "tensor in shards"
+ALIGNMENT = 64  # bytes: a cache line, and enough for every type
+#: What `.metadata` is made of. It is a pickle: of anything else it could run code.
+PLAIN = {
+    "torch": "Size",
+    "torch.serialization": "_get_layout",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata MetadataIndex TensorStorageMetadata TensorProperties ChunkStorageMetadata "
+        "_MEM_FORMAT_ENCODING"
+    ),
+}
+
+
+def save(
+    folder: Path,
+    stem: str,
+    state: dict[str, Any],
+    shards: Mapping[str, Tensor],
+    group: ProcessGroup,
+    *,
+    is_whole: bool,
+) -> list[tuple[str, SavedFile]]:
+    """Save a state that was cut, in shards or whole; return the files with their kinds, to rank 0.
+
+    All ranks call it.  stem: what its files' names begin with.  state: rank 0's alone.
+    Weights are whole in either case.
+    """
+    parts = folder / f".{stem}.partial"
+    try:
+        files = write(parts, shards, group)
+        if group.rank() > 0:
+            return []
+        scratch = Scratch(folder)
+        if is_whole:
+            return checkpoint.save(folder, filled(state, parts, scratch.make))
+        _publish(parts, folder / stem)
+    finally:
+        if group.rank() == 0:
+            shutil.rmtree(parts, ignore_errors=True)
+    files = [file._replace(path=folder / stem / file.path.name) for file in files]
+    names = {"shards": {file.path.name: file.sha256 for file in files}}
+    saved = checkpoint.save_state(folder, state | {"format": FORMAT_OF_SHARDS} | names)
+    weights = filled(checkpoint.weights_alone(state), folder / stem, scratch.make)
+    kinds = [(_kind(file), file) for file in files]
+    return [saved, *kinds, *checkpoint.save_weights(folder, weights)]
+
+
+def cut(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return a state in which names stand for its shards, and these by their names.
+
+    Tied ones have one name. Nothing but containers is copied.
+    """
+    names: dict[int, str] = {}  # by storage
+    shards: dict[str, Tensor] = {}
+    places: dict[int, Any] = {}
+    for path, leaf in tree_flatten_with_path(state)[0]:
+        if is_shard(leaf):
+            own = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+            name = names.setdefault(local(leaf).untyped_storage()._cdata, own)
+            shards.setdefault(name, leaf)
+            places[id(leaf)] = {STANDS_FOR: name}
+        elif isinstance(leaf, Tensor):
+            places[id(leaf)] = leaf
+    return deepcopy(state, places), shards
+
+
+def filled(state: Any, folder: Path, make: Make) -> Any:
+    """Return a state with what lies in a folder where names stand for it.
+
+    make: makes an empty tensor; of a shard this rank's part is read, and by no other rank.
+    Raises KeyError, OSError or UnpicklingError if the folder is not what the state says.
+    """
+    stand_ins = [leaf for leaf in tree_leaves(state, is_leaf=_stands_for) if _stands_for(leaf)]
+    reader = _Reader(folder)
+    metadata: Any = reader.read_metadata()
+    tensors: dict[str, Tensor] = {}
+    for name in dict.fromkeys(each[STANDS_FOR] for each in stand_ins):
+        stored = metadata.state_dict_metadata[name]
+        tensors[name] = make(stored.size, dtype=stored.properties.dtype)
+    # What torch.distributed.checkpoint.load does, without asking other ranks for anything.
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(dict(_with_elements(tensors)), metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+    places = {id(leaf): leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)}
+    return deepcopy(state, places | {id(each): tensors[each[STANDS_FOR]] for each in stand_ins})
+
+
+class Scratch:
+    """Whole tensors in a file that has no name, on the disk of a folder: in no rank's memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = TemporaryFile(dir=folder)  # noqa: SIM115 (gone with the last of the tensors)
+        self._end = 0
+
+    def make(self, size: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return an empty tensor. Raises OSError if the disk has no room for it."""
+        size_bytes = size.numel() * dtype.itemsize
+        if not size_bytes:
+            return torch.empty(size, dtype=dtype)
+        start = self._end
+        self._end += -(-size_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        # A page without a place on the disk would kill whoever writes to it.
+        os.posix_fallocate(self._file.fileno(), start, self._end - start)
+        memory = mmap.mmap(self._file.fileno(), size_bytes, offset=start)
+        return torch.frombuffer(memory, dtype=dtype).view(size)
+
+
+def write(folder: Path, shards: Mapping[str, Tensor], group: ProcessGroup) -> list[SavedFile]:
+    """Write what this rank has of shards, which lie in host memory; return all ranks' files.
+
+    All ranks call it; in rank 0's folder is then everything. A rank elsewhere writes on its own
+    disk, and sends its file there.  group: of the threads that write, one a rank.
+    """
+    rank = group.rank()
+    if rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    places = _gathered((socket.gethostname(), str(folder)), group)  # and rank 0's is ready
+    writer = _Writer(folder)
+    save_shards(dict(_with_elements(shards)), storage_writer=writer, process_group=group)
+    files = _gathered(writer.saved(), group)
+    for other, place in enumerate(places):
+        if place == places[0]:
+            continue
+        if rank == 0:
+            for file in files[other]:
+                write_whole(folder / file.path.name, partial(_receive, file, other, group))
+        elif rank == other:
+            for file in files[other]:
+                _send(file.path, group)
+            shutil.rmtree(folder)
+    return [file._replace(path=folder / file.path.name) for each in files for file in each]
+
+
+def _publish(partial_folder: Path, folder: Path) -> None:
+    """Give a folder whose files are synced its name, in place of one that had it."""
+    sync_folder(partial_folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    publish(partial_folder, folder)
+
+
+def _kind(file: SavedFile) -> str:
+    """Return shard.0 of __0_0.distcp, shard.metadata of .metadata."""
+    return f"shard.{file.path.name.strip('_.').partition('_')[0]}"
+
+
+class _Writer(FileSystemWriter):
+    """Hashes what it writes, and tells nobody where that was."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs = self._files = _HashingFiles()
+
+    def storage_meta(self) -> StorageMeta | None:
+        return None
+
+    def saved(self) -> list[SavedFile]:
+        """Return what this rank has written."""
+        found = []
+        for path, file in self._files.written.items():
+            # torch.distributed.checkpoint renames `.metadata.tmp`, with which it ends.
+            final = path.with_name(path.name.removesuffix(".tmp"))
+            found.append(SavedFile(final, final.stat().st_size, file.sha256.hexdigest()))
+        return found
+
+
+class _HashingFiles(FileSystem):
+    def __init__(self) -> None:
+        self.written: dict[Path, HashingFile] = {}
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as file:
+            self.written[Path(path)] = hashing = HashingFile(file)
+            yield hashing
+            try:
+                hashing.check()
+            except OSError as error:
+                raise disk_full(Path(path), hashing.size_bytes) from error
+
+
+class _Reader(FileSystemReader):
+    """Reads `.metadata` without running what may be in it."""
+
+    def read_metadata(self) -> Metadata:
+        with Path(self.path, ".metadata").open("rb") as file:
+            metadata: Metadata = _PlainUnpickler(file).load()
+        return metadata
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_type or name in PLAIN.get(module, "").split():
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is nothing that says where shards lie")
+
+
+def _stands_for(leaf: Any) -> bool:
+    return isinstance(leaf, dict) and leaf.keys() == {STANDS_FOR}
+
+
+def _with_elements(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield those that this rank has any of: rows of a weight may be fewer than ranks."""
+    return ((name, tensor) for name, tensor in tensors.items() if local(tensor).numel())
+
+
+def _gathered(value: Any, group: ProcessGroup) -> list[Any]:
+    values = [None] * group.size()
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def _send(path: Path, group: ProcessGroup) -> None:
+    with path.open("rb") as file:
+        while chunk := file.read(PIECE_BYTES):
+            dist.send(torch.frombuffer(bytearray(chunk), dtype=torch.uint8), dst=0, group=group)
+
+
+def _receive(saved: SavedFile, rank: int, group: ProcessGroup, file: Any) -> None:
+    left = saved.size_bytes
+    while left:
+        chunk = torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8)
+        dist.recv(chunk, src=rank, group=group)
+        file.write(chunk.numpy().data)
+        left -= chunk.numel()

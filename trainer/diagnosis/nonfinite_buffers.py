@@ -1,0 +1,110 @@
+"""Buffers that an overflow has left with an inf or a NaN, named once a skip was heard of.
+
+A skipped step leaves the weights alone, but a BatchNorm's running statistics have taken the batch
+in, and no later batch takes an inf out again: so it is enough to look when the skip's row has come
+to the host, steps later. Buffers that are not finite before the first step are so by design, such
+as a causal mask of -inf, and are never named. A run without skips pays for that one look, and no
+step waits for an answer.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfstep.monitor.async_host_copy import Parcels
+from halfstep.telemetry.spool import SKIPPED, Event, Steps
+from trainer.observers import Observer
+from trainer.optimizers import StepResult
+
+NAMES_TOLD = 50
+
+
+class Poison(Observer):
+    """Looks at floating-point buffers after skips."""
+
+    is_diagnosis = True
+
+    def __init__(self, modules: Mapping[str, nn.Module], on_event: Callable[[Event], None]) -> None:
+        self._modules, self._on_event = modules, on_event
+        self._has_begun = False
+        self._by_design: set[str] | None = None  # not finite before the first step; None: not known
+        self._since: dict[str, int] = {}  # the others: the skip after which they were not
+        self._told: set[str] = set()
+        self._parcels = Parcels()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which buffers are not finite, since when, and what of it was told."""
+        if self._by_design is None:
+            return {}
+        by_design, told = sorted(self._by_design), sorted(self._told)
+        return {"by_design": by_design, "since": dict(self._since), "told": told}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put it back."""
+        self._has_begun = True
+        self._by_design, self._told = set(state["by_design"]), set(state["told"])
+        self._since = dict(state["since"])
+
+    def before_step(self, step: int) -> None:
+        """Look at the buffers before the first step."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._look(None)
+
+    def arrived(self, records: Steps) -> None:
+        """Look at the buffers if any of these steps was skipped."""
+        skipped = records["step"][records["flags"] & SKIPPED != 0]
+        if len(skipped):
+            self._look(int(skipped[0]))
+
+    def after_step(self, result: StepResult) -> None:
+        """Tell what has arrived."""
+        self._parcels.report()
+
+    def drain(self) -> None:
+        """Wait for the device and tell what is left."""
+        self._parcels.report(wait=True)
+
+    def _look(self, step: int | None) -> None:
+        """Send off which buffers are finite: two kernels a device.
+
+        step: the first skip that may have poisoned them, None before the first step.
+        """
+        groups: dict[torch.device, dict[str, Tensor]] = {}
+        for name, module in self._modules.items():
+            for path, buffer in module.named_buffers():
+                if _has_norm(buffer):
+                    groups.setdefault(buffer.device, {})[f"{name}.{path}"] = buffer
+        if groups:
+            names = [name for group in groups.values() for name in group]
+            is_finite = [_is_finite(list(group.values())) for group in groups.values()]
+            self._parcels.send(partial(self._tell, step, names), *is_finite)
+
+    def _tell(self, step: int | None, names: list[str], arrived: list[Tensor]) -> None:
+        is_finite = [is_sound for group in arrived for is_sound in group.tolist()]
+        infinite = [name for name, is_sound in zip(names, is_finite, strict=True) if not is_sound]
+        if step is None:
+            self._by_design = set(infinite)
+            return
+        new: dict[int, list[str]] = {}
+        for name in infinite:
+            if name not in (self._by_design or ()) and name not in self._told:
+                new.setdefault(self._since.setdefault(name, step), []).append(name)
+        for since, poisoned in sorted(new.items()):
+            self._told.update(poisoned)
+            count, told = len(poisoned), poisoned[:NAMES_TOLD]
+            self._on_event({"event": "poison", "step": since, "count": count, "buffers": told})
+
+
+def _has_norm(buffer: Tensor) -> bool:
+    """Whether torch has a norm of it, unlike of fp8 and sparse ones."""
+    is_dense = buffer.layout == torch.strided and buffer.numel() > 0
+    return is_dense and buffer.is_floating_point() and buffer.itemsize > 1
+
+
+def _is_finite(buffers: list[Tensor]) -> Tensor:
+    largest: list[Tensor] = list(torch._foreach_norm(buffers, torch.inf))
+    return torch.stack([each.float() for each in largest]).isfinite()

@@ -1,0 +1,224 @@
+"""What a recipe does in its steps, seen from outside: every function of torch that it calls.
+
+Only `check` uses it: looking at each call, and at values, costs far too much for training.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from trainer.diagnosis.source_locations import place
+
+HALF = (torch.float16, torch.bfloat16)
+FP16_FLUSHES_BELOW = 2.0**-25  # half of the smallest subnormal: this rounds to 0
+PRODUCTS = {
+    "linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention",
+}  # fmt: skip
+LOGARITHMS = {"log", "log2", "log10", "log_"}
+DIVISIONS = {"div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__"}
+RECIPROCALS = {"reciprocal", "rsqrt", "__rtruediv__", "__rdiv__"}
+ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
+CLAMPS = {"clamp", "clamp_", "clamp_min", "clamp_min_"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, in words, and where."""
+
+    severity: Literal["error", "warning"]
+    text: str
+    place: str = ""  # "mine.py:31"
+
+
+class Witness(TorchFunctionMode):
+    """Sees a recipe's calls in one precision, and says which of them are mistakes.
+
+    file: the recipe's own; places are lines of it.  zeros_in_fp32: where zeros are no news,
+    because fp32 has them too.
+    """
+
+    def __init__(
+        self, precision: str, device_type: str, file: str, zeros_in_fp32: set[str]
+    ) -> None:
+        super().__init__()
+        self.precision, self.device_type, self.file = precision, device_type, file
+        self.in_batch = False
+        self.is_looking = False  # the recipe runs, and not the loop
+        self.has_stepped_itself = False
+        self.findings: dict[Finding, None] = {}  # a set that keeps its order
+        self.zeros: set[str] = set()
+        self._zeros_in_fp32 = zeros_in_fp32
+        self._products = {True: 0, False: 0}  # by whether autocast was on
+
+    def found(self, severity: Literal["error", "warning"], text: str, place: str = "") -> None:
+        """Keep a finding, once."""
+        self.findings.setdefault(Finding(severity, text, place))
+
+    def __enter__(self) -> Self:
+        """Look at what is called from here on."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self.is_looking = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Look away."""
+        self.is_looking = False
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def see_own_step(self, place: str = "") -> None:
+        """Say that the recipe does what is the loop's; once is enough."""
+        if not self.has_stepped_itself:
+            self.has_stepped_itself = True
+            self.found(
+                "error",
+                "training_step changes weights or gradients itself: backward() and "
+                "optimizer.step() are the loop's; yield the loss",
+                place,
+            )
+
+    def see_nondeterminism(self, operation: str) -> None:
+        """Say that an operation will raise on CUDA."""
+        self.found(
+            "error",
+            f"{operation} has no deterministic form on CUDA, where training.deterministic makes it "
+            "raise: set that to False, or compute it in another way",
+            self.place(),
+        )
+
+    def summarise(self) -> None:
+        """Say what only all steps together show."""
+        if self.precision != "fp32" and self._products[False] and not self._products[True]:
+            self.found(
+                "error",
+                f"every matrix product ran with autocast off: {self.precision} changes nothing. "
+                "Compute in training_step, which runs under autocast, not under "
+                "autocast(enabled=False) and not in a thread of your own",
+            )
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function, then look at it; calls inside of it are torch's own and not seen."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "backward" and not kwargs.get("inputs"):  # an attack's, on what goes in, is fine
+            self.see_own_step(self.place())
+        elif name in PRODUCTS:
+            self._see_product(result)
+        elif name == "binary_cross_entropy":
+            self._see_binary_cross_entropy()
+        elif name.endswith(("_loss", "cross_entropy")):
+            self._see_loss_function(name, args)
+        elif name in LOGARITHMS | RECIPROCALS:
+            self._see_singular("log" if name in LOGARITHMS else "division", args[0])
+        elif name in DIVISIONS and len(args) > 1:
+            self._see_singular("division", args[1])
+        elif name in ADDITIONS | CLAMPS:
+            self._see_floor(name, args, kwargs, result)
+        return result
+
+    @property
+    def _autocast_on(self) -> bool:
+        return torch.is_autocast_enabled(self.device_type)
+
+    def _see_product(self, result: Any) -> None:
+        if self.in_batch:
+            if isinstance(result, Tensor) and result.requires_grad:
+                self.found(
+                    "error",
+                    "batch() computes with weights, and it runs outside autocast: do that in "
+                    "training_step",
+                    self.place(),
+                )
+            return
+        self._products[self._autocast_on] += 1
+        if self.precision == "fp32" and self._autocast_on:
+            self.found(
+                "error",
+                "an autocast region of the recipe's own is on in an fp32 run: let it follow the "
+                "run, torch.autocast(…, enabled=torch.is_autocast_enabled(device_type)), or leave "
+                "it to the loop",
+                self.place(),
+            )
+
+    def _see_binary_cross_entropy(self) -> None:
+        if self._autocast_on:
+            self.found(
+                "error",
+                "binary_cross_entropy raises under autocast on CUDA, which the CPU hides: its "
+                "logarithm gets 0 where fp16 rounds the sigmoid to 0. Use "
+                "binary_cross_entropy_with_logits on the values before the sigmoid",
+                self.place(),
+            )
+
+    def _see_loss_function(self, name: str, args: tuple[Any, ...]) -> None:
+        halves = [a for a in args if isinstance(a, Tensor) and a.dtype in HALF]
+        if halves and not self._autocast_on:
+            self.found(
+                "error",
+                f"{name} is computed outside autocast, in {_dtype(halves[0])}: inside, autocast "
+                "takes it in float32; outside, give it .float()",
+                self.place(),
+            )
+
+    def _see_singular(self, operation: str, value: Any) -> None:
+        """Look at the argument of a logarithm, or at a denominator."""
+        if not (isinstance(value, Tensor) and value.is_floating_point()):
+            return
+        place = self.place()
+        smallest = value.detach().abs().min().item() if value.numel() else 1.0
+        if smallest == 0:
+            self.zeros.add(place)
+        if self.precision != "fp16" or place in self._zeros_in_fp32:
+            return
+        advice = "clamp it (min=1e-6), or compute it in fp32 from where it is made, with .float()"
+        if smallest == 0:
+            self.found(
+                "error",
+                f"{operation} of a value that fp16 has flushed to 0, and fp32 has not: {advice}",
+                place,
+            )
+        elif value.dtype == torch.float16 and not getattr(value, "_has_floor", False):
+            self.found(
+                "warning",
+                f"{operation} of a float16 value, {smallest:.1g} at the smallest so far: fp16 "
+                f"flushes to 0 what is below 3e-8: {advice}",
+                place,
+            )
+
+    def _see_floor(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Look at what keeps a value away from 0: x + ε, or clamp(min=ε)."""
+        if not isinstance(result, Tensor):
+            return
+        floor = next((a for a in args if isinstance(a, float)), kwargs.get("min"))
+        if not isinstance(floor, float) or floor <= 0:
+            return
+        if floor >= FP16_FLUSHES_BELOW:
+            result._has_floor = True  # type: ignore[attr-defined]
+        elif result.dtype == torch.float16:
+            self.found(
+                "error",
+                f"{name} of {floor:g} and a float16 value: fp16 rounds {floor:g} to 0, so it keeps "
+                "nothing away from 0. Use 1e-6 or more, or .float() before",
+                self.place(),
+            )
+
+    def place(self) -> str:
+        """Return the line of the recipe's file that is being executed."""
+        return place(self.file)
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")

@@ -1,0 +1,434 @@
+"""Questions to a recipe besides its steps: each is asked of an instance of its own, on the CPU.
+
+Only `check` uses them.
+"""
+
+import inspect
+import math
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.cpp_extension import TORCH_LIB_PATH
+from torch.utils.data import IterableDataset
+
+from halfstep.recipe import Loss, Recipe
+from halfstep.run_config import RunConfig, parse_config
+from halfstep.run_settings import Precision
+from halfstep.telemetry.spool import SKIPPED, Steps
+from trainer.checkpoints import checkpoint
+from trainer.data.batches import fingerprint
+from trainer.data.sources import drawn
+from trainer.diagnosis.op_recorder import HALF, Finding
+from trainer.diagnosis.source_locations import first_line, place
+from trainer.repeatability import seed_everything
+from trainer.setup import make_recipe
+from trainer.train import as_losses, make_autocast, make_scaler, train
+
+STEPS = 5
+BATCH_SIZE = 8  # at most, unless it is set: fp16 is slow on a CPU
+RESUMED, RESUMED_AT = 4, 2  # steps
+#: Of a checkpoint: what shows, in this order, that a resumed run is another one.
+DECIDING = ("modules", "optimizers", "recipe_state", "scaler", "random", "next_batch")
+LARGE_SCALE = 2.0**16  # torch's first one; a power of two changes no bit in fp32
+#: Have no kernel on the meta device because the shape of their result is in the values.
+SHAPED_BY_VALUES = ("unique", "bincount", "nonzero", "masked_select")
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def small_config(
+    recipe_class: type[Recipe], values: dict[str, Any], precision: Precision, **training: Any
+) -> RunConfig[Any]:
+    """Return a run's configuration with small batches and few steps. Raises ConfigError."""
+    given = values.get("training", {})
+    default = parse_config(recipe_class, {}).training.batch_size
+    size = {"batch_size": min(BATCH_SIZE, default)} | given
+    return parse_config(
+        recipe_class,
+        values
+        | {
+            "precision": precision,
+            "training": size | {"steps": STEPS, "accumulation_steps": 1} | training,
+            "evaluation": {"every_steps": None},
+            "data": values.get("data", {}) | {"workers": 0},
+        },
+    )
+
+
+def asked_of_the_loss(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+    """Ask whether the losses are means: over the batch, and not over accumulated batches."""
+    config = small_config(recipe_class, values, "fp32")
+    count = config.training.batch_size // 2 or 1
+    once = _losses(recipe_class, config, count, 1)
+    accumulating = small_config(recipe_class, values, "fp32", accumulation_steps=4)
+    for optimizer, value in once.items():
+        repeated = [_losses(recipe_class, config, count, n).get(optimizer, 0.0) for n in (2, 4)]
+        if value and all(
+            math.isclose(r, value * n, rel_tol=0.1) for r, n in zip(repeated, (2, 4), strict=True)
+        ):
+            yield Finding(
+                "error",
+                f"the loss of {optimizer} doubles with the batch: it is a sum. Yield a mean, or "
+                "the gradient grows with the batch, and accumulation changes what is learnt",
+            )
+        divided = _losses(recipe_class, accumulating, count, 1).get(optimizer, 0.0)
+        if value and math.isclose(divided, value / 4, rel_tol=0.05):
+            yield Finding(
+                "error",
+                f"the loss of {optimizer} is divided by training.accumulation_steps: the loop "
+                "does that; yield the mean over the batch",
+            )
+
+
+def _losses(
+    recipe_class: type[Recipe], config: RunConfig[Any], count: int, times: int
+) -> dict[str, float]:
+    """Return the losses of a batch in which each of `count` examples comes so many times."""
+    seed_everything(0)
+    recipe = make_recipe(recipe_class, config, CPU)
+    recipe.scaler = make_scaler(config, CPU)
+    for module in recipe.modules.values():
+        module.eval()  # no dropout: only the batch shall differ
+    batch = drawn(recipe, torch.arange(count).repeat(times), CPU)
+    seed_everything(0)
+    return {
+        optimizers_of(loss): loss.value.item()
+        for yielded in recipe.training_step(batch)
+        for loss in as_losses(yielded)
+    }
+
+
+def optimizers_of(loss: Loss) -> str:
+    """Return the names of the optimizers that a loss is for, as a sentence has them."""
+    return " and ".join(f'"{name}"' for name in loss.optimizers)
+
+
+class _Pass(NamedTuple):
+    """A forward and a backward pass at one scale."""
+
+    losses: dict[str, float]
+    gradients: dict[str, Tensor]  # unscaled
+    inner: list["_Inner"]
+
+
+class _Inner(NamedTuple):
+    """A gradient taken within a step to be differentiated again."""
+
+    norm: float
+    is_half: bool  # fp16 or bf16 was computed on the way
+    place: str
+
+
+def asked_of_the_scale(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+    """Ask whether losses, and gradients once unscaled, are the same whatever the scale."""
+    fp32, fp16 = (small_config(recipe_class, values, each) for each in ("fp32", "fp16"))
+    small, large = (_gone_through(recipe_class, fp32, scale) for scale in (1.0, LARGE_SCALE))
+    for name, loss in small.losses.items():
+        other = large.losses[name]
+        if math.isfinite(loss) and not math.isclose(loss, other, rel_tol=1e-3, abs_tol=1e-6):
+            yield Finding(
+                "error",
+                f"the loss of {name} changes with the loss scale, from {loss:.3g} at 1 to "
+                f"{other:.3g} at {LARGE_SCALE:,.0f}: of a gradient "
+                "penalty, divide the inner gradient by the scale that its loss was multiplied by",
+            )
+            return
+    unscaled = [
+        number
+        for number, (one, other) in enumerate(zip(small.inner, large.inner, strict=True))
+        if one.norm and other.norm < 2 * one.norm
+    ]
+    halves = _gone_through(recipe_class, fp16, 1.0).inner if unscaled else []
+    for number in unscaled:
+        if halves[number].is_half:
+            yield Finding(
+                "error",
+                "an inner gradient is taken of a loss that is not scaled: in fp16 it underflows. "
+                "Scale the loss with self.scaler, and divide the gradient by the scale",
+                halves[number].place,
+            )
+    for name, gradient in small.gradients.items():
+        largest = float(gradient.abs().max()) if gradient.numel() else 0.0
+        if math.isfinite(largest) and not torch.allclose(
+            gradient, large.gradients[name], rtol=1e-3, atol=1e-3 * largest
+        ):
+            yield Finding(
+                "error",
+                f"the gradient of {name} does not follow the loss scale: a hook or a custom "
+                "backward clips or changes it while it is still scaled. Clip with "
+                "training.max_grad_norm or training.max_grad_value",
+            )
+            return
+
+
+def _gone_through(recipe_class: type[Recipe], config: RunConfig[Any], scale: float) -> _Pass:
+    """Go through one step at this scale, and update nothing."""
+    seed_everything(0)
+    recipe = make_recipe(recipe_class, config, CPU)
+    recipe.scaler = GradScaler("cpu", init_scale=scale)
+    seed_everything(0)
+    indices = torch.arange(config.training.batch_size)
+    batch = drawn(recipe, indices, CPU)
+    names = {
+        parameter: f"{module}.{name}"
+        for module, network in recipe.modules.items()
+        for name, parameter in network.named_parameters()
+    }
+    watched = _InnerGradients(inspect.getfile(recipe_class))
+    losses: dict[str, float] = {}
+    gradients: dict[str, Tensor] = {}
+    steps = iter(recipe.training_step(batch))
+    while True:
+        with make_autocast(config, CPU), watched:
+            yielded = next(steps, None)
+        if yielded is None:
+            return _Pass(losses, gradients, watched.found)
+        for loss in as_losses(yielded):
+            losses[optimizers_of(loss)] = loss.value.item()
+            scaled = recipe.scaler.scale(loss.value)
+            scaled.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        for parameter, name in names.items():
+            if parameter.grad is not None:
+                gradient = parameter.grad.to_dense() / scale
+                gradients[name] = gradients.get(name, 0) + gradient
+                parameter.grad = None
+
+
+class _InnerGradients(TorchFunctionMode):
+    """Sees `torch.autograd.grad(…, create_graph=True)`."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = file
+        self.found: list[_Inner] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func is torch.autograd.grad and kwargs.get("create_graph"):
+            norms = [float(each.detach().norm()) for each in result if each is not None]
+            outputs = args[0] if isinstance(args[0], Tensor) else args[0][0]
+            is_half = _has_half_precision(outputs)
+            self.found.append(_Inner(math.hypot(*norms), is_half, place(self._file)))
+        return result
+
+
+def _has_half_precision(output: Tensor) -> bool:
+    """Return whether anything in the graph of this tensor was computed in fp16 or bf16."""
+    nodes, seen = [output.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if any(each.dtype in HALF for each in node._input_metadata):
+            return True
+        nodes += [before for before, _ in node.next_functions]
+    return False
+
+
+def asked_of_the_compiler(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+    """Ask whether torch.compile can build on this machine, if it is to."""
+    if not small_config(recipe_class, values, "fp32").training.compile:
+        return
+    for path in (TORCH_LIB_PATH, sysconfig.get_config_var("LIBDIR") or ""):
+        if " " in path:
+            yield Finding(
+                "error",
+                f"torch.compile cannot build here: it hands the linker -L{path} unquoted, and the "
+                "path has a space. Install torch under a path that has none, or set "
+                "training.compile to False",
+            )
+
+
+def asked_of_the_batch(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+    """Ask whether the indices decide what comes next, as a resumed run takes for granted."""
+    config = small_config(recipe_class, values, "fp32")
+    seed_everything(0)
+    recipe = make_recipe(recipe_class, config, CPU)
+    if isinstance(recipe.dataset, IterableDataset):
+        return  # what comes next follows from its own state, which a resume is asked about
+    source = "batch()" if recipe.dataset is None else type(recipe.dataset).__name__
+    state = deepcopy(recipe.state_dict())
+    indices = torch.arange(config.training.batch_size)
+
+    def again(indices: Tensor) -> Any:
+        if state:
+            recipe.load_state_dict(deepcopy(state))
+        seed_everything(0)
+        return drawn(recipe, indices, CPU)
+
+    batch = again(indices)
+    first = fingerprint(batch)
+    # Of an object of a kind of its own a fingerprint tells little.
+    is_seen = any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch))
+    if fingerprint(again(indices)) != first:
+        yield Finding(
+            "error",
+            f"{source} returns other examples for the same indices: it has an order of its own, "
+            "and a resumed run would go on with others. Follow indices, or keep the place in "
+            "state_dict()",
+        )
+        return
+    others = recipe.train_size - 1 - indices
+    if is_seen and not state and recipe.train_size > 1 and fingerprint(again(others)) == first:
+        yield Finding(
+            "warning",
+            f"{source} ignores its indices: it returns the same examples for others, so an epoch "
+            "need not see them all",
+        )
+
+
+def asked_of_a_resume(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+    """Ask whether steps in a row, and the same with a resume among them, lead to the same bits."""
+    # At a scale of 1 steps are applied: of skipped ones every resume would be exact.
+    scaler = values.get("scaler", {}) | {"init_scale": 1.0}
+    changed = {"checkpoints": {"every_steps": RESUMED_AT}, "scaler": scaler}
+    config = small_config(recipe_class, values | changed, "fp16", steps=RESUMED)
+    records: list[Steps] = []
+    with TemporaryDirectory(prefix="halfstep-check-") as folder:
+        whole, resumed = Path(folder, "whole"), Path(folder, "resumed")
+        resumed.mkdir()
+
+        def run(into: Path, resume: Path | None = None) -> Mapping[str, str]:
+            train(
+                recipe_class,
+                config,
+                device=CPU,
+                on_steps=records.append,
+                on_event=_ignore,
+                checkpoint_folder=into,
+                resume=resume,
+            )
+            return dict(_fingerprints(checkpoint.load(into / f"step-{RESUMED:08d}.pt")))
+
+        try:
+            expected = run(whole)
+            middle = f"step-{RESUMED_AT:08d}.pt"
+            found = run(resumed, (whole / middle).rename(resumed / middle))
+        except (Exception, SystemExit) as error:
+            yield Finding("error", f"it cannot be resumed: {first_line(error)}")
+            return
+    if other := [name for name in expected if found.get(name) != expected[name]]:
+        named = ", ".join([*other[:3], *(["…"] if len(other) > 3 else [])])
+        yield Finding(
+            "error",
+            f"{RESUMED} steps in a row, and {RESUMED_AT}, a resume and {RESUMED - RESUMED_AT} "
+            f"more, differ in {named}: what decides a step besides modules, optimizers and the "
+            "global random generators belongs in state_dict()",
+        )
+    elif not any((each["flags"] & SKIPPED == 0).any() for each in records):
+        yield Finding(
+            "warning",
+            f"a resume is not checked: all of {RESUMED} steps were skipped, at a loss scale of 1",
+        )
+
+
+def _fingerprints(state: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each value of a checkpoint that decides a step, by its place, and its fingerprint."""
+    if not place:
+        state = {name: state[name] for name in DECIDING}
+    if not isinstance(state, Mapping | list | tuple):
+        yield place, fingerprint(state)
+        return
+    for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+        yield from _fingerprints(value, f"{place}.{key}" if place else str(key))
+
+
+def _ignore(_: object) -> None: ...
+
+
+def asked_of_the_device(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+    """Look for values that a step asks the device for; on the meta device there are none."""
+    # Unfused, because meta has no fused kernels; no optimizer steps here.
+    config = small_config(recipe_class, values, "fp16", fused=False)
+    file = inspect.getfile(recipe_class)
+    with _autocast_takes_meta():
+        try:
+            recipe = make_recipe(recipe_class, config, META)
+        except Exception as error:
+            yield Finding(
+                "warning",
+                "waits for the device could not be looked for: the recipe cannot be made on "
+                f"torch's meta device ({first_line(error)})",
+                place(file, error),
+            )
+            return
+        recipe.scaler = make_scaler(config, CPU)  # its tensors go where the losses are
+        if left := [name for name, each in recipe.modules.items() if not _is_on(META, each)]:
+            for name in left:
+                yield Finding("error", f'module "{name}" was left on the CPU: .to(device)')
+            return
+        try:
+            indices = torch.arange(config.training.batch_size)
+            batch = drawn(recipe, indices, META)
+            losses = recipe.training_step(batch)
+            while True:
+                with make_autocast(config, CPU):
+                    loss = next(losses, None)
+                if loss is None:
+                    return
+                total = torch.stack([each.value for each in as_losses(loss)]).sum()
+                recipe.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            yield _told_by_meta(error, file)
+
+
+def _told_by_meta(error: Exception, file: str) -> Finding:
+    """Return what an error says that a step has raised on the meta device."""
+    text, where = first_line(error), place(file, error)
+    if "Tensor on device cpu is not on the expected device meta" in text:
+        return Finding(
+            "error",
+            "a tensor or a module that the step uses was left on the CPU: make it on the device "
+            "that __init__ is given, or move it there, .to(device)",
+            where,
+        )
+    if "Meta kernel" in text and not any(name in text for name in SHAPED_BY_VALUES):
+        operation = str(error).removeprefix("aten::").partition(":")[0].partition(".")[0]
+        return Finding(
+            "warning",
+            "waits for the device were looked for as far as this line: torch has no "
+            f"{operation.strip('_')} on its meta device",
+            where,
+        )
+    return Finding(
+        "error",
+        "the step asks the device for a value, and the host waits for it: keep it on the device, "
+        f"or do it in evaluate ({text})",
+        where,
+    )
+
+
+def _is_on(device: torch.device, module: nn.Module) -> bool:
+    return all(parameter.device == device for parameter in module.parameters())
+
+
+@contextmanager
+def _autocast_takes_meta() -> Iterator[None]:
+    """Let regions that a recipe opens for its device be opened on meta, as the CPU's."""
+    original = torch.autocast.__init__
+
+    def opened(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+    torch.autocast.__init__ = opened  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = original  # type: ignore[method-assign]

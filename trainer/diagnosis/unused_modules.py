@@ -1,0 +1,60 @@
+"""Modules that a setting names and that the first step does not call: it says nothing of them.
+
+Such is the out_proj of a MultiheadAttention, whose weights that one uses by itself. Hooks are there
+for the first step alone, and not at all in a compiled network, which would be compiled anew.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from halfstep.run_config import RunConfig
+from halfstep.telemetry.spool import Event
+from trainer.observers import Observer
+from trainer.optimizers import StepResult
+from trainer.precision.module_names import chosen
+
+
+class Uncalled(Observer):
+    """Sees which modules the first step calls."""
+
+    is_diagnosis = True
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        config: RunConfig[Any],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._on_event = on_event
+        settings = {} if config.training.compile else config.modules.model_dump()
+        self._waiting = {
+            name: module
+            for field, patterns in settings.items()
+            for name, module in chosen(modules, f"modules.{field}", patterns).items()
+        }
+        self._hooks: list[RemovableHandle] = []
+        self._step = 0
+
+    def before_step(self, step: int) -> None:
+        """Hook the modules in."""
+        self._step = step
+        for name, module in self._waiting.items():
+            self._hooks.append(module.register_forward_pre_hook(self._called(name)))
+
+    def after_step(self, result: StepResult) -> None:
+        """Tell which were not called, once."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._hooks and self._waiting:
+            names = list(self._waiting)
+            self._on_event({"event": "uncalled", "step": self._step, "modules": names})
+        self._hooks, self._waiting = [], {}
+
+    def _called(self, name: str) -> Callable[..., None]:
+        def forget(_module: nn.Module, _args: object) -> None:
+            self._waiting.pop(name, None)
+
+        return forget

@@ -1,0 +1,1 @@
+"""Ranks, process groups and sharded weights."""

@@ -1,0 +1,396 @@
+"""Weights in shards, by training.parallel fsdp: each rank keeps a part of each weight.
+
+torch's fully_shard gathers the weights of a block before it computes, going forward and backward,
+and lets go of them afterwards; gradients are averaged into the shard that updates. A shard is a
+DTensor: the scaler and the optimizers know what to do with one, and where nobody does, this module
+does. Its functions take a tensor that is whole as well, and leave it so.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from itertools import chain
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from halfstep.monitor.telemetry_rows import Counts
+from halfstep.recipe import RecipeError
+from halfstep.run_config import RunConfig
+from trainer.precision.buffers import in_a_row, is_expanded, kinds, put_back
+from trainer.precision.module_names import called, chosen
+
+#: Optimizers that update each element by itself, and with whose kernels torch shards them.
+FUSED = (torch.optim.Adam, torch.optim.AdamW)
+UNFUSED = (
+    *FUSED,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adamax,
+    torch.optim.ASGD,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.SGD,
+)
+Group: TypeAlias = "dist.ProcessGroup | None"
+
+
+class Calls:
+    """Which modules this rank has called, in order, of those whose weights are gathered.
+
+    Were they others on another rank, weights of unlike modules would be gathered into one.
+    """
+
+    def __init__(self) -> None:
+        self.checksum = 0
+
+    def count(self, name: str, module: nn.Module) -> None:
+        """Count each call."""
+        module.register_forward_pre_hook(partial(self._count, name.encode()))
+
+    def _count(self, name: bytes, _module: nn.Module, _inputs: object) -> None:
+        self.checksum = zlib.crc32(name, self.checksum)
+
+
+def shard(
+    modules: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Optimizer],
+    config: RunConfig[Any],
+    device: torch.device,
+) -> Calls:
+    """Leave each rank a part of the weights that rank 0 has drawn, and of what optimizers know.
+
+    In place: a module is the same object with other parameters. One that nothing trains stays
+    whole on each rank. Returned is what counts their calls.  Raises RecipeError for what cannot be
+    sharded, ConfigError for names in modules.sharded that no module has.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    for name, optimizer in optimizers.items():
+        _check_optimizer(name, optimizer)
+    calls = Calls()
+    trained = {
+        name: network
+        for name, network in modules.items()
+        if any(parameter.requires_grad for parameter in network.parameters())
+    }
+    world: Any = dist.group.WORLD  # joined by now
+    mesh = DeviceMesh.from_group(world, device.type)
+    before = _named_parameters(modules)
+    drawn = {name: parameter.detach() for name, parameter in before.items()}
+    blocks = chosen(modules, "modules.sharded", config.modules.sharded) or _repeated(trained)
+    for name, network in trained.items():
+        _check_network(name, network)
+        inner = {path: block for path, block in blocks.items() if path.startswith(f"{name}.")}
+        for path, module in {**inner, name: network}.items():  # which has what no block has
+            calls.count(path, module)
+            cut = [parameter for parameter in module.parameters() if not is_shard(parameter)]
+            try:
+                # Always, the network's own too: whoever changes shards changes what is computed.
+                policy = _policy(config, is_network=module is network)
+                fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+            except (ValueError, NotImplementedError) as error:
+                raise RecipeError(f"training.parallel is fsdp: {error}") from error
+            for parameter in cut:  # the optimizers have it still, and so it would be whole here
+                parameter.data = parameter.data.new_empty(0)
+        if kinds([network]):
+            network.register_forward_pre_hook(_take_buffers_of_first)
+        network.register_forward_hook(_watch_for_second_order)
+    after = _named_parameters(modules)
+    _check_tied(before, after)
+    for name, network in modules.items():
+        if name not in trained:
+            network.to(device)
+        _give_buffers_of_first(network, device)
+    _give_weights_of_first(drawn, after, device)
+    shards = {whole: after[name] for name, whole in before.items()}
+    for optimizer in optimizers.values():
+        _go_over(optimizer, shards)
+    return calls
+
+
+def _policy(config: RunConfig[Any], *, is_network: bool) -> Any:
+    """Return what a module's weights and inputs are cast to, and its outputs, as torch has it.
+
+    A network's own outputs are fp32: a loss is computed of them.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if config.training.shard_casts == "autocast":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=torch.float16 if config.precision == "fp16" else torch.bfloat16,
+        reduce_dtype=torch.float32,
+        output_dtype=torch.float32 if is_network else None,
+    )
+
+
+def is_shard(tensor: object) -> bool:
+    """Tell whether other ranks have the rest of a tensor."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this rank has of a tensor, in the same memory; no gradient goes through it."""
+    if not is_shard(tensor):
+        return tensor
+    with torch.no_grad():
+        part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+        return part
+
+
+def group_of(tensors: Iterable[Tensor]) -> Group:
+    """Return the ranks that have parts of these tensors; None if each has all of them."""
+    meshes = (tensor.device_mesh for tensor in tensors if is_shard(tensor))  # type: ignore[attr-defined]
+    mesh = next(meshes, None)
+    return None if mesh is None else mesh.get_group()
+
+
+def sum_(found: Tensor, group: Group) -> Tensor:
+    """Add up what each rank found in its parts, in place, without waiting for it."""
+    if group is not None:
+        dist.all_reduce(found, group=group)
+    return found
+
+
+def norms_of_whole(norms: Tensor, group: Group) -> Tensor:
+    """Return the L2 norms of tensors, (P,), by those of this rank's parts of them.
+
+    One sum over the ranks for all. In fp64, whose squares neither overflow nor underflow.
+    """
+    if group is None:
+        return norms
+    return sum_(norms.double().square(), group).sqrt().to(norms.dtype)
+
+
+def counts_of_whole(counts: Counts, group: Group) -> Counts:
+    """Return counts of whole tensors, by those of parts of the same ones. The host waits."""
+    if group is None or not counts:
+        return counts
+    total = sum_(torch.tensor(list(counts.values())), group).tolist()
+    return {place: (inf, nan) for place, (inf, nan) in zip(counts, total, strict=True)}
+
+
+def maker(modules: Mapping[str, nn.Module]) -> Callable[..., Tensor]:
+    """Return what makes an empty tensor to read into: in shards where these modules' are."""
+    weights = (weight for module in modules.values() for weight in module.parameters())
+    like: Any = next(filter(is_shard, weights), None)
+    if like is None:
+        return torch.empty
+    from torch.distributed.tensor import empty
+
+    mesh, placements = like.device_mesh, like.placements
+    return lambda size, dtype: empty(size, dtype=dtype, device_mesh=mesh, placements=placements)
+
+
+def host_mesh(group: dist.ProcessGroup) -> Any:
+    """Return the ranks as holders of shards in host memory.  group: by gloo."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(group, "cpu")
+
+
+def host_copy(shard: Tensor, own: Tensor, mesh: Any) -> Tensor:
+    """Return a shard whose part of this rank is another tensor, in host memory."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        own,
+        mesh,
+        shard.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=shard.shape,
+        stride=shard.stride(),
+    )
+
+
+def part(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's part of a whole tensor, as a shard like another; whole, if that is."""
+    if not is_shard(like) or is_shard(tensor):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)  # each has the whole
+
+
+def parts_of_module(state: Mapping[str, Any], module: nn.Module) -> Mapping[str, Any]:
+    """Return a module's whole state as the module has it now."""
+    own = module.state_dict()
+    placed: Any = copy(state)  # with the versions that torch keeps in it
+    for name, like in own.items():
+        if name in placed:
+            placed[name] = part(placed[name], like)
+    return placed  # type: ignore[no-any-return]
+
+
+def parts_of_optimizer(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimizer's whole state as the optimizer has it now."""
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
+    placed = dict(state["state"])
+    for number, parameter in zip(numbers, parameters, strict=False):  # torch says what is amiss
+        if number in placed:
+            placed[number] = _moments(placed[number], parameter)
+    return {**state, "state": placed}
+
+
+def check_one_loss(losses: Sequence[tuple[str, ...]], optimizers: Iterable[str]) -> None:
+    """Raise RecipeError unless a step has one loss, of all optimizers.
+
+    losses: the optimizers of each.  A backward pass for some parameters alone would find those of
+    the pass, gathered, and not the shards.
+    """
+    if len(losses) > 1 or set(losses[0]) != set(optimizers):
+        told = " and ".join(f"a loss of {', '.join(each)}" for each in losses)
+        raise RecipeError(
+            f"training.parallel is fsdp, and training_step yields {told}; allowed: one loss "
+            f"a step, of all optimizers ({', '.join(optimizers)}); or training.parallel ddp"
+        )
+
+
+def _check_optimizer(name: str, optimizer: Optimizer) -> None:
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    known = FUSED if fused else UNFUSED
+    if type(optimizer) in known:
+        return
+    kind = type(optimizer).__name__
+    if type(optimizer) in UNFUSED:
+        raise RecipeError(
+            f'optimizer "{name}" is a fused {kind}, which torch cannot shard: with '
+            "training.parallel fsdp give it fused=False (training.fused)"
+        )
+    allowed = ", ".join(each.__name__ for each in known)
+    raise RecipeError(
+        f'optimizer "{name}" is {kind}, which is not known to update each element by itself, as '
+        f"shards need it; with training.parallel fsdp allowed: {allowed}"
+    )
+
+
+def _check_network(name: str, network: nn.Module) -> None:
+    for path, module in network.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise RecipeError(
+                f"{name}.{path} has sparse gradients, which cannot be sharded: with "
+                "training.parallel fsdp give it sparse=False"
+            )
+    types = {parameter.dtype for parameter in network.parameters() if parameter.requires_grad}
+    if len(types) > 1:
+        told = ", ".join(sorted(str(each) for each in types))
+        raise RecipeError(
+            f"the weights of {name} are of several types, {told}, which torch does not shard "
+            "together; with training.parallel fsdp allowed: one type (see training.weights)"
+        )
+
+
+def _check_tied(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) -> None:
+    """Raise RecipeError if a weight of two names became two weights."""
+    first: dict[nn.Parameter, str] = {}
+    for name, weight in before.items():
+        other = first.setdefault(weight, name)
+        if after[other] is not after[name]:
+            raise RecipeError(
+                f"{other} and {name} are one weight, and lie in two shards: with "
+                "training.parallel fsdp name modules in modules.sharded so that one of them, or "
+                "none, holds both"
+            )
+
+
+def _repeated(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the children of the outermost lists of modules: the blocks of a network."""
+    found: dict[str, nn.Module] = {}
+    for name, module in modules.items():
+        is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+        children = {f"{name}.{path}": child for path, child in module.named_children()}
+        if not is_list:
+            found |= _repeated(children)
+            continue
+        for path, child in children.items():
+            found |= dict(called(path, child))
+    return {name: each for name, each in found.items() if next(each.parameters(), None) is not None}
+
+
+def _give_weights_of_first(
+    drawn: dict[str, Tensor], weights: Mapping[str, nn.Parameter], device: torch.device
+) -> None:
+    """Have what rank 0 has drawn, or its part of it: a tensor at a time is whole on a device."""
+    from torch.distributed.tensor import distribute_tensor
+
+    for name in list({id(weight): name for name, weight in weights.items()}.values()):
+        weight, value = weights[name].detach(), drawn.pop(name).to(device)
+        if is_shard(weight):
+            value = distribute_tensor(value, weight.device_mesh, weight.placements)  # type: ignore[attr-defined]
+        else:
+            dist.broadcast(value, 0)
+        weight.copy_(value)
+
+
+def _give_buffers_of_first(network: nn.Module, device: torch.device) -> None:
+    """Have rank 0's buffers, once: also those that no step changes."""
+    for owner in network.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                value = buffer.detach().to(device, copy=True).contiguous()
+                dist.broadcast(value, 0)
+                if is_expanded(buffer):
+                    owner._buffers[name] = value
+                else:
+                    buffer.copy_(value)
+
+
+def _take_buffers_of_first(network: nn.Module, _inputs: object) -> None:
+    """Have rank 0's buffers, such as running statistics, before a pass, as with ddp."""
+    for buffers in kinds([network]):
+        row = in_a_row(buffers)
+        dist.broadcast(row, 0)
+        put_back(buffers, row)
+
+
+def _watch_for_second_order(_network: nn.Module, _inputs: object, outputs: Any) -> None:
+    for output in tree_leaves(outputs):
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(_check_order)  # type: ignore[no-untyped-call]
+
+
+def _check_order(_gradient: Tensor) -> None:
+    """Raise RecipeError if this gradient is to be differentiated: the weights gathered for it are
+    gone by then, and so would be some gradients.
+    """
+    if torch.is_grad_enabled():  # going backward, for create_graph alone
+        raise RecipeError(
+            "training.parallel is fsdp, and training_step differentiates a gradient "
+            "(create_graph=True); allowed: training.parallel ddp"
+        )
+
+
+def _go_over(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Have an optimizer update shards, with what it has kept of whole weights."""
+    for group in optimizer.param_groups:
+        group["params"] = [shards.get(parameter, parameter) for parameter in group["params"]]
+    for whole_weight, weight in shards.items():
+        if whole_weight in optimizer.state:
+            optimizer.state[weight] = _moments(optimizer.state.pop(whole_weight), weight)
+
+
+def _moments(state: Mapping[str, Any], weight: Tensor) -> dict[str, Any]:
+    return {
+        name: part(value, weight)
+        if isinstance(value, Tensor) and value.shape == weight.shape
+        else value
+        for name, value in state.items()
+    }
+
+
+def _named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    return {
+        f"{name}.{path}": parameter
+        for name, network in modules.items()
+        for path, parameter in network.named_parameters(remove_duplicate=False)
+    }

@@ -1,0 +1,133 @@
+"""What a recipe tells of its steps by itself: numbers come to the host without a wait."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from halfstep.monitor.async_host_copy import Parcels
+from halfstep.recipe import RecipeError
+from halfstep.session.logged_values import as_scalar, is_number
+from halfstep.telemetry.events import fault
+from halfstep.telemetry.spool import BadEvent, Event
+from trainer.checkpoints.artifacts import check_names, files_of
+from trainer.checkpoints.background_writer import Writer
+from trainer.observers import Observer, courtesy, tell_failed
+from trainer.optimizers import StepResult
+
+MOST_NAMES = 200  # in a step
+MOST_REFUSED = 20  # names that are told of
+LOGGING = "logging of a number"
+
+Save: TypeAlias = Callable[[int, Mapping[str, bytes]], None]  # of a step, files by their names
+
+
+class Logged(Observer):
+    """Takes what `Recipe.log` is told while a step is made, and in no replay or evaluation."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        elapsed_ms: Callable[[], int],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        """elapsed_ms: since the run's first start."""
+        self._device, self._elapsed_ms, self._on_event = device, elapsed_ms, on_event
+        self._step: int | None = None  # while it is made
+        self._told: dict[str, list[Tensor]] = {}
+        self._seen: dict[str, bytes] = {}  # files of what is no number
+        self._names: dict[str, bool] = {}  # of numbers: whether they can be recorded
+        self.save: Save | None = None
+        self._parcels, self._writer = Parcels(), Writer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait until what was handed over is kept, after a step that raised too."""
+        self._writer.close()
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Take what is told of the step under way. Raises RecipeError for what cannot be shown.
+
+        Of several numbers the mean is told, of anything else the last. A number whose name nobody
+        could record is left out, which is said once.
+        """
+        if self._step is None:
+            return
+        for name, value in values.items():
+            if name not in self._told and len(self._told) + len(self._seen) >= MOST_NAMES:
+                raise RecipeError(f'log was told "{name}"; allowed: {MOST_NAMES} names in a step')
+            if is_number(value):
+                if self._is_recordable(name, self._step):
+                    self._told.setdefault(name, []).append(self._number(value))
+            else:
+                files = files_of({name: value})
+                check_names(files)
+                self._seen |= files
+
+    def before_step(self, step: int) -> None:
+        """Listen from here on."""
+        self._step, self._told, self._seen = step, {}, {}
+
+    def after_step(self, result: StepResult) -> None:
+        """Send off the step's numbers, and report what has arrived."""
+        if self._step is not None and self._told:
+            means = [
+                torch.stack(each).mean() if len(each) > 1 else each[0]
+                for each in self._told.values()
+            ]
+            report = partial(self._report, self._step, list(self._told), self._elapsed_ms())
+            self._parcels.send(report, torch.stack(means))
+        if self._step is not None and self._seen and self.save is not None:
+            # The disk is waited for by a thread, and one that is full ends nothing.
+            self._writer.begin(partial(self._save, self.save, self._step, self._seen))
+        self._step, self._told = None, {}
+        self._parcels.report()
+
+    def drain(self) -> None:
+        """Wait for the device and the disk, and report what is left."""
+        self._parcels.report(wait=True)
+        self._writer.wait()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Take nothing meanwhile: what is done is no part of the step."""
+        step, self._step = self._step, None
+        try:
+            yield
+        finally:
+            self._step = step
+
+    def _is_recordable(self, name: str, step: int) -> bool:
+        if name not in self._names:
+            event = {"event": "metric", "step": step, "name": name, "value": 0, "elapsed_ms": 0}
+            wrong = fault(event)
+            self._names[name] = wrong is None
+            if wrong and [*self._names.values()].count(False) <= MOST_REFUSED:
+                tell_failed(LOGGING, step, BadEvent(wrong), self._on_event)
+        return self._names[name]
+
+    def _save(self, save: Save, step: int, files: Mapping[str, bytes]) -> None:
+        if self.save is None:  # what came before could not be kept
+            return
+        with courtesy("keeping of what was logged", step, self._on_event):
+            try:
+                save(step, files)
+            except Exception:
+                self.save = None
+                raise
+
+    def _number(self, value: Any) -> Tensor:
+        value = as_scalar(value)
+        if not isinstance(value, Tensor):
+            return torch.full((), float(value), device=self._device)
+        return value.detach().to(self._device, torch.float32, non_blocking=True, copy=True)
+
+    def _report(self, step: int, names: list[str], elapsed_ms: int, arrived: list[Tensor]) -> None:
+        for name, value in zip(names, arrived[0].tolist(), strict=True):
+            event = {"event": "metric", "step": step, "name": name, "value": value}
+            self._on_event(event | {"elapsed_ms": elapsed_ms})

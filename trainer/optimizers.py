@@ -1,0 +1,232 @@
+"""Optimizers, watched: whether the scaler skipped them, and how large their gradients were.
+
+All of it stays on the device, as tensors that nobody has read yet.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from halfstep.monitor.gradients import count_nonfinite, elements
+from halfstep.monitor.telemetry_rows import Counts
+from halfstep.recipe import RecipeError
+from trainer.distributed.shards import counts_of_whole, group_of, local, norms_of_whole
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Update(NamedTuple):
+    """What became of one optimizer in one step: tensors on the device, not read by the host."""
+
+    found_inf: Tensor  # 0-dim: 1 if the scaler skipped it
+    total_norm: Tensor  # 0-dim: L2 over all its gradients, unscaled, before the clip
+    clipped_norm: Tensor  # 0-dim: after the clip by value, if there is one; else total_norm
+    norms: Tensor  # (P,): L2 of each parameter's gradient, unscaled, before the clip
+    #: Counted on a CPU alone: on a GPU the host would have to wait, and does so in a replay.
+    counts: Counts | None = None
+
+
+class StepResult(NamedTuple):
+    """What became of one step."""
+
+    loss: Tensor  # 0-dim, as all of these
+    scale: Tensor  # the one used for this step
+    scale_after: Tensor
+    updates: dict[str, Update]  # every optimizer; one that took no part has zeros
+    stepped: set[str]  # the optimizers that took part
+    rate: float | Tensor = 0.0  # learning rate: a tensor where only the device knows it
+    losses: int = 1  # how often training_step yielded
+
+
+class WatchedOptimizer:
+    """An optimizer that says whether the scaler skipped it, as a tensor, not by asking the device.
+
+    A fused optimizer is always called: during its step it carries `found_inf`, on the device,
+    and skips inside its kernel. An unfused one is called only if nothing was found, after the
+    scaler has asked the device (that wait is PyTorch's own). One pre-hook tells all cases apart.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.optimizer = optimizer
+        self.names = list(parameters)  # in forward order
+        self.parameters = list(parameters.values())
+        device = self.parameters[0].device
+        self._is_on_cpu = device.type == "cpu"
+        self._zero, self._one = torch.zeros((), device=device), torch.ones((), device=device)
+        self._found_inf = self._zero
+        #: The ranks that have the rest of the parameters; None: each has all of them.
+        self.shared_with = group_of(self.parameters)
+        is_fp32 = all(p.dtype == torch.float32 for p in self.parameters)
+        self._norm_dtype = None if is_fp32 else torch.float32
+        # The result of a step in which the recipe yields no loss for this optimizer.
+        no_norms = torch.zeros(len(self.names), device=device)
+        self.idle = Update(self._zero, self._zero, self._zero, no_norms)
+        optimizer.register_step_pre_hook(self._keep_found_inf)
+
+    @property
+    def rate(self) -> float | Tensor:
+        """The learning rate of the first group: a tensor if only its device knows it."""
+        rate = self.optimizer.param_groups[0]["lr"]
+        return (
+            rate if isinstance(rate, Tensor) and rate.device == self._zero.device else float(rate)
+        )
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients, as `zero_grad(set_to_none=True)` does, without its profiling."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def gradient_norms(self) -> Tensor:
+        """Return the L2 norm of each parameter's gradient, (P,) in fp32; 0 where there is none."""
+        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
+        if not gradients:
+            raise RecipeError(
+                f"the loss reached no parameter of its optimizer: {', '.join(self.names)} have no "
+                "gradient. Does training_step detach the model's output, or name another optimizer?"
+            )
+        if any(gradient.is_sparse for gradient in gradients):
+            self._check_sparse()
+            gradients = [elements(gradient) for gradient in gradients]
+        norms = iter(torch._foreach_norm(gradients, dtype=self._norm_dtype))
+        own = torch.stack([self._zero if p.grad is None else next(norms) for p in self.parameters])
+        return norms_of_whole(own, self.shared_with)
+
+    def step(self, scaler: GradScaler) -> Tensor:
+        """Let the scaler step or skip; return found_inf, 0-dimensional: 1 if it skipped."""
+        self._found_inf = self._one  # stands if the hook does not run: an unfused skip
+        scaler.step(self.optimizer)
+        return self._found_inf
+
+    def count_nonfinite(self, norms: Tensor) -> Counts | None:
+        """Return Update.counts of these norms. Call it before the clip, which spreads a NaN."""
+        if not self._is_on_cpu or math.isfinite(norms.sum().item()):  # in host memory: no wait
+            return None
+        own = {
+            position: count_nonfinite(local(gradient))
+            for position, norm in enumerate(norms.tolist())
+            if not math.isfinite(norm) and (gradient := self.parameters[position].grad) is not None
+        }
+        return counts_of_whole(own, self.shared_with)
+
+    def check_elements_can_be_clipped(self) -> None:
+        """Raise RecipeError if a gradient is sparse: torch clips those by their norm alone."""
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise RecipeError(
+                    f"the gradient of {name} is sparse, and torch cannot clip its elements: leave "
+                    "training.max_grad_value empty, or give its Embedding sparse=False"
+                )
+
+    def _check_sparse(self) -> None:
+        """Raise RecipeError if this optimizer has no kernel for sparse gradients."""
+        if not any(group.get("fused") for group in self.optimizer.param_groups):
+            return
+        sparse = (
+            name
+            for name, parameter in zip(self.names, self.parameters, strict=True)
+            if parameter.grad is not None and parameter.grad.is_sparse
+        )
+        raise RecipeError(
+            f"the gradient of {next(sparse)} is sparse, and torch's fused optimizers take none: "
+            "give its optimizer fused=False (SGD, Adagrad or SparseAdam), or its Embedding "
+            "sparse=False"
+        )
+
+    def _keep_found_inf(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+        # Cloned, because scaler.update() adds other optimizers' flags to it in place.
+        self._found_inf = self._zero if found_inf is None else found_inf.clone()
+
+
+def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:
+    """Give fused SGD its momentum before the first step, lest that step be skipped.
+
+    torch allocates it uninitialised and lets the kernel fill it in, which a skipped step does not:
+    the next one would go on from whatever was there. Zeros do the same as torch's own first step,
+    unless it dampens later ones. (Adam, AdamW and Adagrad begin with zeros of their own.)
+    """
+    for name, optimizer in optimizers.items():
+        if not isinstance(optimizer, torch.optim.SGD):
+            continue
+        for group in optimizer.param_groups:
+            if not (group["fused"] and group["momentum"]):
+                continue
+            if group["dampening"]:
+                raise RecipeError(
+                    f'optimizer "{name}" is a fused SGD with dampening {group["dampening"]}: if '
+                    "its first step were skipped, it would train on memory that nobody has filled. "
+                    "Set dampening to 0 or fused to False"
+                )
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def watched_optimizers(
+    modules: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Optimizer],
+    *,
+    is_scaled: bool = False,
+) -> dict[str, WatchedOptimizer]:
+    """Return each optimizer, watched; its parameters named "<module>.<parameter>" in forward order.
+
+    is_scaled: by a loss scaler.  Raises RecipeError for parameters that cannot be trained: in fp16,
+    in bf16 with a scaler, or in no module.
+    """
+    names = {
+        parameter: f"{module}.{name}"
+        for module, network in modules.items()
+        for name, parameter in network.named_parameters()
+    }
+    watched = {}
+    for optimizer_name, optimizer in optimizers.items():
+        check_kind(optimizer_name, optimizer)
+        own = {p for group in optimizer.param_groups for p in group["params"]}
+        if strangers := own - names.keys():
+            shapes = ", ".join(str(tuple(p.shape)) for p in strangers)
+            raise RecipeError(
+                f'optimizer "{optimizer_name}" has parameters of shape {shapes} that are in none '
+                f"of the recipe's modules ({', '.join(modules)}): they could not be saved"
+            )
+        parameters = {name: parameter for parameter, name in names.items() if parameter in own}
+        for name, parameter in parameters.items():
+            if parameter.dtype == torch.float16 or (is_scaled and parameter.dtype in HALF):
+                raise RecipeError(
+                    f"parameter {name} is {parameter.dtype}: leave the model in torch.float32 "
+                    "(no .half()); autocast casts where it is safe. A fused optimizer would "
+                    "accept half-precision gradients in silence, and lose small updates. (bf16 is "
+                    "allowed where nothing scales the loss: precision bf16, or fp32)"
+                )
+        check_kernel(optimizer_name, optimizer)
+        watched[optimizer_name] = WatchedOptimizer(optimizer, parameters)
+    return watched
+
+
+def check_kernel(name: str, optimizer: Optimizer) -> None:
+    """Raise RecipeError for a fused SGD of weights in bf16 on a CPU: its kernel leaves them as is.
+
+    https://github.com/pytorch/pytorch/issues/191763, in torch up to 2.13
+    """
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+        weights = (weight for weight in group["params"] if weight.device.type == "cpu")
+        if group["fused"] and any(weight.dtype == torch.bfloat16 for weight in weights):
+            raise RecipeError(
+                f'optimizer "{name}" is a fused SGD of weights in bf16, whose kernel on a CPU does '
+                "not change them: give it fused=False (training.fused), or take AdamW"
+            )
+
+
+def check_kind(name: str, optimizer: object) -> None:
+    """Raise RecipeError for what is no optimizer, or none that a scaler can step."""
+    if not isinstance(optimizer, Optimizer):
+        kind = type(optimizer).__name__
+        raise RecipeError(f'optimizer "{name}" is a {kind}; allowed is a torch.optim.Optimizer')
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise RecipeError(
+            f'optimizer "{name}" is LBFGS, which goes through each step several times: a loss '
+            "scaler cannot step it, and neither can this loop"
+        )

@@ -1,0 +1,1 @@
+"""Precision: scale policies, fp8, bf16 weights, precision per module."""

@@ -1,0 +1,72 @@
+"""Activation checkpoints: modules whose activations are computed again, going backward.
+
+To the same bits: with the random numbers, the autocast and the buffers of the first time. Buffers
+are not torch's to keep: a BatchNorm would count its batch twice, a spectral norm take another
+weight. So the second time has copies of its own, made before the first.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from halfstep.run_config import RunConfig
+from trainer.precision.module_names import chosen
+from trainer.precision.module_precision import wrap_forward
+
+Place: TypeAlias = tuple[nn.Module, str]  # of a buffer
+
+
+def set_checkpoints(modules: Mapping[str, nn.Module], config: RunConfig[Any]) -> None:
+    """Have the modules that the configuration names keep no activations.
+
+    modules: the recipe's, not wrapped or compiled yet.  Raises ConfigError for unknown names.
+    """
+    for module in chosen(modules, "modules.checkpointed", config.modules.checkpointed).values():
+        keep_no_activations(module)
+
+
+def keep_no_activations(module: nn.Module) -> None:
+    """Have a module compute its activations again, going backward."""
+    places = [(owner, name) for owner in module.modules() for name in owner._buffers]
+
+    def forward_checkpointed(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return inner(*args, **kwargs)
+        call = partial(inner, **kwargs)
+        if places:
+            return _forward_with_buffers(places, call, *args)
+        return checkpoint(call, *args, use_reentrant=False)
+
+    wrap_forward(module, forward_checkpointed)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # no compiler follows what it does
+def _forward_with_buffers(places: Sequence[Place], call: Callable[..., Any], *args: Any) -> Any:
+    before = [_copy(owner._buffers[name]) for owner, name in places]
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _buffers(places, before)
+
+    return checkpoint(call, *args, use_reentrant=False, context_fn=contexts)
+
+
+@contextmanager
+def _buffers(places: Sequence[Place], values: Sequence[Tensor | None]) -> Iterator[None]:
+    """Let the modules have copies of these values as buffers, and then their own again."""
+    now = [owner._buffers[name] for owner, name in places]
+    for (owner, name), value in zip(places, values, strict=True):
+        owner._buffers[name] = _copy(value)
+    try:
+        yield
+    finally:
+        for (owner, name), own in zip(places, now, strict=True):
+            owner._buffers[name] = own
+
+
+def _copy(buffer: Tensor | None) -> Tensor | None:
+    return None if buffer is None else buffer.detach().clone()

@@ -1,0 +1,176 @@
+"""What can be wanted of a loss scale beyond PyTorch's scaler: bounds, patience, and an end.
+
+`ScaleRule` decides on the device, with tensors: the host never waits to learn of a skip.
+`StopRule` decides on the host, from the records that telemetry brings there some steps later.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from halfstep.run_settings import LARGEST_SCALE, SMALLEST_SCALE, Scaler
+from halfstep.telemetry.spool import SKIPPED, Steps
+from trainer.observers import Observer
+
+#: Applied steps in a row after which a run's first search for its scale is over. (A scale that
+#: starts too high is halved in almost every step until then.)
+CALIBRATED_AFTER = 25
+
+
+class RuleError(RuntimeError):
+    """A rule that the configuration sets has ended the run: no fault of code or machine."""
+
+
+class ScaleUnusableError(RuleError):
+    """The loss scale will not come right; the message says which rule found so, and when."""
+
+
+class ScaleRule:
+    """How the scale moves after a step. With nothing switched on, exactly as PyTorch moves it.
+
+    Hysteresis, as in DeepSpeed and Megatron: so many skips until the scale backs off, counted anew
+    when it grows. Tolerance, as in fairseq: it backs off only if the share of skipped steps, since
+    it last changed, has reached this. Either may hold a back-off back; floor and ceiling come last.
+    """
+
+    def __init__(self, settings: Scaler, device: torch.device) -> None:
+        self._hysteresis, self._tolerance = settings.hysteresis, settings.tolerance
+        # At a scale of 0, or one whose reciprocal is infinite, torch finds nothing wrong with
+        # gradients of 0, unscales them to NaN, and the step is applied.
+        self._floor = settings.floor or SMALLEST_SCALE
+        self._ceiling = settings.ceiling or LARGEST_SCALE
+        self._is_patient = settings.hysteresis > 1 or settings.tolerance > 0
+        self.one = torch.ones((), device=device)  # scaler.scale(one) reads the scale
+        # 0-dim int64 on the device: skips left, and steps and skips since the scale last changed.
+        self._patience = torch.full((), settings.hysteresis, dtype=torch.int64, device=device)
+        self._steps = torch.zeros((), dtype=torch.int64, device=device)
+        self._skips = torch.zeros((), dtype=torch.int64, device=device)
+
+    def update(self, scaler: GradScaler, before: Tensor, found_inf: list[Tensor]) -> Tensor:
+        """Move the scale once a step, after all optimizers; return what it is now.
+
+        before: the scale of this step.  found_inf: one an optimizer. All are 0-dim, on the device.
+        """
+        if not scaler.is_enabled():
+            return before
+        scaler.update()
+        after = scaler.scale(self.one)  # reads the scale on the device, as a new tensor
+        if self._is_patient:
+            after = self._held_back(before, after, found_inf)
+        after.clamp_(self._floor, self._ceiling)
+        # With a tensor, update() copies on the device; the growth tracker stays as it is.
+        scaler.update(after)
+        return after
+
+    def set(self, scaler: GradScaler, scale: float) -> None:
+        """Go on with this scale, within the bounds; ignore what is no scale.
+
+        `GradScaler.update` wants a float: it has no `requires_grad` to find in an int.
+        """
+        if scaler.is_enabled() and SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+            scaler.update(float(min(max(scale, self._floor), self._ceiling)))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the counters; a run that is resumed without them backs off at another step."""
+        return {"patience": self._patience, "steps": self._steps, "skips": self._skips}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Put the counters back; with less hysteresis than before, no more patience than that."""
+        for name, counter in self.state_dict().items():
+            counter.copy_(state[name])
+        self._patience.clamp_(max=self._hysteresis)
+
+    def _held_back(self, before: Tensor, after: Tensor, found_inf: list[Tensor]) -> Tensor:
+        """Count the step; return the scale, before the bounds, with patience and tolerance."""
+        skipped = torch.stack(found_inf).amax().to(torch.int64)  # 0 or 1
+        self._steps += 1
+        self._skips += skipped
+        self._patience -= skipped
+        is_patient = self._patience > 0
+        is_tolerable = self._skips < self._tolerance * self._steps
+        after = torch.where((skipped == 1) & (is_patient | is_tolerable), before, after)
+
+        has_grown = after > before  # before the ceiling, where it tries to grow for ever
+        self._patience.masked_fill_(has_grown, self._hysteresis)
+        for counter in (self._steps, self._skips):
+            counter.masked_fill_(after != before, 0)
+        return after
+
+
+class Calibration:
+    """Whether the search for a first scale is over, as far as the host has heard."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.skipped_in_a_row = 0
+        self._applied_in_a_row = 0
+
+    def count(self, was_skipped: bool) -> None:
+        """Count one step."""
+        self._applied_in_a_row = 0 if was_skipped else self._applied_in_a_row + 1
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if was_skipped else 0
+        self.is_over = self.is_over or self._applied_in_a_row >= CALIBRATED_AFTER
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what a resumed run has to know, so as not to calibrate anew."""
+        return {
+            "is_over": int(self.is_over),
+            "applied_in_a_row": self._applied_in_a_row,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Put it back."""
+        self.is_over = bool(state["is_over"])
+        self._applied_in_a_row = state["applied_in_a_row"]
+        self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
+
+
+class StopRule(Observer):
+    """Ends a run whose scale cannot come right. Decides at drain, so some steps late, for free."""
+
+    def __init__(self, settings: Scaler) -> None:
+        self._settings = settings
+        self._calibration = Calibration()
+        self._skips_in_a_row = 0
+        self._reason: str | None = None
+
+    def arrived(self, records: Steps) -> None:
+        """Look at the steps that have arrived, in order."""
+        for record, flags in zip(records, records["flags"].tolist(), strict=True):
+            was_skipped = bool(flags & SKIPPED)
+            self._calibration.count(was_skipped)
+            self._skips_in_a_row = self._skips_in_a_row + 1 if was_skipped else 0
+            if was_skipped and self._reason is None:
+                self._reason = self._broken_rule(int(record["step"]), float(record["scale"]))
+
+    def check(self) -> None:
+        """Raise ScaleUnusableError if a rule was broken."""
+        if self._reason:
+            raise ScaleUnusableError(self._reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts; a run that is resumed without them is stopped late."""
+        calibration = self._calibration.state_dict()
+        return {"calibration": calibration, "skips_in_a_row": self._skips_in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put the counts back."""
+        self._calibration.load_state_dict(state["calibration"])
+        self._skips_in_a_row = state["skips_in_a_row"]
+
+    def _broken_rule(self, step: int, scale: float) -> str | None:
+        most, floor = self._settings.stop_after_skips, self._settings.floor
+        if most and self._calibration.is_over and self._skips_in_a_row >= most:
+            return (
+                f"step {step} was skipped, the last of {self._skips_in_a_row} in a row, and "
+                f"scaler.stop_after_skips is {most}; the loss scale was {scale:g}"
+            )
+        if self._settings.stop_at_floor and floor is not None and scale <= floor:
+            return (
+                f"step {step} was skipped although the loss scale, {scale:g}, is at scaler.floor: "
+                "a smaller scale would not be allowed, and this one overflows"
+            )
+        return None

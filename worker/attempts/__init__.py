@@ -1,0 +1,1 @@
+"""An attempt of a run: supervisor, recorder, log, files."""

@@ -1,0 +1,202 @@
+"""What an attempt is started in: machine, versions, command, the source and what git says of it.
+
+A courtesy: what does not answer is left out, and no run fails for it. No secret is in it.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pynvml
+
+from db.runs.environments import LONGEST_BYTES, Texts
+from db.tables import Worker
+from halfstep import redaction
+from worker.sandbox import run_environment
+
+logger = logging.getLogger(__name__)
+
+GIT_SECONDS = 10.0
+NAMES_SHOWN = 50
+#: Whose values are shown nowhere: a command may have been told one of them.
+SECRETS = (
+    *("HALFSTEP_DATABASE_URL", "HALFSTEP_STORAGE_URL", "HALFSTEP_SMTP_URL"),
+    *("PGPASSWORD", "PGPASSFILE"),
+)
+GIT_OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotepath=false")
+#: In a submodule git would go by a configuration that its script may have written.
+STATUS = ("status", "--porcelain", "--ignore-submodules=dirty", "--", ".")
+DIFF = (
+    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"),
+    *("--ignore-submodules=dirty", "HEAD", "--", "."),
+)
+#: Of a repository's own configuration, what says how its files compare and names no program.
+HARMLESS = r"^core\.(autocrlf|eol|filemode|ignorecase|symlinks)$"
+EXCLUDED_BYTES = 100_000
+
+
+@dataclass(frozen=True)
+class Started:
+    """What is started. file: the recipe's or the script; hidden: what is shown nowhere."""
+
+    command: Sequence[str]
+    folder: Path | None
+    file: Path | None
+    hidden: Sequence[str] = ()
+
+
+def described(
+    started: Started, worker: Worker, devices: list[int]
+) -> tuple[dict[str, Any], Texts] | None:
+    """Return what is to be kept of it; None if that fails, which is told to nobody but the log."""
+    try:
+        return describe(started, worker, devices)
+    except Exception:
+        logger.exception("what an attempt is started in cannot be told")
+        return None
+
+
+def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict[str, Any], Texts]:
+    """Return what is to be kept of it; takes as long as git does, 10 seconds a question at most."""
+    hidden = [*started.hidden, *filter(None, map(os.environ.get, SECRETS))]
+    source = _read(started.file) if started.file else None
+    git, diff = _git_of(started.folder) if started.folder else (None, None)
+    content = {
+        "worker": worker.name,
+        "host": worker.host,
+        "platform": platform.platform(),
+        "devices": [each for each in worker.devices if each["index"] in devices],
+        "versions": {**worker.versions, "driver": _driver()},
+        "command": redaction.command(started.command, *hidden),
+        "folder": str(started.folder) if started.folder else None,
+        "file": _file(started.file, source) if started.file and source is not None else None,
+        "git": git,
+    }
+    kept = (
+        None if each is None else redaction.source(_text(each), *hidden) for each in (source, diff)
+    )
+    return redaction.without(content, *hidden), Texts(*kept)
+
+
+def _read(path: Path) -> bytes | None:
+    """Return what a file holds; of what is no plain file nobody knows whether it ever ends."""
+    try:
+        return path.read_bytes() if path.is_file() else None
+    except OSError:
+        return None
+
+
+def _text(content: bytes) -> str:
+    return content[:LONGEST_BYTES].decode(errors="replace")
+
+
+def _file(path: Path, source: bytes) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "sha256": hashlib.sha256(source).hexdigest(),
+        "size_bytes": len(source),
+        "is_cut": len(source) > LONGEST_BYTES,
+    }
+
+
+def _driver() -> str | None:
+    """Return the version of NVIDIA's driver, where there is one."""
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return None
+
+
+def _git_of(folder: Path) -> tuple[dict[str, Any] | None, bytes | None]:
+    """Return the commit, and the diff if there is one; None where no git is."""
+    try:
+        commit = _git(folder, "rev-parse", "--verify", "HEAD").decode().strip()
+        with tempfile.TemporaryDirectory(prefix="halfstep-git-") as own:
+            safely = _repository_of_our_own(folder, Path(own), commit)
+            changes = _git(folder, *STATUS, **safely).decode(errors="replace")
+            diff = _git(folder, *DIFF, **safely)
+    except (OSError, _GitSaid) as error:
+        is_none = isinstance(error, FileNotFoundError) or "not a git repository" in str(error)
+        return (None if is_none else {"error": str(error)[:500]}), None
+    untracked = re.findall(r"^\?\? (.+)$", changes, re.MULTILINE)
+    git = {
+        "commit": commit,
+        "is_dirty": bool(changes),
+        "untracked": untracked[:NAMES_SHOWN],
+        "untracked_count": len(untracked),
+        "is_cut": len(diff) > LONGEST_BYTES,
+    }
+    return git, diff or None
+
+
+def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, str]:
+    """Make a repository with a folder's objects, index and files, and none of its configuration:
+    that may name programs, as filters and monitors, and a script may have written it.
+
+    Returns the variables by which git takes it. Raises OSError, _GitSaid.
+    """
+    paths = ("--git-path", "objects", "--git-path", "index", "--git-path", "info/exclude")
+    asked = ("--path-format=absolute", "--show-toplevel", "--show-object-format", *paths)
+    told = _git(folder, "rev-parse", *asked).decode(errors="surrogateescape").splitlines()
+    if len(told) != 5:
+        raise _GitSaid("the path of this repository has a line break")
+    files, format_, objects, index, excluded = told
+    for name in ("objects", "refs", "info"):
+        (own / name).mkdir()
+    (own / "HEAD").write_text(f"{commit}\n")
+    text = f"[core]\nrepositoryformatversion = 1\n[extensions]\nobjectFormat = {format_}\n"
+    (own / "config").write_text(text)
+    if Path(excluded).is_file():
+        with Path(excluded).open("rb") as file:
+            (own / "info" / "exclude").write_bytes(file.read(EXCLUDED_BYTES))
+    try:
+        kept = _git(folder, "config", "--null", "--get-regexp", HARMLESS)
+    except _GitSaid:  # there are none
+        kept = b""
+    for setting in filter(None, kept.decode(errors="surrogateescape").split("\0")):
+        name, _, value = setting.partition("\n")
+        _git(folder, "config", name, value or "true", GIT_DIR=str(own))
+    return {
+        "GIT_DIR": str(own),
+        "GIT_WORK_TREE": files,
+        "GIT_OBJECT_DIRECTORY": objects,
+        "GIT_INDEX_FILE": index,
+    }
+
+
+class _GitSaid(Exception):
+    """Git refused; the message is its own."""
+
+
+def _git(folder: Path, *words: str, **variables: str) -> bytes:
+    """Return what git prints, one byte more than is kept at most. Raises OSError, _GitSaid."""
+    environment = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **variables}
+    process = subprocess.Popen(
+        ["git", "-C", str(folder), *GIT_OPTIONS, *words],
+        env={**run_environment.of_commands(), **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    timer = threading.Timer(GIT_SECONDS, process.kill)
+    timer.start()
+    with process:
+        output, errors = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
+        said = output.read(LONGEST_BYTES + 1)
+        output.close()  # of what is too long the rest is not waited for
+        complaint = errors.read(2000).decode(errors="replace")
+    timer.cancel()
+    if process.returncode and len(said) <= LONGEST_BYTES:
+        raise _GitSaid(" ".join(complaint.split()) or f"git ended with {process.returncode}")
+    return said

@@ -1,0 +1,227 @@
+"""One node's side of an attempt of several: it hears of the others, and they of it."""
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import psutil
+from sqlalchemy import make_url
+
+from db.database import Database
+from db.errors import Invalid
+from db.files import artifacts
+from db.files.storage import open_store, put_file
+from db.queue import gangs, queue
+from db.settings import Settings
+from db.tables import Status
+from db.telemetry import telemetry
+from halfstep.clock import clock
+from halfstep.telemetry.attempt_files import AttemptFiles, write_file
+from worker.attempts.attempt import LOST_LEASE, Ending
+from worker.attempts.log_file import LogFile, forget_part, published
+from worker.attempts.renew_lease import wait_for
+
+#: After an outage of the database others have so long to renew their leases, as we had.
+GRACE_SECONDS = 5.0
+#: Between two looks; a longer time was an outage.
+LOOK_SECONDS = 2.0
+#: Of a lease, after which ranks that wait for each other raise.
+TIMEOUT_SHARE = 0.4
+#: By which the ranks of a device's own backend, and of the host's, reach other machines.
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class Gang:
+    """The other nodes of an attempt, as one of them sees them."""
+
+    def __init__(self, settings: Settings, files: AttemptFiles, run_id: int, node: int) -> None:
+        self._files, self._run_id, self._node = files, run_id, node
+        self._lease_seconds = settings.lease_seconds
+        self._has_met = False
+        self._looked_at, self._believed_until = 0.0, 0.0
+
+    def look(self, database: Database) -> str | None:
+        """Carry word of where the ranks meet; say why we cannot go on, if we cannot.
+
+        Call it after each renewal of our own lease. Raises Fenced.
+        """
+        moment = clock()
+        if moment - self._looked_at > LOOK_SECONDS:
+            self._believed_until = moment + GRACE_SECONDS
+        self._looked_at = moment
+        lease = self._lease_seconds if moment > self._believed_until else math.inf
+        attempt = self._files.attempt
+        if not self._has_met:
+            self._meet(database)
+        with database.reading() as session:
+            return gangs.trouble(session, self._run_id, attempt, self._node, lease)
+
+    def _meet(self, database: Database) -> None:
+        """Node 0 says where its first rank waits for the others; these have it told to theirs."""
+        run_id, attempt, path = self._run_id, self._files.attempt, self._files.meeting
+        if self._node == 0 and path.exists():
+            place = json.loads(path.read_text())
+            with database.writing() as session:
+                gangs.meet(session, run_id, attempt, place["host"], place["port"])
+            self._has_met = True
+        elif self._node:
+            with database.reading() as session:
+                known = gangs.meeting(session, run_id, attempt)
+            if known:
+                write_file(path, {"host": known[0], "port": known[1]})
+                self._has_met = True
+
+
+class NodeLog:
+    """Records what a node beside the first one has to tell: the lines that its ranks print.
+
+    All of it is kept in files of the run, as the first node's is.
+    """
+
+    def __init__(
+        self, settings: Settings, database: Database, run_id: int, attempt: int, node: int
+    ) -> None:
+        self._settings, self._database = settings, database
+        self._run_id, self._attempt = run_id, attempt
+        self._folder = settings.run_folder(run_id, node)
+        self.log = LogFile(self._folder, attempt, node)
+        self._node = node
+        self._pending: list[dict[str, Any]] = []
+        self.fault: str | None = None  # it tells nothing that could not be recorded
+        self.lost_bytes = 0  # nor has it a spool that could be damaged
+
+    def remark(self, text: str) -> None:
+        """Add a line of our own to the run's log."""
+        self._take([{"time": time.time(), "stream": "halfstep", "text": text}])
+
+    def finish(self) -> bool:
+        """Return that there is nothing more to flush."""
+        return False
+
+    def flush(
+        self,
+        take_lines: Callable[[], list[dict[str, Any]]] = list,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Write what is new; tell whether there was nothing. Raises Fenced."""
+        if not self._pending:
+            self._take(take_lines())
+        is_published = self._publish(meanwhile)
+        if not self._pending:
+            return is_published
+        run_id, attempt, lines = self._run_id, self._attempt, self._pending
+        with self._database.writing() as session:
+            telemetry.number_lines(session, run_id, attempt, lines)
+            telemetry.record(session, run_id, attempt, telemetry.Flush(log_lines=lines))
+        self._pending = []
+        return False
+
+    def _publish(self, meanwhile: Callable[[], None]) -> bool:
+        """Publish complete parts of the log; tell whether there was none. Raises Fenced."""
+        has_parts = False
+        for event in published(self.log, self._folder, self.remark, meanwhile):
+            has_parts = True
+            path = self._folder / event["path"]
+            key = path.relative_to(self._settings.data).as_posix()
+            store = open_store(self._settings)
+            wait_for(partial(put_file, store, key, path), meanwhile)
+            with self._database.writing() as session:
+                artifacts.publish(session, self._run_id, self._attempt, event, key)
+            forget_part(event, self._folder)
+        return not has_parts
+
+    def _take(self, lines: list[dict[str, Any]]) -> None:
+        told = {"attempt": self._attempt}
+        self._pending += [
+            line | told | {"text": f"[node {self._node}] {line.get('text', '')}"} for line in lines
+        ]
+
+
+def as_told(ending: Ending) -> gangs.NodeEnding:
+    """Return what the other nodes are told of an end: one without a fault ends none of them."""
+    is_fine = ending.status not in (None, Status.FAILED) and not (
+        ending.status == Status.QUEUED and ending.reason == LOST_LEASE
+    )
+    fault = None if is_fine else ending.fault or "infrastructure"
+    return gangs.NodeEnding(ending.reason, ending.error, fault)
+
+
+def judged(ending: Ending, found: gangs.NodeEnding, trouble: str | None) -> Ending:
+    """Return how an attempt ended, by the first node's own end and by who else is to blame.
+
+    trouble: for what this node ended its training, if it did.
+    """
+    if ending.status == Status.QUEUED and found.reason:
+        return replace(ending, reason=found.reason)
+    if ending.status not in (None, Status.FAILED):  # as people wished, or as it should
+        return ending
+    is_own = ending.status == Status.FAILED and ending.fault != gangs.RANK
+    if is_own and trouble is None:
+        return ending
+    if found.fault and found.fault != "infrastructure":
+        return Ending(Status.FAILED, found.reason, found.error, found.fault)
+    return Ending(None, trouble or found.reason or ending.reason)
+
+
+def close(
+    database: Database,
+    settings: Settings,
+    run_id: int,
+    attempt: int,
+    ending: gangs.NodeEnding,
+) -> gangs.NodeEnding | None:
+    """As node 0, tell how its part ended, and look whether the others have. Raises Fenced.
+
+    Return who else is to blame, with an empty ending for nobody; None: some may still train.
+    """
+    with database.writing() as session:
+        gangs.tell_ending(session, run_id, attempt, 0, ending)
+        queue.renew(session, run_id, attempt, settings.lease_seconds)
+        if not gangs.are_over(session, run_id, attempt):
+            return None
+        return gangs.blamed(session, run_id, attempt) or gangs.NodeEnding()
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Return by which interface ranks reach other machines, unless the operator's own say so."""
+    name, _address = interface(settings)
+    return {variable: os.environ.get(variable, name) for variable in INTERFACES}
+
+
+def interface(settings: Settings) -> tuple[str, str]:
+    """Return name and address of the interface by which other nodes reach this machine.
+
+    Raises Invalid if HALFSTEP_INTERFACE names one that there is not.
+    """
+    addresses = [
+        (name, each.address)
+        for name, found in psutil.net_if_addrs().items()
+        for each in found
+        if each.family == socket.AF_INET
+    ]
+    if settings.interface:
+        named = [each for each in addresses if each[0] == settings.interface]
+        if not named:
+            names = ", ".join(sorted({name for name, _ in addresses}))
+            message = f"{settings.interface!r} has no IPv4 address here; there are {names}"
+            raise Invalid({"HALFSTEP_INTERFACE": message})
+        return named[0]
+    own = _own_address(make_url(settings.database_url).host or "localhost")
+    return next((each for each in addresses if each[1] == own), ("lo", "127.0.0.1"))
+
+
+def _own_address(host: str) -> str:
+    """Return the address that this machine has towards another; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect((host, 9))
+        except OSError:  # no such name, or no way there
+            return "127.0.0.1"
+        return str(asked.getsockname()[0])

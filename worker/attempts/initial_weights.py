@@ -1,0 +1,82 @@
+"""The files of the weights that a run starts from: the operator's, uploaded, or another run's."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from db.files import uploads
+from db.files.storage import get_file
+from db.settings import Settings
+from db.tables import Checkpoint
+from halfstep.data_paths import SYSTEM
+from worker.attempts.attempt import Attempt, CannotStart
+from worker.attempts.renew_lease import wait_for
+
+
+def wanted_weights(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a configuration says of them, of an earlier version nothing."""
+    found: dict[str, Any] = config.get("weights", {})
+    return found
+
+
+def bring_weights(attempt: Attempt, saved: Sequence[Checkpoint]) -> dict[str, str]:
+    """Return where the weights lie on this machine, by the module whose they are, or "" for all.
+
+    saved: of another run, if it is to be that one's.  Raises CannotStart.
+    """
+    wanted = wanted_weights(attempt.run.settings)
+    if wanted.get("path"):
+        return {"": str(allowed(wanted["path"], attempt.settings))}
+    if upload := wanted.get("upload"):
+        sha256, _, name = upload.partition("/")
+        return {"": _fetch(attempt, uploads.key(upload), sha256, f"the uploaded weights {name}")}
+    if not wanted.get("run"):
+        return {}
+    source = f"the weights of run {wanted['run']} at step {wanted['step']}"
+    if not saved:
+        raise CannotStart(f"{source} that it was to start from are no more", "settings")
+    return {
+        row.kind.partition(".")[2]: _fetch(attempt, row.key, row.sha256, source) for row in saved
+    }
+
+
+def allowed(path: str, settings: Settings) -> Path:
+    """Return where weights lie that are named by their path. Raises CannotStart.
+
+    What lies outside of the folders that are allowed is not even said to be there or not.
+    """
+    folders = settings.weights_folders
+    if not folders:
+        raise CannotStart(
+            f"weights.path is {path}, but this worker allows no folder: its operator names some in "
+            "HALFSTEP_WEIGHTS",
+            "settings",
+        )
+    try:
+        place = Path(path).resolve()  # links are followed, so that none leads out
+        is_inside = any(place.is_relative_to(folder) for folder in folders)
+        exists = is_inside and place.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a loop of links
+        raise CannotStart(f"weights.path is {path!r}: {error}", "settings") from error
+    if any(place.is_relative_to(each) for each in SYSTEM):
+        text = f"weights.path is {path}; not allowed: {', '.join(map(str, SYSTEM))}"
+        raise CannotStart(text, "settings")
+    if not is_inside:
+        places = ", ".join(map(str, folders))
+        raise CannotStart(f"weights.path is {path}; allowed: below {places}", "settings")
+    if not exists:
+        raise CannotStart(
+            f"weights.path is {path}, which does not exist on this worker", "settings"
+        )
+    return place
+
+
+def _fetch(attempt: Attempt, key: str, sha256: str, source: str) -> str:
+    path = attempt.settings.data / key
+    try:
+        wait_for(partial(get_file, attempt.store, key, path, sha256=sha256), attempt.keep_up)
+    except (FileNotFoundError, ValueError) as error:
+        text = f"{source} that it was to start from are missing or damaged: {error}"
+        raise CannotStart(text, "settings") from error
+    return str(path)

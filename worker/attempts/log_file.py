@@ -1,0 +1,178 @@
+"""The files of a run that hold all that it prints: parts, compressed once each is complete.
+
+    runs/<id>/log/attempt-0001-000001.txt      a part that is being written, or not published yet,
+                                               which a server on this machine reads too
+                  attempt-0001-000001.txt.gz   a complete part, published as a file of the run
+
+The database keeps a bounded number of lines for the page; these files keep all of them.
+"""
+
+import gzip
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from db.files.artifacts import LOG
+from halfstep.clock import clock
+from worker.attempts.renew_lease import wait_for
+
+#: After so many bytes, uncompressed, a part is complete.
+PART_BYTES = 64 * 2**20
+#: And after so many seconds, or a twentieth of the attempt's: whoever is elsewhere waits no longer.
+PART_SECONDS = 300.0
+#: gzip's fastest levels compress about 100 MB/s; higher ones save little of what programs print.
+COMPRESSION_LEVEL = 3
+
+
+class LogFile:
+    """What one attempt prints. Threads may write to it; one process at a time has it open."""
+
+    def __init__(self, folder: Path, attempt: int, node: int = 0) -> None:
+        """folder: the node's, in which parts that an earlier process has left are complete."""
+        self._folder = folder / "log"
+        self._stem = f"attempt-{attempt:04}" + (f"-node-{node}" if node else "")
+        self._remarks = b""  # before anything is printed
+        self._lock = threading.Lock()
+        self._file: BinaryIO | None = None
+        self._path = Path()  # of the part that is open
+        self._begun_at = self._opened_at = clock()
+        self._is_closed = False
+        self._complete = sorted(self._folder.glob("attempt-*.txt"))
+        self._missing_bytes, self._fault = 0, ""
+
+    def write(self, printed: bytes) -> None:
+        """Add what was printed. What a full disk has no room for is counted, and marked later."""
+        with self._lock:
+            try:
+                file = self._file or self._open()
+                file.write(self._remarks)
+                self._remarks = b""
+                if self._missing_bytes:
+                    file.write(self._mark())
+                    self._missing_bytes = 0
+                file.write(printed)
+                if file.tell() >= PART_BYTES:
+                    self._end_part()
+            except OSError as error:
+                self._missing_bytes, self._fault = self._missing_bytes + len(printed), str(error)
+
+    def remark(self, text: str) -> None:
+        """Add a line of our own; if nothing is ever printed, there is no file for it."""
+        line = f"{text}\n".encode(errors="replace")
+        if self._file:
+            self.write(line)
+        else:
+            self._remarks += line
+
+    def flush(self) -> None:
+        """Hand what was written to the system, which keeps it if this process is killed."""
+        with self._lock:
+            try:
+                if self._file:
+                    self._file.flush()
+            except OSError as error:
+                self._fault = str(error)
+
+    def close(self) -> None:
+        """Complete the last part: what is written from now on is complete at once."""
+        with self._lock:
+            self._is_closed = True
+            self._end_part()
+
+    def complete_parts(self) -> list[Path]:
+        """Return the parts that nothing is added to any more, in their order."""
+        with self._lock:
+            if self._is_closed or self._is_due():
+                self._end_part()
+            return list(self._complete)
+
+    def take(self, part: Path) -> None:
+        """Leave a complete part to the caller."""
+        with self._lock:
+            self._complete.remove(part)
+
+    def _is_due(self) -> bool:
+        now = clock()
+        patience = max(PART_SECONDS, (now - self._begun_at) / 20)
+        return self._file is not None and now - self._opened_at >= patience
+
+    def _open(self) -> BinaryIO:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        there = {each.name.partition(".")[0] for each in self._folder.glob(f"{self._stem}-[0-9]*")}
+        self._path = self._folder / f"{self._stem}-{len(there) + 1:06}.txt"
+        self._file = self._path.open("xb")
+        self._opened_at = clock()
+        return self._file
+
+    def _end_part(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.close()
+        except OSError as error:
+            self._fault = str(error)
+        self._complete.append(self._path)
+
+    def _mark(self) -> bytes:
+        return f"[halfstep: {self._missing_bytes:,} bytes are missing: {self._fault}]\n".encode()
+
+
+def published(
+    log: LogFile, folder: Path, remark: Callable[[str], None], meanwhile: Callable[[], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield the events of complete parts. One that a full disk cannot take compressed stays there.
+
+    meanwhile: called now and then while a part is compressed.
+    """
+    for part in log.complete_parts():
+        try:
+            event = wait_for(partial(compress, part, folder), meanwhile)
+        except OSError as error:
+            log.take(part)
+            remark(f"the log stays in {part}, which cannot be downloaded: {error}")
+            continue
+        log.take(part)
+        yield event
+
+
+def compress(part: Path, folder: Path) -> dict[str, Any]:
+    """Compress a complete part next to it; return it as the event of an artifact.
+
+    folder: the node's. The part itself stays until `forget_part`. Raises OSError.
+    """
+    path = part.with_name(f"{part.name}.gz")
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        # A run can write to its folder: a link may lead anywhere.
+        descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, "rb") as source, partial.open("wb") as file:
+            with gzip.GzipFile("", "wb", COMPRESSION_LEVEL, file, mtime=0) as compressed:
+                shutil.copyfileobj(source, compressed, 2**20)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        partial.unlink(missing_ok=True)  # on a full disk others need the room
+        raise
+    partial.replace(path)
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "event": "artifact",
+        "step": 0,
+        "name": f"{LOG}{path.name}",
+        "path": path.relative_to(folder).as_posix(),
+        "size_bytes": path.stat().st_size,
+        "sha256": sha256,
+    }
+
+
+def forget_part(event: dict[str, Any], folder: Path) -> None:
+    """Delete a part whose compressed file is published."""
+    if event["name"].startswith(LOG):
+        (folder / event["path"].removesuffix(".gz")).unlink(missing_ok=True)

@@ -1,0 +1,343 @@
+"""The recorder: from a run's spool and log into the database, in fenced, repeatable flushes."""
+
+import errno
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.store import ObjectStore
+from sqlalchemy.exc import DBAPIError
+
+from db.database import Database, is_outage
+from db.errors import Fenced
+from db.files import checkpoints
+from db.files.storage import delete_files, is_in_place, is_plain, put_file
+from db.queue import queue
+from db.runs import runs
+from db.settings import Settings
+from db.tables import COMMAND
+from db.telemetry import series, telemetry
+from db.telemetry.recording import Recording, in_words
+from halfstep.clock import clock
+from halfstep.telemetry.events import shown
+from halfstep.telemetry.spool import Position, SpoolReader, Unrecordable, frame, spool_files
+from worker.attempts.log_file import LogFile, forget_part, published
+from worker.attempts.renew_lease import wait_for
+from worker.attempts.samples import SystemMonitor
+from worker.attempts.uploads import Uploads, files_of
+
+SAMPLE_SECONDS = 2.0
+#: Frames of steps and events in one transaction: about 50 ms of SQLite's write lock.
+TRANSACTION_ITEMS = 1000
+
+
+class CannotRecord(Exception):
+    """What a training told cannot be recorded, and was put aside; the message says all of it."""
+
+
+def may_pass(error: Exception) -> bool:
+    """Tell whether database, store or disk may be back later."""
+    is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    return is_full or is_outage(error) or isinstance(error, obstore.exceptions.BaseError)
+
+
+def in_short(error: Exception) -> str:
+    """Name an error and what it says, without the statement that a database's has beside it."""
+    said = str(error.orig if isinstance(error, DBAPIError) else error)
+    return f"{type(error).__name__}: {shown(said.partition(chr(10))[0])}"
+
+
+class Recorder:
+    """Records one attempt; what earlier attempts left in the spool comes first.
+
+    Unless a later one has recorded by then: the steps in the database are that one's.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        store: ObjectStore,
+        run_id: int,
+        attempt: int,
+    ) -> None:
+        self._settings, self._database, self._store = settings, database, store
+        self._run_id, self._attempt = run_id, attempt
+        self._folder = settings.run_folder(run_id)
+        self._stored: set[str] = set()  # files of what is pending that are in the store
+        self._uploads = Uploads(self._send, partial(delete_files, store))  # for a bucket
+        self._is_in_place = is_in_place(store, settings.data)
+        self._is_own = False  # what was read last, and not an earlier attempt's
+        self._read_from: Position | None = None  # the last that was read
+        self._has_sent_off = False  # what is pending
+        self._monitor: SystemMonitor | None = None
+        self._sample_due = 0.0
+        self._policy: dict[str, Any] = {}
+        self.fault: str | None = None  # why the run has to end: what was told could not be recorded
+        self.lost_bytes = 0  # of the spool, damaged
+        self.log = LogFile(self._folder, attempt)
+        with database.reading() as session:
+            last = series.log_lines(session, run_id, most=1)
+            newest = telemetry.newest_attempt(session, run_id, attempt)
+            run = runs.get(session, run_id)
+        self._recording = Recording(
+            run_id,
+            attempt,
+            has_begun=newest == attempt,  # by a supervisor that has died
+            last_line=last[0].number if last else 0,
+            may_log_alone=run.source == COMMAND and run.step == 0,
+            begins_anew=True,
+            shares_log=run.nodes > 1,
+        )
+        # An older attempt's files, left on a machine that was away, would undo what it recorded.
+        self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
+
+    def begin(self, monitor: SystemMonitor, started_at: float, policy: dict[str, Any]) -> None:
+        """From now on sample the devices, and keep the checkpoints that the policy wants.
+
+        started_at: the run's first start, by halfstep.clock.
+        """
+        self._monitor, self._started_at, self._policy = monitor, started_at, policy
+
+    def remark(self, text: str) -> None:
+        """Add a line of our own to the run's log."""
+        self._recording.remark(text)
+        self.log.remark(text)
+
+    def flush(
+        self,
+        take_lines: Callable[[], list[dict[str, Any]]] = list,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Record what is new in one transaction; tell whether there was nothing left to record.
+
+        meanwhile: what to do now and then while files are on their way to the store, and what was
+        told after them waits. Of a training that is followed nothing waits for a bucket.
+
+        If it fails, what was taken stays pending and nothing more is taken from the spool: during
+        an outage the spool grows and memory does not. What fails for good is put aside with the
+        whole spool; a disk that fails is none of the training's doing. Raises Fenced, OSError,
+        CannotRecord.
+        """
+        try:
+            return self._flush(take_lines, meanwhile)
+        except Exception as error:
+            if isinstance(error, Fenced | OSError) or may_pass(error):
+                raise
+            with suppress(Exception):
+                self._publish_waiting(meanwhile)
+            raise CannotRecord(self._put_aside(error)) from error
+
+    def finish(self) -> bool:
+        """Note what is damaged at the end of the spool, once nothing writes it; return whether
+        there is more to flush.
+        """
+        damaged = self._spool.end()
+        if damaged is not None:
+            self._lose(damaged)
+        return damaged is not None
+
+    def stop(self) -> None:
+        """Send no more files: another attempt may write the same ones."""
+        self._uploads.stop()
+
+    def _publish_waiting(self, meanwhile: Callable[[], None]) -> None:
+        """Publish checkpoints, also those on their way, alone: the run can be gone on with."""
+        for event in chain(self._recording.checkpoints, self._awaited(meanwhile)):
+            if event["event"] == "checkpoint":
+                with suppress(Exception):  # what nobody can record may be one of them
+                    self._publish(event, meanwhile)
+
+    def _publish(self, event: dict[str, Any], meanwhile: Callable[[], None]) -> None:
+        keys = self._store_files(event["files"], meanwhile)
+        with self._database.writing() as session:
+            checkpoints.publish(session, self._run_id, self._attempt, event, keys)
+
+    def _flush(
+        self, take_lines: Callable[[], list[dict[str, Any]]], meanwhile: Callable[[], None]
+    ) -> bool:
+        recording = self._recording
+        if not recording.is_taken:
+            for line in take_lines():
+                recording.log(line)
+            self._collect()
+            parts = published(self.log, self._folder, recording.remark, meanwhile)
+            recording.artifacts += parts
+            self._has_sent_off = False
+        if not self._has_sent_off:
+            self._send_off(meanwhile)
+            self._has_sent_off = True
+        if not recording:
+            return not self._uploads
+        # Files before the transaction, which holds a lock.
+        keys = [self._store_files(event["files"], meanwhile) for event in recording.checkpoints]
+        artifact_keys = self._store_files(recording.artifacts, meanwhile)
+        retired: list[str] = []
+        with self._database.writing() as session:
+            recording.write(session, keys, artifact_keys)
+            if recording.checkpoints:
+                retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
+        # Rows first: a row never names a file that is gone.
+        if self._is_in_place:
+            delete_files(self._store, retired)
+        else:
+            self._uploads.retire(retired)
+        for key in retired:
+            path = self._settings.data / key
+            path.unlink(missing_ok=True)  # where the store is a bucket
+            if path.parent.name.startswith("step-"):  # of shards, the last of which this may be
+                with suppress(OSError):
+                    path.parent.rmdir()
+        for event in recording.artifacts:
+            forget_part(event, self._folder)
+        self._stored.clear()
+        recording.forget()
+        # Of what waits for a bucket whoever goes on after a crash has to read again.
+        self._spool.release(delete=True, before=self._uploads.since)
+        return False
+
+    @property
+    def aside(self) -> Path:
+        """The folder of what this attempt told and nobody could record."""
+        return self._folder / f"unrecorded-{self._attempt}"
+
+    def clear(self) -> None:
+        """Delete what this attempt and those before it spooled: it is recorded to the end."""
+        for path in self._spooled():
+            path.unlink(missing_ok=True)
+
+    def _collect(self) -> None:
+        self._read_from = self._spool.position()
+        items = self._spool.poll(limit_items=TRANSACTION_ITEMS)
+        position = self._spool.position()
+        self._is_own = position is not None and position.attempt == self._attempt
+        taken = [item for item in items if self._is_for_rows(item)]
+        self._recording.take(taken, is_own=self._is_own)
+        if self._monitor and time.monotonic() >= self._sample_due:
+            self._sample_due = time.monotonic() + SAMPLE_SECONDS
+            elapsed_ms = round((clock() - self._started_at) * 1000)
+            samples = [{"elapsed_ms": elapsed_ms, **sample} for sample in self._monitor.take()]
+            self._recording.pending.samples += samples
+
+    def _send_off(self, meanwhile: Callable[[], None]) -> None:
+        """Send off files to a bucket, and publish those that have arrived instead.
+
+        Those of a training that went back are waited for: what it told before comes before.
+        """
+        recording, uploads = self._recording, self._uploads
+        told = recording.files
+        if self._monitor is None or not self._is_own or recording.goes_back:
+            recording.publish([*self._awaited(meanwhile), *recording.files])
+            return
+        if told and not self._is_in_place:
+            uploads.add(told, self._read_from or Position(0, 0, 0))
+            recording.publish([])
+        if uploads.can_begin:
+            self._check_fence()
+            uploads.begin()
+        arrived = self._noted(uploads.arrived())
+        recording.publish([*arrived, *recording.files])
+
+    def _awaited(self, meanwhile: Callable[[], None]) -> Iterator[dict[str, Any]]:
+        """Yield what was told of files that waited, once they are in the store."""
+        while self._uploads:
+            if self._uploads.can_begin:
+                self._check_fence()
+                self._uploads.begin()
+            wait_for(self._uploads.wait, meanwhile)
+            yield from self._noted(self._uploads.arrived())
+
+    def _noted(self, arrived: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        self._stored.update(self._key(file) for event in arrived for file in files_of(event))
+        return arrived
+
+    def _send(self, file: dict[str, Any]) -> None:
+        """Put a file into the store; in a thread."""
+        put_file(self._store, self._key(file), self._folder / str(file["path"]))
+
+    def _is_for_rows(self, item: Any) -> bool:
+        """Put aside what cannot be recorded, and pass over files that are not the run's."""
+        if isinstance(item, Unrecordable):
+            if item.damaged_bytes:
+                self._lose(item)
+            else:
+                self._keep_aside(item)
+            return False
+        kind = item["event"] if isinstance(item, dict) else "steps"
+        if kind == "resumed" and self._monitor:  # not what a dead supervisor may have remarked on
+            self.remark(in_words(item))
+        # Read a second time, after a crash, a checkpoint may have been retired by now.
+        has_files = kind in ("artifact", "checkpoint")
+        return all(self._is_ours(file) for file in (files_of(item) if has_files else []))
+
+    def _is_ours(self, file: dict[str, Any]) -> bool:
+        """Tell whether a file is there and is the run's own; a link may lead anywhere."""
+        path = self._folder / str(file["path"])
+        if not is_plain(self._settings.data, path.relative_to(self._settings.data).as_posix()):
+            self._blame(f"{file['path']} is a link, or in a linked folder; allowed: a plain file")
+            return False
+        return path.is_file()
+
+    def _lose(self, damaged: Unrecordable) -> None:
+        """Say in the run's log what is damaged; the training itself may be well."""
+        self.lost_bytes += damaged.damaged_bytes
+        self.remark(f"{damaged.fault}: what they held is lost")
+
+    def _keep_aside(self, item: Unrecordable) -> None:
+        """Keep a frame that cannot be recorded, as it was, and go on with the next one."""
+        try:
+            self.aside.mkdir(exist_ok=True)
+            with (self.aside / "frames").open("ab") as file:
+                file.write(frame(item.kind, item.payload))
+            self._blame(f"{item.fault} (kept in {self.aside})")
+        except OSError as problem:
+            self._blame(f"{item.fault} (not kept in {self.aside}: {problem})")
+
+    def _blame(self, fault: str) -> None:
+        """Have the run end for what it told; the first fault is the one that is named."""
+        if self.fault is None:
+            self.fault = f"it told what cannot be recorded: {fault}"
+            self.remark(self.fault)
+
+    def _put_aside(self, error: Exception) -> str:
+        """Move what was spooled out of the way, for it would fail again; say so."""
+        traceback.print_exception(error)  # into the supervisor's log, or the worker's
+        text = f"what it told could not be recorded: {in_short(error)}"
+        try:
+            self.aside.mkdir(exist_ok=True)
+            for path in self._spooled():
+                path.rename(self.aside / path.name)
+        except OSError as problem:
+            return f"{text}; nor could it be put aside in {self.aside}: {problem}"
+        return f"{text}; it was put aside in {self.aside}"
+
+    def _spooled(self) -> list[Path]:
+        """List what this attempt and those before it spooled: a later one may be writing."""
+        files = spool_files(self._folder / "spool")
+        return [path for path in files if int(path.name.partition("-")[0]) <= self._attempt]
+
+    def _store_files(self, files: list[dict[str, Any]], meanwhile: Callable[[], None]) -> list[str]:
+        """Put into the store which of these files it lacks, and return the keys of all."""
+        lacking = {key: file for file in files if (key := self._key(file)) not in self._stored}
+        if lacking:
+            self._check_fence()
+        for key, file in lacking.items():
+            wait_for(partial(self._send, file), meanwhile)
+            self._stored.add(key)
+        return [self._key(file) for file in files]
+
+    def _key(self, file: dict[str, Any]) -> str:
+        """Return where a file of the run's folder lies in the store."""
+        return (self._folder / str(file["path"])).relative_to(self._settings.data).as_posix()
+
+    def _check_fence(self) -> None:
+        """See that no later attempt may have stored its own file under the key. Raises Fenced."""
+        with self._database.writing() as session:
+            queue.held(session, self._run_id, self._attempt)

@@ -1,0 +1,393 @@
+"""One attempt of one run, from claim to end: starts the training, records what it tells, obeys.
+
+    python -m worker.attempts.supervisor RUN ATTEMPT [NODE]        (the worker's engine calls this)
+
+The training knows no database: it appends to its spool and reads its control file. This process
+has the database but no torch. While the database is away the spool simply grows. Of a run on
+several machines each has one: the first records and closes the attempt, the others do their part.
+"""
+
+import errno
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from db.database import Database, open_database
+from db.errors import Fenced
+from db.files.storage import open_store
+from db.queue import gangs, queue, workers
+from db.runs import environments, runs
+from db.settings import Settings
+from db.tables import COMMAND, Status, Worker
+from halfstep.clock import clock
+from halfstep.process import close_to_others
+from halfstep.telemetry.attempt_files import AttemptFiles, write_file
+from worker.attempts import environment
+from worker.attempts.attempt import Attempt, CannotStart, Ending, disk_full
+from worker.attempts.child import Child
+from worker.attempts.gang import Gang, NodeLog, as_told, close, judged
+from worker.attempts.recorder import CannotRecord, Recorder, may_pass
+from worker.attempts.renew_lease import wait_for
+from worker.attempts.samples import SystemMonitor
+from worker.attempts.training import Training, retention
+from worker.commands.command import Command
+from worker.sandbox import cgroup_limits
+from worker.sandbox.cgroup_limits import RunGroup
+from worker.sandbox.run_users import NoneFree, RunUser
+
+#: How often the spool is looked at: a step is on the page within half a second.
+TICK_SECONDS = 0.05
+RENEWAL_SECONDS = 0.4  # how often the lease is renewed and wishes are read
+OUTAGE_SECONDS = 2.0  # how long to wait, at most, before the database is tried again
+#: Shares of the lease after which a training whose lease could not be renewed is asked to leave a
+#: checkpoint and end, and is killed: well before somebody else may start it.
+ASK_SHARE, KILL_SHARE = 0.5, 0.7
+
+
+class Unwanted(Exception):
+    """The attempt is not to begin any more, and waits for what is away."""
+
+
+class Supervisor:
+    """The state of one attempt. `run` is its whole life."""
+
+    def __init__(
+        self, settings: Settings, database: Database, run_id: int, attempt: int, node: int = 0
+    ) -> None:
+        self.settings = settings
+        self.database = database
+        self.run_id = run_id
+        self.attempt = attempt
+        self.node = node
+        self.folder = settings.run_folder(run_id, node)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)  # also one that an earlier version has made
+        self.files = AttemptFiles(self.folder, attempt)
+        self.store = open_store(settings)
+        self.recorder = (
+            NodeLog(settings, database, run_id, attempt, node)
+            if node
+            else Recorder(settings, database, self.store, run_id, attempt)
+        )
+        with database.reading() as session:
+            is_alone = runs.get(session, run_id).nodes == 1
+        self.gang = None if is_alone else Gang(settings, self.files, run_id, node)
+        self.user: RunUser | None = None
+        self.group: RunGroup | None = None
+        self.trouble: str | None = None  # of another node, for which this one ended
+        self.lease = {"ask": 0.0, "kill": 0.0}
+        self.wanted = "run"  # by people, when the lease was last renewed
+        self.has_lost_lease = False  # by the time that the training had ended
+        self.is_recorded = False  # all that was spooled
+        self.preempted = threading.Event()
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Do our part of the attempt, unless another attempt has begun."""
+        try:
+            self._close(self._ending())
+        except Fenced:
+            _say("fenced: another attempt may be running")
+        finally:
+            if isinstance(self.recorder, Recorder):
+                self.recorder.stop()
+
+    def _ending(self) -> Ending:
+        """Start the training, record it until it ends, and return how it did. Raises Fenced."""
+        try:
+            self._begin()
+            child = self.work.start()
+            threading.Thread(target=self._guard_lease, args=(child,), daemon=True).start()
+            try:
+                return self._follow(child)
+            finally:
+                child.kill()
+                if self.user:
+                    self.user.clear()
+                    self.user.release()
+                if self.group:
+                    self.group.clear()
+                self.ended.set()
+                shutil.rmtree(self.files.temporary, ignore_errors=True)
+        except CannotStart as error:
+            return Ending(Status.FAILED, str(error), str(error), error.fault)
+        except CannotRecord as error:
+            return Ending(Status.FAILED, str(error), traceback.format_exc(), "code")
+        except Unwanted as error:
+            return Ending(Status.QUEUED, str(error))
+
+    def preempt(self, *_signal: Any) -> None:
+        """Ask the training to leave a checkpoint and let the run go back to the queue."""
+        self.preempted.set()
+
+    def _begin(self) -> None:
+        """Do all that comes before the training; wait for a database or a store that is away.
+
+        Raises CannotStart, CannotRecord, Fenced, and Unwanted if it is stopped while it waits.
+        """
+        while True:
+            try:
+                self._renew()
+                self._recover()
+                self._prepare()
+                self._renew()
+                return
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                    raise CannotStart(str(disk_full(self.folder).reason)) from error
+                if not may_pass(error):
+                    raise
+                _say(f"waiting: {error}")
+                if self.preempted.is_set() or self.wanted != "run":
+                    raise Unwanted(f"stopped before it could start: {error}") from error
+            time.sleep(OUTAGE_SECONDS)
+
+    def _recover(self) -> None:
+        """Record what an earlier attempt spooled and nobody recorded."""
+        while not self.recorder.flush(meanwhile=self._keep_up):
+            self._renew()
+        if self.recorder.fault:
+            raise CannotRecord(self.recorder.fault)
+
+    def _prepare(self) -> None:
+        """Have all ready that the training needs. Raises CannotStart, Fenced."""
+        self._lodge()
+        with self.database.writing() as session:
+            run = queue.held(session, self.run_id, self.attempt)
+            started_at = clock() - queue.seconds_since_start(session, run)
+            node = queue.node(session, self.run_id, self.attempt, self.node)
+            worker = workers.get(session, node.worker_id)
+            is_cuda = worker.devices[0]["kind"] == "cuda"
+            attempt = Attempt(
+                settings=self.settings,
+                store=self.store,
+                files=self.files,
+                run=run,
+                devices=node.devices,
+                node=node.node,
+                is_cuda=is_cuda,
+                recipe=workers.reference(worker, run.recipe),
+                recipe_file=workers.recipe_file(worker, run.recipe),
+                started_at=started_at,
+                seconds_before=queue.seconds_in_training(session, self.run_id),
+                remark=self.recorder.remark,
+                keep_up=self._keep_up,
+                check_wanted=self._check_wanted,
+                user=self.user,
+                group=self.group,
+                log=self.recorder.log,
+            )
+            kind = Command if run.source == COMMAND else Training
+            self.work: Command | Training = kind(attempt, session)
+        self.work.prepare()
+        if isinstance(self.recorder, Recorder):
+            self._note_environment(worker, node.devices)
+            monitor = SystemMonitor(node.devices, cuda=is_cuda)
+            self.recorder.begin(monitor, started_at, retention(run.settings))
+
+    def _lodge(self) -> None:
+        """Have the user and the cgroup that the run is to have to itself. Raises CannotStart."""
+        try:
+            self.user = self.user or RunUser.taken(self.settings)
+            if self.user:
+                self.user.own(self.folder)
+            if cgroup_limits.asked(self.settings):
+                name = f"run-{self.run_id}-{self.attempt}-{self.node}"
+                self.group = RunGroup(self.settings, name)
+        except (NoneFree, OSError) as error:
+            raise CannotStart(f"it cannot be walled off: {error}") from error
+
+    def _note_environment(self, worker: Worker, devices: list[int]) -> None:
+        """Keep what the attempt is started in: if that is known, which it need not be. Raises
+        Fenced.
+        """
+        describing = partial(environment.described, self.work.started(), worker, devices)
+        described = wait_for(describing, self._keep_up)
+        if described is None:
+            return
+        content, texts = described
+        with self.database.writing() as session:
+            queue.held(session, self.run_id, self.attempt)
+            environments.record(session, self.run_id, self.attempt, content, texts)
+
+    def _follow(self, child: Child) -> Ending:
+        """Record until the training has ended and all that it said is in the database."""
+        renewal_due = 0.0
+        pause = TICK_SECONDS
+        is_told = isinstance(self.work, Training)  # that it runs: by its first step
+        while True:
+            code = child.exit_code()
+            if code is not None:
+                child.finish_listening()
+                self.recorder.log.close()
+                self.has_lost_lease = self.has_lost_lease or clock() > self.lease["kill"]
+            try:
+                if not is_told:
+                    with self.database.writing() as session:
+                        queue.run_command(session, self.run_id, self.attempt)
+                    is_told = True
+                if clock() >= renewal_due:
+                    self._obey(self._renew(), child)
+                    renewal_due = clock() + RENEWAL_SECONDS
+                is_drained = self.recorder.flush(
+                    child.take_lines, meanwhile=partial(self._keep_up, child)
+                )
+                if code is not None and is_drained and not self.recorder.finish():
+                    self.is_recorded = True
+                    return self._how_ended(code, child)
+                if self.recorder.fault or self.trouble:
+                    child.kill()  # what it told before that is recorded to the end
+                pause = TICK_SECONDS
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                # What is pending waits, the spool keeps what comes, and the watchdog counts.
+                _say(f"waiting: {error}")
+                pause = min(pause * 2, OUTAGE_SECONDS)
+            time.sleep(pause)
+
+    def _renew(self) -> queue.Wishes:
+        """Renew the lease, for the training's guard too; return people's wishes. Raises Fenced."""
+        before = clock()  # the lease counts from before it was asked for, to be safe
+        lease = self.settings.lease_seconds
+        with self.database.writing() as session:
+            wishes = queue.renew(session, self.run_id, self.attempt, lease, self.node)
+        self.wanted = wishes.wanted
+        self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
+        write_file(self.files.lease, self.lease)
+        if self.gang:
+            self.trouble = self.trouble or self.gang.look(self.database)
+        return wishes
+
+    def _check_wanted(self) -> None:
+        """Renew the lease while the work is prepared. Raises Fenced, Unwanted."""
+        self._keep_up()
+        if self.preempted.is_set() or self.wanted != "run":
+            raise Unwanted("stopped before it could start")
+
+    def _keep_up(self, child: Child | None = None) -> None:
+        """Renew the lease, if the database answers, and pass on what people want. Raises Fenced."""
+        try:
+            wishes = self._renew()
+            if child:
+                self._obey(wishes, child)
+        except Exception as error:
+            if not may_pass(error):
+                raise
+
+    def _obey(self, wishes: queue.Wishes, child: Child) -> None:
+        """Pass on what people want."""
+        if wishes.wanted == "kill":
+            child.kill()
+        else:
+            self.work.obey(wishes, child, is_preempted=self.preempted.is_set())
+
+    def _guard_lease(self, child: Child) -> None:
+        """Kill a training whose lease cannot be renewed; never waits for the database.
+
+        The training's own guard has asked it for a checkpoint by then, and kills it as well, should
+        this process be stopped.
+        """
+        while not self.ended.wait(min(0.5, self.settings.lease_seconds / 20)):
+            if clock() > self.lease["kill"]:
+                child.kill()
+
+    def _how_ended(self, exit_code: int, child: Child) -> Ending:
+        """Return the end by what the work says of it, or by what could not be recorded."""
+        if self.recorder.fault:
+            return Ending(Status.FAILED, self.recorder.fault, self.recorder.fault, "code")
+        ending = self.work.ending(
+            exit_code,
+            child,
+            is_preempted=self.preempted.is_set(),
+            has_lost_lease=self.has_lost_lease,
+        )
+        if self.recorder.lost_bytes and ending.status == Status.FINISHED:
+            lost = f"{self.recorder.lost_bytes:,} bytes of its spool were damaged"
+            text = f"{lost}: what they held is lost; the training itself finished"
+            return Ending(Status.FAILED, text, text, "infrastructure")
+        return ending
+
+    def _close(self, ending: Ending) -> None:
+        """Close our part of the attempt; of several nodes the first one closes the attempt.
+
+        Raises Fenced.
+        """
+        if self.gang:
+            ending = self._settled(ending)
+        if self.node:
+            return
+        with self.database.writing() as session:
+            if ending.status is None:
+                queue.end_killed(
+                    session,
+                    self.run_id,
+                    self.attempt,
+                    reason=ending.reason or "",
+                    max_attempts=self.settings.max_attempts,
+                    max_stalled_attempts=self.settings.max_stalled_attempts,
+                )
+            else:
+                queue.end(
+                    session,
+                    self.run_id,
+                    self.attempt,
+                    ending.status,
+                    reason=ending.reason,
+                    error=ending.error,
+                    fault=ending.fault,
+                )
+        if self.is_recorded and isinstance(self.recorder, Recorder):
+            self.recorder.clear()
+
+    def _settled(self, ending: Ending) -> Ending:
+        """Tell the other nodes of our end; as the first, wait for theirs and judge by all.
+
+        Raises Fenced.
+        """
+        own = as_told(ending)
+        while True:
+            try:
+                if self.node:
+                    with self.database.writing() as session:
+                        gangs.tell_ending(session, self.run_id, self.attempt, self.node, own)
+                    return ending
+                found = close(self.database, self.settings, self.run_id, self.attempt, own)
+                if found is not None:
+                    return judged(ending, found, self.trouble)
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+                _say(f"waiting: {error}")
+            time.sleep(RENEWAL_SECONDS)
+
+
+def _say(text: str) -> None:
+    """Add a line to our own log, unless its disk is full."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def main() -> None:
+    """Run the attempt that the command line names."""
+    # A cluster sends it to every process there is, and means the worker. What we start ignores it
+    # too, unless it has a use for it.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    close_to_others()
+    run_id, attempt, *node = map(int, sys.argv[1:])
+    settings = Settings.read()
+    database = open_database(settings)
+    supervisor = Supervisor(settings, database, run_id, attempt, *node)
+    signal.signal(signal.SIGTERM, supervisor.preempt)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    supervisor.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The work of an attempt whose run has a recipe: our own training process."""
+
+import errno
+import json
+import os
+import sys
+from functools import partial
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from db.files import checkpoints
+from db.files.storage import get_file
+from db.queue import gangs, queue
+from db.tables import Checkpoint, Status
+from halfstep import data_paths
+from halfstep.telemetry.attempt_files import write_file
+from worker import gpus
+from worker.attempts import gang
+from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
+from worker.attempts.child import Child
+from worker.attempts.environment import Started
+from worker.attempts.initial_weights import bring_weights
+from worker.attempts.renew_lease import wait_for
+from worker.sandbox import run_environment
+
+STOPPED = "its worker was stopped"
+#: What a training said of its end, and what becomes of the run.
+OUTCOMES = {
+    "finished": Status.FINISHED,
+    "failed": Status.FAILED,
+    "cancelled": Status.CANCELLED,
+    "paused": Status.PAUSED,
+    "preempted": Status.QUEUED,
+}
+
+
+class Training:
+    """Reads its job and its control file, and says itself how it ended."""
+
+    def __init__(self, attempt: Attempt, session: Session) -> None:
+        self._attempt = attempt
+        self._states = checkpoints.to_resume(session, attempt.run)
+        self._shards = checkpoints.shards_of(session, self._states)
+        self._weights = checkpoints.to_start_from(session, attempt.run.settings)
+        self._control: dict[str, Any] = {
+            "stop": None,
+            "requests": [],
+        }  # see halfstep.telemetry.spool
+
+    def prepare(self) -> None:
+        """Bring the checkpoint and write the job. Raises CannotStart."""
+        attempt, run = self._attempt, self._attempt.run
+        resume = next(filter(None, map(self._fetch, self._states)), None)
+        if run.parent_id is not None and resume is None:
+            text = f"the checkpoint of run {run.parent_id} at step {run.parent_step} that it was to"
+            raise CannotStart(f"{text} start from is missing or damaged")
+        weights = bring_weights(attempt, self._weights) if resume is None else {}
+        resume = attempt.lent(resume) if resume else None
+        weights = {module: attempt.lent(path) for module, path in weights.items()}
+        job = {
+            "run": run.id,
+            "attempt": run.attempt,
+            "recipe": attempt.recipe,
+            "config": run.config,
+            "started_at": attempt.started_at,
+            "seconds_before": attempt.seconds_before,
+            "resume": resume,
+            "weights": weights,
+            "device": "cuda" if attempt.is_cuda else "cpu",
+            **self._meeting(),
+        }
+        file = attempt.recipe_file
+        # Of a state in shards these lie in a folder beside it.
+        states = [resume, resume.removesuffix(".pt")] if resume else []
+        self._read = [*states, *weights.values(), *([str(file)] if file else [])]
+        write_file(attempt.files.job, job)
+        write_file(attempt.files.control, self._control)
+
+    def _meeting(self) -> dict[str, Any]:
+        """Return what ranks on several nodes have to know of each other."""
+        if self._attempt.run.nodes == 1:
+            return {}
+        settings = self._attempt.settings
+        timeout = settings.rank_timeout_seconds or gang.TIMEOUT_SHARE * settings.lease_seconds
+        return {"host": gang.interface(settings)[1], "timeout_seconds": timeout}
+
+    def started(self) -> Started:
+        """Return what is started: to people that is their recipe."""
+        file = self._attempt.recipe_file
+        return Started(self._argv(), file.parent if file else None, file)
+
+    def start(self) -> Child:
+        """Start the process. Call it from the main thread."""
+        attempt = self._attempt
+        env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
+        env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary() | attempt.wall(self._read)
+        if attempt.settings.walls:
+            roots = (attempt.settings.data_roots, str(attempt.files.temporary))
+            env[data_paths.ROOTS] = os.pathsep.join(filter(None, roots))
+        if attempt.user is not None:  # of the service's it has neither cache nor list of recipes
+            env["HALFSTEP_DATA"] = str(attempt.files.temporary)
+        argv, enclosure = attempt.enclosed(self._argv(), str(attempt.recipe_file or ""))
+        if attempt.run.nodes > 1:
+            env |= gang.environment(attempt.settings)
+        environment = run_environment.of_recipes(attempt.settings) | env | enclosure
+        return Child(argv, environment, log=attempt.log)
+
+    def obey(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
+        """Pass on what people want."""
+        stop = {"run": None, "pause": "pause", "cancel": "cancel"}[wishes.wanted]
+        if is_preempted:
+            stop = stop or "preempt"
+        requests = [
+            {"id": each.id, "kind": each.kind, "value": each.value or 0.0}
+            for each in wishes.requests
+        ]
+        control = {"stop": stop, "requests": requests}
+        if control != self._control:
+            self._control = control
+            write_file(self._attempt.files.control, control)
+
+    def ending(
+        self, exit_code: int, _child: Child, *, is_preempted: bool, has_lost_lease: bool
+    ) -> Ending:
+        """Return what the training left behind as its outcome, or how it died."""
+        said = self._attempt.files.outcome
+        outcome: dict[str, Any] = json.loads(said.read_text()) if said.exists() else {}
+        # A gang of which one was killed leaves an outcome too: the others' complaint about it.
+        if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
+            return self._as_said(outcome, is_preempted)
+        if self._attempt.node and exit_code == 0:  # how it ended is the first rank's to say
+            return Ending(Status.FINISHED, STOPPED if is_preempted else None)
+        if exit_code == errno.ENOSPC:  # even its outcome could not be written
+            return disk_full(self._attempt.files.folder)
+        reason = LOST_LEASE if has_lost_lease else death(exit_code, "the training process")
+        if is_preempted:
+            return Ending(Status.QUEUED, reason, fault="infrastructure")
+        return Ending(None, reason)
+
+    def _as_said(self, outcome: dict[str, Any], is_preempted: bool) -> Ending:
+        status, error = OUTCOMES[outcome["status"]], outcome["error"]
+        if status == Status.FAILED and os.strerror(errno.ENOSPC) in error:
+            return disk_full(self._attempt.files.folder, error)
+        if status == Status.FAILED:
+            fault = outcome.get("fault") or "code"
+            if fault == gangs.RANK and self._attempt.run.nodes == 1:
+                fault = "code"  # what befell the other one would be known here
+            return Ending(status, error.splitlines()[-1], error, fault)
+        if status == Status.QUEUED:
+            reason = STOPPED if is_preempted else LOST_LEASE
+            return Ending(status, reason, error, "infrastructure")
+        return Ending(status, error=error)
+
+    def _argv(self) -> list[str]:
+        files, devices = self._attempt.files, len(self._attempt.devices)
+        argv = [sys.executable, "-m", "trainer.process", str(files.folder), str(files.attempt)]
+        argv += ["--devices", str(devices)] if devices > 1 else []
+        nodes, node = self._attempt.run.nodes, self._attempt.node
+        return [*argv, *(["--nodes", str(nodes), "--node", str(node)] if nodes > 1 else [])]
+
+    def _fetch(self, state: Checkpoint) -> str | None:
+        """Return where a whole checkpoint lies on this machine, or say what it lacks."""
+        attempt = self._attempt
+        try:
+            for row in (*self._shards[state.id], state):
+                path = attempt.settings.data / row.key
+                fetch = partial(get_file, attempt.store, row.key, path, sha256=row.sha256)
+                wait_for(fetch, attempt.keep_up)
+        except (FileNotFoundError, ValueError) as error:
+            attempt.remark(f"{error}; trying the checkpoint before it")
+            return None
+        return str(path)
+
+
+def retention(config: dict[str, Any]) -> dict[str, Any]:
+    """Return which checkpoints to keep, as the training reads it.
+
+    All its numbers are whole; an earlier version queued runs with 2.0 for one.
+    """
+    policy = config.get("checkpoints", {})
+    return {
+        name: int(value) if isinstance(value, float) else value for name, value in policy.items()
+    }

@@ -1,0 +1,181 @@
+"""What a machine can train, learnt from a short-lived child, and anew when a recipe's file changes.
+
+The child may load torch and whatever recipes do; the worker waits for it at its start alone.
+Another one counts what memory recipes take, which none waits for: a while after the start, so that
+what is in the queue begins first.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from db.errors import HalfstepError
+from db.settings import Settings
+from halfstep.cli.output import say
+from worker import gpus
+from worker.sandbox import run_environment
+
+#: A recipe that is loaded for longer is in a loop of its own.
+LONGEST_SECONDS = 120.0
+#: After recipes were learnt, until what memory they take is counted.
+COUNTED_AFTER_SECONDS = 60.0
+
+Offer = dict[str, Any]  # {devices, recipes, versions}
+#: Of each file what changes when it is written; None where there is none.
+Seen = dict[str, tuple[int, int, int] | None]
+
+
+class Offering:
+    """What this machine offers, as of its recipes' files."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._files: set[str] = set()
+        self._seen: Seen = {}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._told: list[IO[bytes]] = []  # what the child prints: its answer, its errors
+        self._deadline = 0.0
+        self._offer: Offer = {"recipes": []}
+        self._counter: subprocess.Popen[bytes] | None = None
+        self._count_at = 0.0
+
+    def learn(self) -> Offer:
+        """Ask for devices, recipes and versions, and wait. Raises HalfstepError."""
+        return self._answered(self._ask().wait())
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether recipes are being loaded anew."""
+        return self._child is not None
+
+    def news(self) -> Offer | None:
+        """Return the offer once it is another, for a file was changed. It never waits."""
+        if self._child is None:
+            if self._look() != self._seen:
+                say("worker: a recipe's file was changed: loading recipes anew")
+                self._child = self._ask()
+                return None
+            return self._counted()
+        exit_code = self._child.poll()
+        if exit_code is None:
+            if time.monotonic() > self._deadline:
+                self.close()
+                say(f"worker: recipes took {LONGEST_SECONDS:.0f} s to load: left as they were")
+            return None
+        self._child = None
+        try:
+            return self._answered(exit_code)
+        except HalfstepError as error:
+            say(f"worker: {error}")
+            return None
+
+    def close(self) -> None:
+        """End a child that is still at it."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._child = None
+            self._printed()
+        if self._counter is not None:
+            self._counter.kill()
+            self._counter.communicate()
+            self._counter = None
+
+    def _counted(self) -> Offer | None:
+        """Return the offer once it says what memory its recipes take, too."""
+        now = time.monotonic()
+        if self._counter is None and now > self._count_at:
+            self._count_at = now + LONGEST_SECONDS
+            self._counter = self._count()
+        if self._counter is None:
+            return None
+        if self._counter.poll() is None:
+            if now > self._count_at:
+                self._counter.kill()
+            return None
+        answer, _errors = self._counter.communicate()
+        self._counter, self._count_at = None, math.inf
+        counted = json.loads(answer.splitlines()[-1]) if answer else {}
+        for recipe in self._offer["recipes"]:
+            if recipe["reference"] in counted:
+                recipe["memory"] = counted[recipe["reference"]]
+        return self._offer if counted else None
+
+    def _count(self) -> "subprocess.Popen[bytes] | None":
+        """Have those counted that can be loaded and are not yet."""
+        known = [each for each in self._offer["recipes"] if "schema" in each]
+        references = [each["reference"] for each in known if "memory" not in each]
+        if not references:
+            self._count_at = math.inf
+            return None
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainer.memory", *references],
+            env=run_environment.of_recipes(self._settings) | {"CUDA_VISIBLE_DEVICES": ""},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _ask(self) -> "subprocess.Popen[bytes]":
+        self._seen = self._look()  # before the child looks: a later change is seen later
+        self._told = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - a pipe would fill
+        self._deadline = time.monotonic() + LONGEST_SECONDS
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainer.probe"],
+            env={**run_environment.of_recipes(self._settings), **gpus.environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=self._told[0],
+            stderr=self._told[1],
+        )
+
+    def _answered(self, exit_code: int) -> Offer:
+        answer, errors = self._printed()
+        if exit_code != 0:
+            raise HalfstepError(f"This machine's devices cannot be learnt:\n{errors[-4000:]}")
+        offer: Offer = json.loads(answer.splitlines()[-1])
+        for recipe in offer["recipes"]:
+            if "error" in recipe:
+                place = f"{recipe['place']}: " if recipe.get("place") else ""
+                say(f"worker: recipe {recipe['name']} cannot be offered: {place}{recipe['error']}")
+            if "needs" in recipe:
+                say(f"worker: recipe {recipe['name']} is not offered: it needs {recipe['needs']}")
+        before = {
+            _version(each): each["memory"] for each in self._offer["recipes"] if "memory" in each
+        }
+        for recipe in offer["recipes"]:
+            if _version(recipe) in before:
+                recipe["memory"] = before[_version(recipe)]
+        self._offer, self._count_at = offer, time.monotonic() + COUNTED_AFTER_SECONDS
+        self._files = {each["file"] for each in offer["recipes"] if "file" in each}
+        # What was there before keeps the state that it had when the child began.
+        self._seen = {file: self._seen.get(file, state) for file, state in self._look().items()}
+        return offer
+
+    def _printed(self) -> list[str]:
+        texts = []
+        for file in self._told:
+            with file:
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+        return texts
+
+    def _look(self) -> Seen:
+        kept = str(self._settings.data / "recipes.json")
+        return {file: _state(Path(file)) for file in {kept, *self._files}}
+
+
+def _version(recipe: dict[str, Any]) -> tuple[str, str | None]:
+    return recipe["reference"], recipe.get("sha256")
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,0 +1,68 @@
+"""What nobody needs any more of this machine: the server reaches its own alone."""
+
+from db.database import Database
+from db.files import erasure, uploads
+from db.runs import runs
+from db.settings import Settings
+from halfstep.cli.output import say
+
+#: Runs that one query asks for.
+RUNS = 500
+
+
+def delete_erased(settings: Settings, database: Database) -> list[int]:
+    """Delete what this machine has of runs that nothing brings back; return their numbers.
+
+    A folder that cannot be deleted is told of, and keeps none of the others.
+    """
+    folder = settings.run_folder(0).parent
+    if not folder.is_dir():
+        return []
+    here = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()]
+    deleted = []
+    with database.reading() as session:
+        found = [
+            run_id
+            for first in range(0, len(here), RUNS)
+            for run_id in erasure.erased_of(session, here[first : first + RUNS])
+        ]
+    for run_id in found:
+        try:
+            erasure.delete_folder(settings.run_folder(run_id))
+            deleted.append(run_id)
+        except OSError as error:
+            say(f"worker: the folder of run {run_id}, which was deleted, stays: {error}")
+    return deleted
+
+
+def delete_checkouts(settings: Settings, database: Database) -> list[int]:
+    """Delete the checkouts of commands that have ended, but for the latest; return whose."""
+    folder = settings.run_folder(0).parent
+    if not folder.is_dir():
+        return []
+    here = [
+        int(each.parts[-3]) for each in folder.glob("*/work/.git") if each.parts[-3].isdecimal()
+    ]
+    with database.reading() as session:
+        ended = [
+            each
+            for first in range(0, len(here), RUNS)
+            for each in runs.ends(session, here[first : first + RUNS])
+        ]
+    deleted = []
+    for _ended_at, run_id in sorted(ended, reverse=True)[settings.kept_checkouts :]:
+        try:
+            erasure.delete_folder(settings.run_folder(run_id) / "work")
+            deleted.append(run_id)
+        except OSError as error:
+            say(f"worker: the checkout of run {run_id}, which has ended, stays: {error}")
+    return deleted
+
+
+def delete_uploads(settings: Settings, database: Database) -> None:
+    """Delete what this machine fetched of uploaded weights, where no run starts from them."""
+    if not (settings.data / uploads.FOLDER).is_dir():
+        return
+    with database.reading() as session:
+        kept = uploads.named(session)
+    uploads.delete_unused_here(settings, kept)

@@ -1,0 +1,1 @@
+"""Cluster engines: Slurm, Ray, Kubernetes."""

@@ -1,0 +1,149 @@
+"""`halfstep cluster check`: what is missing for runs over several machines, in words.
+
+Said of this machine, and where HALFSTEP_PLACEMENT names a cluster, of that and its nodes too.
+"""
+
+import importlib.metadata
+import json
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+import obstore
+from obstore.store import LocalStore
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
+
+from db.database import open_database
+from db.errors import HalfstepError
+from db.files.storage import open_store, why
+from db.queue import workers
+from db.settings import Settings
+from halfstep.cli.output import say
+from halfstep.cli.typed import Parser
+from worker.attempts.gang import interface
+from worker.clusters.cluster_check import Finding
+from worker.clusters.placement import open_placement
+
+STORE_SECONDS = 10.0
+LOCAL = {None, "", "localhost", "127.0.0.1", "::1"}
+
+
+def look(settings: Settings) -> Iterator[Finding]:
+    """Look at what a node needs, from this machine."""
+    for what, ask in LOOKS.items():
+        try:
+            yield from ask(settings)
+        except Exception as error:  # one that fails is what was asked for
+            yield Finding(what, why(error), is_fine=False)
+
+
+def _database(settings: Settings) -> Iterator[Finding]:
+    url = make_url(settings.database_url)
+    shown = url.render_as_string(hide_password=True)
+    if url.get_backend_name() == "sqlite":
+        text = f"{shown} is a file on one machine; allowed for several: postgresql://…"
+        yield Finding("database", text, is_fine=False)
+        return
+    database = open_database(settings)
+    try:
+        database.check()
+    finally:
+        database.dispose()
+    if url.host in LOCAL:
+        text = f"{shown} answers here, and under that name on no other machine: name its host"
+        yield Finding("database", text, is_fine=False)
+    else:
+        yield Finding("database", f"{shown} answers")
+
+
+def _storage(settings: Settings) -> Iterator[Finding]:
+    store = open_store(settings, retry_seconds=STORE_SECONDS)
+    key, content = f"checks/{uuid.uuid4()}", b"halfstep"
+    obstore.put(store, key, content)
+    read = bytes(obstore.get(store, key).bytes())
+    obstore.delete(store, key)
+    if read != content:
+        yield Finding("storage", "what was written there was read otherwise", is_fine=False)
+    elif isinstance(store, LocalStore):
+        text = f"{store.prefix} can be written: fine if every node has this very folder"
+        yield Finding("storage", text)
+    else:
+        yield Finding("storage", f"{settings.storage_url} can be written, read and deleted")
+
+
+def _interface(settings: Settings) -> Iterator[Finding]:
+    name, address = interface(settings)
+    if address.startswith("127."):
+        text = f"{name} ({address}) leads to no other machine: set HALFSTEP_INTERFACE"
+        yield Finding("interface", text, is_fine=False)
+    else:
+        yield Finding("interface", f"other nodes reach this machine at {address} ({name})")
+
+
+def _versions(settings: Settings) -> Iterator[Finding]:
+    try:
+        own = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("torch", "is not installed here, where recipes train", is_fine=False)
+        return
+    database = open_database(settings)
+    try:
+        with database.reading() as session:
+            others = {each.name: str(each.versions.get("torch")) for each in workers.alive(session)}
+    except DBAPIError:  # it does not answer, which is told, or no server has been there yet
+        others = {}
+    finally:
+        database.dispose()
+    unlike = [f"{name} has {torch}" for name, torch in others.items() if torch != own]
+    text = f"{own} here" + (f", but {', '.join(unlike)}: a run's nodes need one" if unlike else "")
+    yield Finding("torch", text, is_fine=not unlike)
+
+
+LOOKS: dict[str, Callable[[Settings], Iterator[Finding]]] = {
+    "database": _database,
+    "storage": _storage,
+    "interface": _interface,
+    "torch": _versions,
+}
+
+
+def of_placement(settings: Settings) -> Iterator[Finding]:
+    """Look at the cluster that is to start workers, and at what one of its nodes needs."""
+    try:
+        yield from open_placement(settings).check()
+    except Exception as error:  # one that fails is what was asked for
+        yield Finding(settings.placement, why(error), is_fine=False)
+
+
+def _all(settings: Settings, *, is_here_alone: bool) -> Iterator[Finding]:
+    yield from look(settings)
+    if settings.placement != "boxes" and not is_here_alone:
+        yield from of_placement(settings)
+
+
+def main(words: list[str] | None = None) -> None:
+    """Say what is missing; exit with 1 if anything is."""
+    parser = Parser(
+        prog="halfstep cluster",
+        description="Say what is missing for runs over several machines: of this one, and of the "
+        "cluster that HALFSTEP_PLACEMENT names.",
+    )
+    parser.add_argument("action", choices=["check"])
+    parser.add_argument("--here", action="store_true", help="look at this machine alone")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
+    asked = parser.parse_args(words)
+    try:
+        settings = Settings.read()
+    except HalfstepError as error:
+        sys.exit(f"cluster: {error}")
+    is_fine = True
+    for finding in _all(settings, is_here_alone=asked.here):
+        say(json.dumps(asdict(finding)) if asked.json else str(finding))
+        is_fine &= finding.is_fine
+    sys.exit(not is_fine)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""Pilots as the pods of an indexed Job, by the official client.
+
+Kubernetes restarts nothing: a pod that fails fails its Job, whose other pods are told to end. They
+leave a checkpoint within their grace, and the queue has the run placed again.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import yaml
+from kubernetes import client, config
+from urllib3.exceptions import HTTPError
+
+from db.errors import Invalid
+from db.settings import Settings
+from worker.clusters import kubernetes_check
+from worker.clusters.cluster_check import Finding
+from worker.clusters.kubernetes_check import said
+from worker.clusters.placement import Look, Pilots, Refused, installation
+
+REQUEST_SECONDS = 30.0
+LOG_BYTES = 64 * 1024
+#: Of one run's pods and events, as many as are looked at.
+MOST_LISTED = 1000
+#: For which a job that is over can be looked at, if nobody deletes it.
+KEPT_SECONDS = 24 * 3600
+#: What `place` is answered where it is the request that cannot be had, not the cluster.
+REFUSALS = {400, 403, 404, 409, 422}
+CONTAINER = "worker"
+INSTALLATION, QUEUE = "halfstep/installation", "kueue.x-k8s.io/queue-name"
+#: A container that waits for nothing worth a word.
+STARTING = {"ContainerCreating", "PodInitializing"}
+
+
+class Kubernetes:
+    """The cluster that the pod of this process is in, or else that KUBECONFIG leads to."""
+
+    name = "kubernetes"
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._namespace = settings.kubernetes_namespace
+        self._template = _template(settings)
+        self._installation = installation(settings).removeprefix("halfstep ")
+        self._api = _connected()
+        self._batch, self._core = client.BatchV1Api(self._api), client.CoreV1Api(self._api)
+
+    def place(self, pilots: Pilots) -> None:
+        """Create a Job of one pod a node, unless there is one. Raises Refused."""
+        with _asking():
+            job = self._job(pilots)
+            if job is not None and not self._is_ours(job):
+                text = f"the namespace {self._namespace} has a job {pilots.name} of another "
+                raise Refused(f"{text}installation: give each of them its own")
+            if job is not None and not _end(job):
+                return
+            if job is not None:  # of an earlier try
+                self._delete(pilots)
+            try:
+                self._batch.create_namespaced_job(
+                    self._namespace, self.manifest(pilots), _request_timeout=REQUEST_SECONDS
+                )
+            except client.ApiException as error:
+                if error.status not in REFUSALS:
+                    raise
+                raise Refused(said(error)) from error
+
+    def look(self, pilots: Pilots) -> Look:
+        """Say how the Job is, and of what keeps its pods the first, in Kubernetes' words."""
+        with _asking():
+            job = self._own_job(pilots)
+            if job is None:
+                return Look("gone", "Kubernetes does not know it")
+            pods = self._pods(job)
+            failed = next(filter(None, map(_failure, pods)), "")
+            if end := _end(job):
+                why = failed or end.message or end.reason or end.type
+                return Look("gone", f"Kubernetes job {pilots.name} ended: {why}")
+            up = [pod for pod in pods if pod.status.phase in ("Running", "Succeeded")]
+            if len(up) >= pilots.nodes:
+                names = ", ".join(sorted({pod.spec.node_name or "" for pod in up}))
+                return Look("running", f"Kubernetes job {pilots.name} on {names}")
+            why = failed or self._obstacle(job, pods)
+            return Look("waiting", f"Kubernetes job {pilots.name} waits: {why}")
+
+    def cancel(self, pilots: Pilots) -> None:
+        """Delete the Job; its pods are sent SIGTERM and have their grace."""
+        with _asking():
+            if self._own_job(pilots) is not None:
+                self._delete(pilots)
+
+    def log(self, pilots: Pilots) -> str:
+        """Return the end of what its pods printed."""
+        with _asking():
+            job = self._own_job(pilots)
+            pods = [] if job is None else self._pods(job)
+            return "".join(map(self._printed, pods))[-LOG_BYTES:]
+
+    def check(self) -> Iterator[Finding]:
+        """Say what the cluster lacks; its nodes say it of themselves by the first run's log."""
+        with _asking():
+            job = self.manifest(Pilots(0, 0, nodes=1, devices=1))
+            yield from kubernetes_check.findings(self._api, self._settings, job)
+
+    def manifest(self, pilots: Pilots) -> dict[str, Any]:
+        """Return the Job: what the pod template has, and over it what makes its pods pilots."""
+        settings = self._settings
+        labels = {INSTALLATION: self._installation}
+        if settings.kubernetes_queue:
+            labels[QUEUE] = settings.kubernetes_queue
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": pilots.name, "labels": labels},
+            "spec": {
+                "completionMode": "Indexed",
+                "parallelism": pilots.nodes,
+                "completions": pilots.nodes,
+                "backoffLimit": 0,
+                "suspend": bool(settings.kubernetes_queue),  # until Kueue admits it
+                "ttlSecondsAfterFinished": KEPT_SECONDS,
+                "template": self._pod(pilots),
+            },
+        }
+
+    def _pod(self, pilots: Pilots) -> dict[str, Any]:
+        settings = self._settings
+        pod = deepcopy(self._template)
+        spec = pod.setdefault("spec", {})
+        spec["restartPolicy"] = "Never"
+        spec["terminationGracePeriodSeconds"] = max(60, round(2 * settings.stop_grace_seconds))
+        if settings.kubernetes_service_account:
+            spec["serviceAccountName"] = settings.kubernetes_service_account
+        containers = spec.setdefault("containers", [])
+        worker = next((each for each in containers if each.get("name") == CONTAINER), None)
+        if worker is None:
+            worker = {"name": CONTAINER}
+            containers.append(worker)
+        worker["image"] = settings.kubernetes_image
+        worker["command"] = ["halfstep", "worker", "--only", str(pilots.run_id)]
+        worker["env"] = [
+            *worker.get("env", []),
+            {"name": "HALFSTEP_STOP_GRACE_SECONDS", "value": f"{settings.stop_grace_seconds:g}"},
+            {
+                "name": "HALFSTEP_WORKER_NAME",
+                "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}},
+            },
+        ]
+        if settings.kubernetes_secret:
+            secret = {"secretRef": {"name": settings.kubernetes_secret}}
+            worker["envFrom"] = [*worker.get("envFrom", []), secret]
+        if settings.kubernetes_resource:
+            limits = worker.setdefault("resources", {}).setdefault("limits", {})
+            limits[settings.kubernetes_resource] = str(pilots.devices)
+        return pod
+
+    def _own_job(self, pilots: Pilots) -> Any:
+        job = self._job(pilots)
+        return job if job is not None and self._is_ours(job) else None
+
+    def _job(self, pilots: Pilots) -> Any:
+        try:
+            return self._batch.read_namespaced_job(
+                pilots.name, self._namespace, _request_timeout=REQUEST_SECONDS
+            )
+        except client.ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _is_ours(self, job: Any) -> bool:
+        return bool((job.metadata.labels or {}).get(INSTALLATION) == self._installation)
+
+    def _delete(self, pilots: Pilots) -> None:
+        try:
+            self._batch.delete_namespaced_job(
+                pilots.name,
+                self._namespace,
+                propagation_policy="Background",
+                _request_timeout=REQUEST_SECONDS,
+            )
+        except client.ApiException as error:
+            if error.status != 404:
+                raise
+
+    def _pods(self, job: Any) -> list[Any]:
+        """List a job's pods by their index, those of an earlier job of its name not among them."""
+        found = self._core.list_namespaced_pod(
+            self._namespace,
+            label_selector=f"job-name={job.metadata.name}",
+            limit=MOST_LISTED,
+            _request_timeout=REQUEST_SECONDS,
+        ).items
+        owned = [
+            pod
+            for pod in found
+            if any(each.uid == job.metadata.uid for each in pod.metadata.owner_references or [])
+        ]
+        return sorted(owned, key=lambda pod: str(pod.metadata.name))
+
+    def _obstacle(self, job: Any, pods: list[Any]) -> str:
+        """Say what keeps the first pod that is not up, or all of them."""
+        for pod in pods:
+            if pod.status.phase == "Pending":
+                return _waits(pod) or self._last_event(pod) or f"pod {pod.metadata.name} starts"
+        event = self._last_event(job)
+        if job.spec.suspend:
+            queue = self._settings.kubernetes_queue
+            return f"the queue {queue!r} has not admitted it" + (f": {event}" if event else "")
+        return event or "its pods are yet to be made"
+
+    def _last_event(self, about: Any) -> str:
+        """Return what was last said of a pod or job."""
+        events = self._core.list_namespaced_event(
+            self._namespace,
+            field_selector=f"involvedObject.uid={about.metadata.uid}",
+            limit=MOST_LISTED,
+            _request_timeout=REQUEST_SECONDS,
+        ).items
+        told = [each for each in events if each.involved_object.uid == about.metadata.uid]
+        if not told:
+            return ""
+        last = max(told, key=lambda each: str(each.last_timestamp or each.event_time or ""))
+        return f"{last.reason}: {last.message}"
+
+    def _printed(self, pod: Any) -> str:
+        try:
+            text: str = self._core.read_namespaced_pod_log(
+                pod.metadata.name,
+                self._namespace,
+                container=CONTAINER,
+                tail_lines=MOST_LISTED,
+                _request_timeout=REQUEST_SECONDS,
+            )
+        except client.ApiException as error:
+            if error.status in (400, 404):  # it has not begun, or is gone
+                return ""
+            raise
+        return text
+
+
+def _connected() -> Any:
+    """Return a client of the cluster. Raises Invalid if nothing says which it is."""
+    settings = client.Configuration()
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(settings)
+        else:
+            config.load_kube_config(client_configuration=settings)
+    except config.ConfigException as error:
+        message = f"'kubernetes' knows no cluster: {error} Set KUBECONFIG, or run it in a pod"
+        raise Invalid({"HALFSTEP_PLACEMENT": message}) from error
+    settings.retries = 0  # the placer asks again by itself
+    return client.ApiClient(settings)
+
+
+def _template(settings: Settings) -> dict[str, Any]:
+    """Read the pod template. Raises Invalid."""
+    path = settings.kubernetes_pod_template
+    if path is None:
+        return {}
+    try:
+        read = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())
+    else:
+        parts = [read, read.get("spec", {})] if isinstance(read, dict) else [read]
+        containers = parts[-1].get("containers", []) if isinstance(parts[-1], dict) else None
+        if isinstance(containers, list) and all(isinstance(each, dict) for each in containers):
+            return dict(read)
+        problem = "it is no pod template"
+    allowed = "allowed: YAML with metadata and spec, as under `template` of a Job"
+    raise Invalid({"HALFSTEP_KUBERNETES_POD_TEMPLATE": f"{str(path)!r}: {problem}; {allowed}"})
+
+
+def _end(job: Any) -> Any:
+    """Return the condition by which a job is over, if it is."""
+    conditions = (job.status and job.status.conditions) or []
+    ends = (each for each in conditions if each.type in ("Complete", "Failed"))
+    return next((each for each in ends if each.status == "True"), None)
+
+
+def _failure(pod: Any) -> str:
+    """Say why a pod has failed, if it has: evicted, out of memory, or as its program ended."""
+    if pod.status.phase != "Failed":
+        return ""
+    if pod.status.reason:
+        return f"pod {pod.metadata.name}: {pod.status.reason}: {pod.status.message or ''}"
+    for each in pod.status.container_statuses or []:
+        if each.state.terminated and each.state.terminated.exit_code:
+            end = each.state.terminated
+            return f"pod {pod.metadata.name}: {end.reason} (exit code {end.exit_code})"
+    told = [each for each in pod.status.conditions or [] if each.type == "DisruptionTarget"]
+    return f"pod {pod.metadata.name}: {told[0].message if told else 'failed'}"
+
+
+def _waits(pod: Any) -> str:
+    """Say what a pod waits for, as far as it knows: a node, or an image."""
+    for each in pod.status.container_statuses or []:
+        waiting = each.state.waiting
+        if waiting and waiting.reason not in STARTING:
+            return f"pod {pod.metadata.name}: {waiting.reason}: {waiting.message or ''}"
+    for each in pod.status.conditions or []:
+        if each.type == "PodScheduled" and each.status == "False":
+            return f"pod {pod.metadata.name}: {each.reason}: {each.message or ''}"
+    return ""
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Raise OSError where the cluster does not answer, or not as it should."""
+    try:
+        yield
+    except client.ApiException as error:
+        raise OSError(said(error)) from error
+    except HTTPError as error:
+        raise ConnectionError(f"Kubernetes does not answer: {error}") from error

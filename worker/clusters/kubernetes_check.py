@@ -1,0 +1,112 @@
+"""What a Kubernetes cluster lacks for runs to be placed there, asked of its API beforehand."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from kubernetes import client
+
+from db.settings import Settings
+from worker.clusters.cluster_check import Finding
+
+REQUEST_SECONDS = 30.0
+#: What the placer does: verb, API group, resource.
+RIGHTS = [
+    ("create", "batch", "jobs"),
+    ("get", "batch", "jobs"),
+    ("delete", "batch", "jobs"),
+    ("list", "", "pods"),
+    ("get", "", "pods/log"),
+    ("list", "", "events"),
+]
+KUEUE = "kueue.x-k8s.io"
+
+
+def findings(api: Any, settings: Settings, job: dict[str, Any]) -> Iterator[Finding]:
+    """Look at the cluster, by the account that asks. job: one as ours are."""
+    version = client.VersionApi(api).get_code(_request_timeout=REQUEST_SECONDS)
+    yield Finding("kubernetes", f"{api.configuration.host} answers: {version.git_version}")
+    yield from _namespace(api, settings)
+    yield _rights(api, settings.kubernetes_namespace)
+    if settings.kubernetes_queue:
+        yield _queue(api, settings)
+    if not settings.kubernetes_secret and settings.kubernetes_pod_template is None:
+        text = "HALFSTEP_KUBERNETES_SECRET names none: its pods would know no database"
+        yield Finding("secret", text, is_fine=False)
+    yield _job(api, settings.kubernetes_namespace, job)
+
+
+def _namespace(api: Any, settings: Settings) -> Iterator[Finding]:
+    name = settings.kubernetes_namespace
+    try:
+        client.CoreV1Api(api).read_namespace(name, _request_timeout=REQUEST_SECONDS)
+    except client.ApiException as error:
+        if error.status == 404:
+            text = f"there is none called {name!r}: HALFSTEP_KUBERNETES_NAMESPACE"
+            yield Finding("namespace", text, is_fine=False)
+        elif error.status != 403:  # of this account's rights that is not one that it needs
+            raise
+    else:
+        yield Finding("namespace", f"{name} is there")
+
+
+def _rights(api: Any, namespace: str) -> Finding:
+    """Ask for each right whether this account has it."""
+    reviews = client.AuthorizationV1Api(api)
+    missing = []
+    for verb, group, resource in RIGHTS:
+        name, _, subresource = resource.partition("/")
+        asked = {"verb": verb, "group": group, "resource": name, "namespace": namespace}
+        if subresource:
+            asked["subresource"] = subresource
+        review = reviews.create_self_subject_access_review(
+            {"spec": {"resourceAttributes": asked}}, _request_timeout=REQUEST_SECONDS
+        )
+        if not review.status.allowed:
+            missing.append(f"{verb} {resource}")
+    if missing:
+        text = f"in {namespace} this account may not {', '.join(missing)}"
+        return Finding("rights", text, is_fine=False)
+    return Finding("rights", f"in {namespace} this account may do all that it has to")
+
+
+def _queue(api: Any, settings: Settings) -> Finding:
+    name, namespace = settings.kubernetes_queue, settings.kubernetes_namespace
+    groups = client.ApisApi(api).get_api_versions(_request_timeout=REQUEST_SECONDS).groups
+    kueue = next((each for each in groups if each.name == KUEUE), None)
+    if kueue is None:
+        text = f"{name!r} is asked for, and the cluster has no Kueue"
+        return Finding("queue", text, is_fine=False)
+    place = (KUEUE, kueue.preferred_version.version, namespace, "localqueues", name)
+    try:
+        client.CustomObjectsApi(api).get_namespaced_custom_object(
+            *place, _request_timeout=REQUEST_SECONDS
+        )
+    except client.ApiException as error:
+        if error.status == 403:
+            return Finding("queue", f"{name}, which this account may not look at")
+        if error.status != 404:
+            raise
+        return Finding("queue", f"{namespace} has no local queue {name!r}", is_fine=False)
+    return Finding("queue", f"{name} is a local queue of {namespace}")
+
+
+def _job(api: Any, namespace: str, job: dict[str, Any]) -> Finding:
+    """Have the cluster look at a job without making it."""
+    try:
+        client.BatchV1Api(api).create_namespaced_job(
+            namespace, job, dry_run="All", _request_timeout=REQUEST_SECONDS
+        )
+    except client.ApiException as error:
+        if error.status in (400, 403, 404, 422):
+            return Finding("job", f"one as ours is refused: {said(error)}", is_fine=False)
+        raise
+    return Finding("job", "one as ours would be taken")
+
+
+def said(error: Any) -> str:
+    """Return Kubernetes' own words for an error."""
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return f"{error.status} {error.reason}"

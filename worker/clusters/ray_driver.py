@@ -1,0 +1,203 @@
+"""The one process that is connected to a Ray cluster; worker.clusters.ray drives it.
+
+    python -m worker.clusters.ray_driver ADDRESS NAMESPACE RESOURCE DATA
+
+A run's actors stand in a placement group, which Ray makes as a whole or not at all, each on another
+of its nodes. Nothing of it is restarted by Ray.
+"""
+
+import json
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from halfstep.process import close_to_others, end_with_parent
+from worker.clusters import ray_pilot
+
+#: In which an actor that is up answers.
+ANSWER_SECONDS = 10.0
+#: What pilots get of the placer's environment; what a node's own Ray was started with goes first.
+PASSED_ON = ("HALFSTEP_", "AWS_", "AZURE_", "GOOGLE_")
+
+
+class Driver:
+    """A connection to the cluster."""
+
+    def __init__(self, address: str, namespace: str, resource: str, data: str) -> None:
+        ray.init(address=address, namespace=namespace, log_to_driver=False)
+        self._resource = resource
+        self._environment = {
+            name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)
+        } | {"HALFSTEP_DATA": data}
+        self._known: dict[str, Any] = {}  # actors by name: a dead one's name Ray has forgotten
+
+    def place(self, name: str, nodes: int, devices: int, command: list[str]) -> None:
+        """Ask for a group and its actors, as far as they are not there."""
+        group = _group(name)
+        if group is None:
+            bundles = [{self._resource: float(devices)}] * nodes
+            group = ray.util.placement_group(
+                bundles, strategy="STRICT_SPREAD", name=name, lifetime="detached"
+            )
+        for node in range(nodes):
+            actor = f"{name}-{node}"
+            self._known[actor] = (
+                ray.remote(ray_pilot.Pilot)
+                .options(
+                    name=actor,
+                    get_if_exists=True,
+                    lifetime="detached",
+                    max_restarts=0,
+                    max_concurrency=4,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, node),
+                    **self._asked(devices),
+                )
+                .remote(actor, command, self._environment)
+            )
+
+    def look(self, name: str, nodes: int, devices: int) -> dict[str, str]:
+        """Return state and reason."""
+        group = _group(name)
+        if group is None:
+            return {"state": "gone", "reason": "Ray does not know it"}
+        if not _is_made(group):
+            return {"state": "waiting", "reason": f"Ray: {self._obstacle(nodes, devices)}"}
+        hosts, ends, missing = self._answers(name, nodes)
+        if len(hosts) == nodes:
+            return {"state": "running", "reason": f"Ray actors on {', '.join(sorted(hosts))}"}
+        if not hosts and not missing:
+            ray.util.remove_placement_group(group)
+            for node in range(nodes):
+                self._known.pop(f"{name}-{node}", None)
+            return {"state": "gone", "reason": f"Ray: {ends[0]}"}
+        if ends:  # the others wait a while for it, and end
+            return {"state": "running", "reason": f"Ray: {ends[0]}"}
+        return {"state": "waiting", "reason": f"Ray starts {', '.join(missing)}"}
+
+    def cancel(self, name: str, nodes: int) -> None:
+        """End what is there: workers by SIGTERM, actors that are yet to start at once."""
+        group = _group(name)
+        if group is None:
+            return
+        if not _is_made(group):
+            ray.util.remove_placement_group(group)
+        for actor in self._actors(name, nodes).values():
+            if actor is not None:
+                actor.stop.remote()
+
+    def log(self, name: str, nodes: int) -> str:
+        """Return what the workers printed last, node by node."""
+        texts = []
+        for actor in filter(None, self._actors(name, nodes).values()):
+            with suppress(RayActorError, GetTimeoutError):
+                texts.append(str(ray.get(actor.log.remote(), timeout=ANSWER_SECONDS)))
+        return "".join(texts)
+
+    def devices(self) -> list[float]:
+        """Return how many devices each node has that is up."""
+        up = (each["Resources"] for each in ray.nodes() if each["Alive"])
+        return [float(each.get(self._resource, 0)) for each in up]
+
+    def check(self, command: list[str]) -> list[str]:
+        """Run a command on some node that has a device free, and return what it prints."""
+        options: dict[str, Any] = {"max_retries": 0, **self._asked(1)}
+        task = ray.remote(ray_pilot.printed).options(**options)
+        return list(ray.get(task.remote(command, self._environment)))
+
+    def _asked(self, devices: int) -> dict[str, Any]:
+        own = {"GPU": "num_gpus", "CPU": "num_cpus"}
+        if self._resource in own:
+            return {"num_cpus": 0, own[self._resource]: devices}
+        return {"num_cpus": 0, "resources": {self._resource: devices}}
+
+    def _actors(self, name: str, nodes: int) -> dict[str, Any]:
+        """Return a run's actors by their names; None for one that Ray does not know."""
+        found = {}
+        for node in range(nodes):
+            actor = f"{name}-{node}"
+            try:
+                found[actor] = self._known[actor] = ray.get_actor(actor)
+            except ValueError:
+                found[actor] = self._known.get(actor)
+        return found
+
+    def _answers(self, name: str, nodes: int) -> tuple[list[str], list[str], list[str]]:
+        """Ask each actor: return hosts of those that are up, how others ended, and who is late."""
+        hosts, ends, missing = [], [], []
+        asked = {
+            actor: handle and handle.look.remote()
+            for actor, handle in self._actors(name, nodes).items()
+        }
+        waited = [each for each in asked.values() if each]
+        if waited:
+            ray.wait(waited, num_returns=len(waited), timeout=ANSWER_SECONDS)
+        for actor, answer in asked.items():
+            try:
+                if answer is None:
+                    ends.append(f"{actor} is gone")
+                else:
+                    hosts.append(str(ray.get(answer, timeout=0)))
+            except RayActorError as error:
+                ends.append(_end(actor, error))
+            except GetTimeoutError:
+                missing.append(actor)
+        return hosts, ends, missing
+
+    def _obstacle(self, nodes: int, devices: int) -> str:
+        """Say what a group waits for that could not be made yet."""
+        has = self.devices()
+        wanted = f"{nodes} x {devices} {self._resource} on as many nodes"
+        if (able := sum(each >= devices for each in has)) < nodes:
+            return f"{wanted} are asked for, and {able or 'none'} of its nodes have as many"
+        free = ray.available_resources().get(self._resource, 0)
+        return f"{wanted} are asked for; {free:g} of {sum(has):g} {self._resource} are free"
+
+
+def _group(name: str) -> PlacementGroup | None:
+    try:
+        group: PlacementGroup = ray.util.get_placement_group(name)
+    except ValueError:
+        return None
+    return group
+
+
+def _is_made(group: PlacementGroup) -> bool:
+    """Tell whether it has its devices, or had: one that loses a node is made anew there."""
+    return bool(ray.util.placement_group_table(group)["state"] != "PENDING")
+
+
+def _end(actor: str, error: RayActorError) -> str:
+    """Say how an actor ended: with its worker, or in Ray's own words."""
+    if "ray.kill" in str(error):
+        return f"the worker of {actor} has ended; its log is in placements/{actor}.log there"
+    return f"{actor}: {' '.join(str(error).split())}"
+
+
+def main() -> None:
+    """Answer each line of the standard input by one of the standard output."""
+    # With the placer, whatever it is at: a call that nobody waits for any more may never end.
+    end_with_parent()
+    close_to_others()
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray prints too
+    driver: Driver | None = None
+    for line in sys.stdin:
+        words = json.loads(line)
+        call = words.pop("call")
+        try:
+            driver = driver or Driver(*sys.argv[1:])
+            answer = {"value": getattr(driver, call)(**words)}
+        except Exception as error:
+            answer = {"error": f"Ray: {type(error).__name__}: {' '.join(str(error).split())}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Runs that are commands: checkout, process, clean-up."""

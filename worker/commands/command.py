@@ -1,0 +1,204 @@
+"""The work of an attempt whose run is a command: what is started, where, and how that ended."""
+
+import errno
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from db.access import secrets
+from db.queue import queue
+from db.tables import Status
+from halfstep import redaction
+from halfstep.cli import command_line
+from halfstep.clock import clock
+from halfstep.sandbox import deferred
+from halfstep.session import queued_run
+from halfstep.telemetry.attempt_files import write_file
+from worker import gpus
+from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
+from worker.attempts.child import Child
+from worker.attempts.environment import Started
+from worker.commands.checkout import CannotCheckOut, check_out
+from worker.commands.command_runner import asked_for_lease
+from worker.sandbox import run_environment
+
+#: Run by its path: the environment of a command need not have halfstep.
+TORCHRUN = Path(queued_run.__file__).with_name("torchrun.py")
+#: Of the grace of a worker that stops, what a command has after SIGTERM: the rest is to record it.
+GRACE_SHARE = 0.8
+
+
+class Command:
+    """A script that knows nothing of us, unless it watches itself."""
+
+    def __init__(self, attempt: Attempt, session: Session) -> None:
+        """Raises CannotStart."""
+        self._attempt = attempt
+        self._said: dict[str, Any] = attempt.run.command or {}
+        key_file = attempt.settings.secrets_key
+        try:
+            self._secrets = secrets.read(session, key_file, self._said["secrets"])
+        except secrets.Unreadable as error:
+            raise CannotStart(str(error)) from error
+        self._asked_at: float | None = None
+        self._wanted = "run"
+
+    def prepare(self) -> None:
+        """Make its folder and write its job, which holds no secret. Raises CannotStart."""
+        attempt, said = self._attempt, self._said
+        self._environment = self._stated_environment()
+        folder = self._folder()
+        words = command_line.filled(said["line"], attempt.run.config)
+        argv = self._started(words)
+        if attempt.files.attempt > 1:
+            text = "The command begins anew; where it goes on from, its script has to know."
+            attempt.remark(f"Attempt {attempt.files.attempt}. {text}")
+        attempt.remark(f"$ {said['line']}" if words == argv else f"$ {' '.join(words)}")
+        self._places = (str(folder), said["venv"])
+        job = {"argv": argv, "folder": str(folder), "started_at": attempt.started_at}
+        write_file(attempt.files.job, job)
+        scripts = (folder / word for word in words if word.endswith(".py"))
+        script = next(filter(Path.is_file, scripts), None)
+        self._to_start = Started(words, folder, script, self._hidden)
+
+    def started(self) -> Started:
+        """Return what is started, once it is prepared."""
+        return self._to_start
+
+    def start(self) -> Child:
+        """Start it, kept by a process of ours. Call it from the main thread."""
+        files = self._attempt.files
+        argv = [
+            sys.executable,
+            "-I",
+            "-m",
+            "worker.commands.command_runner",
+            str(files.folder),
+            str(files.attempt),
+        ]
+        try:
+            ours = run_environment.of_commands() | self._attempt.wall()
+            argv, enclosure = self._attempt.enclosed(argv, *self._places)
+            environment = ours | deferred(self._environment) | enclosure
+            return Child(argv, environment, self._hidden, self._attempt.log)
+        except OSError as error:  # its variables are more than Linux takes, say
+            raise CannotStart(f"it cannot be started: {error}", fault="settings") from error
+
+    def obey(self, wishes: queue.Wishes, child: Child, *, is_preempted: bool) -> None:
+        """Ask it to end, by SIGTERM; end it once its grace is over."""
+        if self._asked_at is None and (wishes.wanted == "cancel" or is_preempted):
+            self._asked_at, self._wanted = clock(), wishes.wanted
+            child.terminate()
+        grace = GRACE_SHARE * self._attempt.settings.stop_grace_seconds
+        if self._asked_at is not None and clock() > self._asked_at + grace:
+            child.kill()
+
+    def ending(
+        self, exit_code: int, child: Child, *, is_preempted: bool, has_lost_lease: bool
+    ) -> Ending:
+        """Return what its exit code says: of one that was asked to end, that it did."""
+        if self._asked_at is not None and self._wanted == "cancel":
+            return Ending(Status.CANCELLED)
+        if self._asked_at is not None or is_preempted:
+            return Ending(Status.QUEUED, "its worker was stopped", fault="infrastructure")
+        if has_lost_lease or asked_for_lease(self._attempt.files).exists():
+            return Ending(None, LOST_LEASE)
+        if exit_code < 0:
+            return Ending(None, death(exit_code, "the command"))
+        if exit_code == 0:
+            return Ending(Status.FINISHED)
+        # Two threads hear the two streams: what went wrong is on stderr, whichever was heard last.
+        said = [*child.last_lines["stdout"], *child.last_lines["stderr"]]
+        error = self._traceback() or "\n".join(said)
+        error = str(redaction.without(error, *self._hidden)).strip()
+        if os.strerror(errno.ENOSPC) in error:
+            return disk_full(self._attempt.files.folder, error)
+        last = error.splitlines()[-1] if error else "it printed nothing"
+        reason = f"exit code {exit_code}: {last[:500]}"
+        return Ending(Status.FAILED, reason, error or reason, "code")
+
+    def _traceback(self) -> str:
+        """Return what the script's watch has seen it end by."""
+        path = self._attempt.files.outcome
+        try:
+            outcome = json.loads(path.read_text())
+            return str(outcome["error"]) if outcome["status"] == "failed" else ""
+        except (OSError, ValueError, LookupError, TypeError):  # it may hold anything
+            return ""
+
+    @property
+    def _hidden(self) -> list[str]:
+        """List what no log may show: secrets, and the lines of those that have several."""
+        values = self._secrets.values()
+        lines = [line for value in values for line in value.splitlines()]
+        found = {*values, *(line for line in lines if len(line) >= redaction.SHORTEST)}
+        return sorted(found, key=len, reverse=True)  # one may begin with another
+
+    def _stated_environment(self) -> dict[str, str]:
+        """Return all of its environment. Raises CannotStart."""
+        attempt, venv = self._attempt, self._said["venv"]
+        base = run_environment.of_commands() | attempt.temporary()
+        programs = Path(venv, "bin") if venv else Path(sys.executable).parent
+        if not (programs / "python").exists():
+            text = f"{venv} is no virtual environment on this worker: it has no bin/python"
+            raise CannotStart(text, fault="settings")
+        base["PATH"] = f"{programs}{os.pathsep}{base.get('PATH', os.defpath)}"
+        if venv:
+            base["VIRTUAL_ENV"] = venv
+        ours = {
+            **gpus.environment(attempt.devices if attempt.is_cuda else []),
+            queued_run.RUN: str(attempt.run.id),
+            queued_run.SECRETS: ",".join(self._secrets),
+            queued_run.ATTEMPT: str(attempt.files.attempt),
+            queued_run.FOLDER: str(attempt.files.folder),
+        }
+        # What a script prints is in the log at once, and not lost should it be killed.
+        stated = {"PYTHONUNBUFFERED": "1", **self._said["variables"], **self._secrets}
+        return {**base, **stated, **ours}
+
+    def _folder(self) -> Path:
+        """Return where it works, made if need be. Raises CannotStart."""
+        said, own = self._said, self._attempt.files.work
+        folder = Path(said["folder"])
+        if said["git"]:
+            self._check_out(own)
+            folder = own / said["folder"]
+        elif not said["folder"]:
+            own.mkdir(exist_ok=True)
+            folder = own
+        if not folder.is_dir():
+            place = f"{said['git']} at {said['commit']}" if said["git"] else "this worker"
+            raise CannotStart(f"there is no folder {said['folder']} on {place}", fault="settings")
+        return folder
+
+    def _check_out(self, folder: Path) -> None:
+        said, attempt = self._said, self._attempt
+        try:
+            commit = check_out(
+                said["git"],
+                said["commit"],
+                folder,
+                self._environment,
+                attempt.check_wanted,
+                user=attempt.user.number if attempt.user else None,
+                sandbox=lambda folder: attempt.wall(free=[folder]),
+            )
+        except CannotCheckOut as error:
+            raise CannotStart(str(error), fault="settings") from error
+        attempt.remark(f"In a checkout of {said['git']} at {commit}")
+
+    def _started(self, words: list[str]) -> list[str]:
+        """Return what is executed: the program's path, by torchrun on several devices."""
+        program, devices = words[0], len(self._attempt.devices)
+        path = program if "/" in program else shutil.which(program, path=self._environment["PATH"])
+        if path is None:
+            text = f"there is no program {program} on this worker, in its PATH"
+            raise CannotStart(text, fault="settings")
+        if devices > 1:
+            return [path, str(TORCHRUN), str(devices), *words[1:]]
+        return [path, *words[1:]]

@@ -1,0 +1,1 @@
+"""Isolation of a run: Landlock, users, cgroups, environment."""

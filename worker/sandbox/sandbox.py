@@ -1,0 +1,189 @@
+"""The sandbox of an attempt, and the probe by which a worker finds out whether it holds.
+
+The rules are halfstep.sandbox'; here is what they are for a run of this service.
+"""
+
+import json
+import os
+import site
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+
+from db.settings import Settings
+from halfstep.api_client import credentials
+from halfstep.sandbox import NEEDED_VERSION, Wall, version
+from halfstep.telemetry.attempt_files import AttemptFiles
+from worker.sandbox.isolation import Enclosure
+from worker.sandbox.run_users import PLACES, hidden
+
+#: Starts a program in the sandbox that its environment describes.
+START = [sys.executable, "-I", "-m", "halfstep.sandbox"]
+#: The same of a run with a user of its own.
+ENCLOSED = [sys.executable, "-I", "-m", "worker.sandbox.isolation"]
+#: By variable, folders of what programs compile or download, and execute when they find it there.
+CACHES = {
+    "XDG_CACHE_HOME": "cache",
+    "TORCHINDUCTOR_CACHE_DIR": "cache/inductor",
+    "TRITON_CACHE_DIR": "cache/triton",
+    "TORCH_EXTENSIONS_DIR": "cache/torch_extensions",
+    "CUDA_CACHE_PATH": "cache/cuda",
+    "NUMBA_CACHE_DIR": "cache/numba",
+    "HF_MODULES_CACHE": "cache/huggingface/modules",
+}
+#: Credentials of the worker's user and of the system, which no run may read.
+IN_HOME = (
+    *(".ssh", ".aws", ".azure", ".kube", ".docker", ".gnupg", ".config/gcloud", ".config/gh"),
+    *(".netrc", ".pgpass", ".git-credentials", ".pypirc", ".npmrc", ".cache/huggingface/token"),
+)
+OF_SYSTEM = ("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-")
+#: What the service, a shell, git, cron or the kernel executes or reads as configuration.
+EXECUTED_IN_HOME = (
+    *(".", ".config", ".local", ".local/bin", ".local/lib", ".cache", ".triton", ".ssh"),
+    *(".gitconfig", ".config/git/config", ".bashrc", ".profile", ".ssh/authorized_keys"),
+)
+EXECUTED = (
+    *("/etc", "/etc/cron.d", "/etc/ld.so.preload", "/usr/local/bin", "/usr/local/lib"),
+    *("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger"),
+)
+#: Whoever can connect to one of these has programs started outside of the sandbox. Landlock does
+#: not restrict that.
+SOCKETS = (
+    *("/run/docker.sock", "/run/containerd/containerd.sock", "/run/crio/crio.sock"),
+    *("/run/podman/podman.sock", "/run/systemd/private"),
+)
+SOCKETS_OF_USER = ("docker.sock", "podman/podman.sock", "systemd/private")
+PACKAGES = ("app", "db", "halfstep", "migrations", "trainer", "worker")
+PROBE_SECONDS = 60.0
+NAMED = 3  # places that a message names
+
+
+def private_paths(settings: Settings) -> list[Path]:
+    """Return what no run may read: the service's own data, and credentials of the worker's user."""
+    home = Path.home()
+    of_user = (*(home / each for each in IN_HOME), credentials.place())
+    # Rules for each entry of /etc miss those that are replaced later, so only where they protect.
+    readable = (Path(each) for each in OF_SYSTEM if os.access(each, os.R_OK))
+    return [*settings.private_paths, *of_user, *readable]
+
+
+def wall(
+    settings: Settings, files: AttemptFiles, read: Sequence[str] = (), free: Sequence[Path] = ()
+) -> Wall:
+    """Return the sandbox of an attempt.
+
+    read: private files that it may read, besides those of its folder.  free: further folders where
+    it may write and make links.
+    """
+    cache = settings.data / "cache"
+    cache.mkdir(exist_ok=True)
+    own = [each for each in (files.temporary, files.work) if each.is_dir()]
+    return Wall(
+        private=[str(each) for each in private_paths(settings)],
+        own=str(files.folder),
+        free=[str(each) for each in (*own, *settings.write_folders, *free)],
+        shared=[str(cache)],
+        read=[str(settings.data / "recipes.json"), *read],
+    )
+
+
+def caches(folder: Path) -> dict[str, str]:
+    """Return the variables that have programs keep their caches in a folder of the run."""
+    return {name: str(folder / place) for name, place in CACHES.items()}
+
+
+def obstacle(settings: Settings, recipe_files: Iterable[str] = ()) -> str:
+    """Probe the sandbox that runs get here; return why it does not hold, "" if it does.
+
+    recipe_files: what the worker loads outside of the sandbox, besides its own code.
+    """
+    if version() < NEEDED_VERSION:
+        return "this kernel has no Landlock, or an older one than Linux 6.2 has"
+    runs = settings.run_folder(0).parent
+    runs.mkdir(parents=True, exist_ok=True)
+    folder, other = (Path(mkdtemp(prefix="probe-", dir=runs)) for _ in range(2))
+    (other / "job-1.json").touch()
+    try:
+        return _probe(settings, folder, other, executed(settings, recipe_files))
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"it cannot be probed: {error}"
+    finally:
+        rmtree(folder, ignore_errors=True)
+        rmtree(other, ignore_errors=True)
+
+
+def executed(settings: Settings, recipe_files: Iterable[str] = ()) -> list[Path]:
+    """List what other processes execute or read as configuration, there or not."""
+    home = Path.home()
+    python = [*sys.path, *site.getsitepackages(), site.getusersitepackages(), sys.prefix]
+    specs = filter(None, map(find_spec, PACKAGES))
+    code = [place for each in specs for place in each.submodule_search_locations or ()]
+    recipes = [place for each in recipe_files for place in (each, str(Path(each).parent))]
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    places = [*python, *code, *recipes, *path, str(Path(sys.executable).parent), str(Path.cwd())]
+    data = (settings.data / each for each in (".", "runs", "recipes.json", "server.json"))
+    found = [
+        *(Path(each).absolute() for each in places if each),
+        *(home / each for each in EXECUTED_IN_HOME),
+        *map(Path, (*EXECUTED, *PLACES)),
+        *(*data, *private_paths(settings)),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) -> str:
+    files = AttemptFiles(folder, 1)
+    files.temporary.mkdir()
+    start, environment = START, {"PATH": os.defpath} | wall(settings, files).variable()
+    for user in settings.run_user_range[:1]:
+        for each in (folder, files.temporary):
+            os.chown(each, user, user)
+        enclosure = Enclosure(user, str(files.temporary), hidden_places(settings))
+        start, environment = ENCLOSED, environment | enclosure.variable()
+        places = [each for each in places if not _is_below(each, enclosure.places)]
+    private = [each for each in private_paths(settings) if each != settings.data]
+    daemon = Path(f"/proc/{os.getpid()}/environ")
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+    wanted = {
+        "own": [str(folder), str(files.temporary)],
+        "write": list(map(str, [other, *places])),
+        "read": [str(each) for each in (other, daemon, *private) if each.exists()],
+        "connect": [*SOCKETS, *(str(runtime / each) for each in SOCKETS_OF_USER)],
+    }
+    ended = subprocess.run(
+        [*start, sys.executable, "-I", "-m", "worker.sandbox.sandbox_probe"],
+        env=environment,
+        cwd="/",
+        input=json.dumps(wanted),
+        capture_output=True,
+        text=True,
+        timeout=PROBE_SECONDS,
+    )
+    if ended.returncode:
+        said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        return f"its probe failed: {said[-1]}"
+    return _in_words(json.loads(ended.stdout))
+
+
+def _is_below(path: Path, places: Iterable[str]) -> bool:
+    return any(path.is_relative_to(each) for each in places)
+
+
+def hidden_places(settings: Settings, *needed: str) -> tuple[str, ...]:
+    """Return the places that a run with a user of its own sees its temporary folder at."""
+    ours = str(Path(__file__).parents[2])  # a checkout, where we are installed from one
+    return hidden((str(settings.data), sys.prefix, ours, *filter(None, needed)))
+
+
+def _in_words(answer: dict[str, list[str]]) -> str:
+    """Say which places a run could reach, and which of its own it could not."""
+    parts = []
+    for verb, places in answer.items():
+        further = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
+        if places:
+            parts.append(f"{verb} {', '.join(places[:NAMED])}{further}")
+    return f"a run could {'; '.join(parts)}" if parts else ""

@@ -1,0 +1,91 @@
+"""Tries, inside the sandbox of a run, what no run may do; prints what succeeded.
+
+    python -I -m halfstep.sandbox python -I -m worker.sandbox.sandbox_probe
+
+Nothing that it tries changes anything: a file is opened for writing and not written, and a file
+that can be created in a folder is deleted again.
+"""
+
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+#: A name that is no other file's.
+NAME = f".halfstep-probe-{secrets.token_hex(8)}"
+MOST_FILES = 100  # of a folder, that reading is tried of
+
+
+def can_write(path: str) -> bool:
+    """Return whether a file, or one in a folder, can be written, or made where there is none."""
+    place = Path(path)
+    while not _is(place.exists):
+        place = place.parent
+    if not _is(place.is_dir):
+        return _opens(place, os.O_WRONLY)
+    created = place / NAME
+    if not _opens(created, os.O_WRONLY | os.O_CREAT | os.O_EXCL):
+        return False
+    created.unlink()
+    return True
+
+
+def can_read(path: str) -> bool:
+    """Return whether a file, or one in a folder, can be opened; names may be listed."""
+    place = Path(path)
+    files = islice(place.rglob("*"), MOST_FILES) if _is(place.is_dir) else [place]
+    return any(_opens(each, os.O_RDONLY) for each in files if _is(each.is_file))
+
+
+def can_connect(path: str) -> bool:
+    """Return whether a Unix socket accepts a connection."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(path)
+        except OSError:
+            return False
+        return True
+
+
+def _is(question: Callable[[], bool]) -> bool:
+    """Return the answer of a path; False where the user may not even look."""
+    try:
+        return question()
+    except OSError:
+        return False
+
+
+def _opens(path: Path, flags: int) -> bool:
+    try:
+        os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return False
+    return True
+
+
+def cannot_write(path: str) -> bool:
+    """Return whether a folder of the run's own refuses it, which would make the probe void."""
+    return not can_write(path)
+
+
+TRIALS: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "write": ("write", can_write),
+    "read": ("read", can_read),
+    "connect to": ("connect", can_connect),
+    "not write its own": ("own", cannot_write),
+}
+
+
+def main() -> None:
+    """Print, by what was tried, the places where it succeeded, as one JSON object."""
+    wanted = json.load(sys.stdin)
+    found = {verb: list(filter(tried, wanted[key])) for verb, (key, tried) in TRIALS.items()}
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
