@@ -28,6 +28,6 @@ def start_ranks(devices: int, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).parents[1]  # whose modules are ours, and no torch's
+    here = Path(__file__).parent  # whose modules are ours, and no torch's
     sys.path[:] = [path for path in sys.path if Path(path) != here]
     start_ranks(int(sys.argv[1]), sys.argv[2:])
