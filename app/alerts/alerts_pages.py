@@ -250,7 +250,7 @@ def _alerts(
     mine = channels.listed(session, user)
     return page(
         request,
-        "alerts.html",
+        "alerts/alerts.html",
         visitor=visitor,
         status_code=422 if entered.errors else 200,
         notices=[row for (row,) in told.rows],

@@ -140,7 +140,7 @@ def _account(
 ) -> HTMLResponse:
     return page(
         request,
-        "account.html",
+        "auth/account.html",
         visitor=visitor,
         status_code=422 if errors else 200,
         asks_current=not accounts.came_by_fresh_link(session, at_browser),

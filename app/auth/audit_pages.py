@@ -43,7 +43,7 @@ def show_deeds(
     code = 422 if errors else 200
     return page(
         request,
-        "deeds.html",
+        "auth/audit.html",
         visitor=visitor,
         status_code=code,
         found=found,

@@ -60,7 +60,7 @@ def _secrets(
 ) -> HTMLResponse:
     return page(
         request,
-        "secrets.html",
+        "auth/secrets.html",
         visitor=visitor,
         status_code=422 if errors else 200,
         secrets=secrets.listed(session),

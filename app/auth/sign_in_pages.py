@@ -52,7 +52,7 @@ def enter(request: Request, token: str = "", next: str = "") -> Response:  # noq
     target = local_path(next) if next else "/runs"
     if not token:
         return RedirectResponse(target, status_code=303)
-    return page(request, "link.html", token=token, next=target)
+    return page(request, "compare/sign_in_link.html", token=token, next=target)
 
 
 @router.post("/")
@@ -99,7 +99,7 @@ def _sign_in_page(
 ) -> Response:
     return page(
         request,
-        "sign_in.html",
+        "auth/sign_in.html",
         status_code=status_code,
         next=target,
         problem=problem,

@@ -84,7 +84,7 @@ def _people(
     session.flush()
     return page(
         request,
-        "people.html",
+        "auth/users.html",
         visitor=visitor,
         status_code=422 if errors else 200,
         people=people.listed(session),

@@ -97,7 +97,7 @@ def compare(
         request,
         session,
         visitor,
-        "compare.html",
+        "compare/compare.html",
         laid_out,
         view,
         is_free=True,
@@ -126,7 +126,14 @@ def show_group(
     """Lay a group side by side in the same way, with ratios."""
     laid_out = comparison.of_group(session, group_id, settings)
     return _page(
-        request, session, visitor, "group.html", laid_out, view, is_free=False, group_id=group_id
+        request,
+        session,
+        visitor,
+        "compare/group.html",
+        laid_out,
+        view,
+        is_free=False,
+        group_id=group_id,
     )
 
 

@@ -78,7 +78,7 @@ def _page(
 ) -> HTMLResponse:
     return page(
         request,
-        "note.html",
+        "compare/note.html",
         visitor=visitor,
         status_code=422 if problem else 200,
         project=project,

@@ -49,7 +49,7 @@ def make_link(
         errors = error.errors
     return page(
         request,
-        "shared_made.html",
+        "compare/shared_made.html",
         visitor=visitor,
         status_code=422 if errors else 200,
         address=f"{public_address(request)}{address_of(secret)}" if secret else "",

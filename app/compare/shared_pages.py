@@ -72,7 +72,7 @@ ByLink = Annotated[Shown, Depends(_shown)]
 @router.get("")
 def open_link(request: Request) -> HTMLResponse:
     """Take the secret of a link out of the address."""
-    return page(request, "shared_open.html")
+    return page(request, "compare/shared_open.html")
 
 
 @router.post("")
@@ -117,10 +117,10 @@ def show(
     """Show the run, or the runs side by side."""
     moment = session.scalars(select(now())).one()
     if len(shown.runs) == 1:
-        template, values = "shared_run.html", _run(session, settings, shown.runs[0], chosen)
+        template, values = "compare/shared_run.html", _run(session, settings, shown.runs[0], chosen)
     else:
         template, values = (
-            "shared_compare.html",
+            "compare/shared_compare.html",
             shown_of(_laid_out(session, shown.runs, settings), view),
         )
     return page(request, template, shown=shown, moment=moment, by_link=True, **values)

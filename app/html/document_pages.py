@@ -27,4 +27,4 @@ def show_document(request: Request, name: str, visitor: SignedIn) -> HTMLRespons
     if name not in found:
         known = ", ".join(NAMES)
         raise NotFound(f"There is no page of help called {name[:50]}; there are {known}.")
-    return page(request, "help.html", visitor=visitor, document=found[name], documents=found)
+    return page(request, "base/help.html", visitor=visitor, document=found[name], documents=found)

@@ -18,7 +18,9 @@ from app.telemetry.step_metrics import step_metrics
 
 _FOLDER = Path(__file__).parents[1] / "templates"
 #: Read once: an upgrade replaces them under a server that is still the old one.
-_TEMPLATES = {path.name: path.read_text() for path in _FOLDER.iterdir()}
+_TEMPLATES = {
+    path.relative_to(_FOLDER).as_posix(): path.read_text() for path in _FOLDER.rglob("*.html")
+}
 _environment = Environment(
     loader=DictLoader(_TEMPLATES),
     autoescape=True,

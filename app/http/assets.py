@@ -41,7 +41,7 @@ class Assets:
     def __init__(self, prefix: str = "") -> None:
         """prefix: of the path below which the server lies."""
         self._prefix = prefix
-        self._by_name = {path.name: _asset(path) for path in sorted(STATIC.iterdir())}
+        self._by_name = {path.name: _asset(path) for path in sorted(STATIC.rglob("*.*"))}
         plotly = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
         self._by_name["plotly.js"] = _asset(plotly)
         self.by_url = {asset.url: asset for asset in self._by_name.values()}

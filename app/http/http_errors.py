@@ -229,7 +229,7 @@ def _answer(
         return JSONResponse(content, status, headers, media_type=PROBLEM_TYPE)
     visitor = who_asked(request) if status != 503 else None
     said = {"title": title, "message": message, "links": links}
-    return page(request, "error.html", visitor=visitor, status_code=status, **said)
+    return page(request, "base/error.html", visitor=visitor, status_code=status, **said)
 
 
 def _encodable(text: str) -> str:

@@ -36,7 +36,7 @@ def docs(request: Request, visitor: SignedIn) -> HTMLResponse:
     schemas = description["components"]["schemas"]
     return page(
         request,
-        "docs.html",
+        "base/docs.html",
         visitor=visitor,
         address=public_address(request),
         by_tag=by_tag,

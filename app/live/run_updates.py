@@ -170,26 +170,28 @@ def _words(
     metrics: names of those that are shown.
     """
     fragments = {
-        "facts": fragment("_facts.html", run=summary),
-        "problem": fragment("_problem.html", run=summary, last=runs.last_change(session, run.id)),
+        "facts": fragment("run/_facts.html", run=summary),
+        "problem": fragment(
+            "base/_problem.html", run=summary, last=runs.last_change(session, run.id)
+        ),
     }
     if changes.statuses:  # it starts, and has noted in what, or ends
         noted = environment_of(session, run)
-        fragments["environment"] = fragment("_environment.html", run=summary, environment=noted)
+        fragments["environment"] = fragment("run/_environment.html", run=summary, environment=noted)
     if changes.events or changes.diagnoses or changes.is_over:
         found = advised(session, run)
-        fragments["findings"] = fragment("_findings.html", run=summary, findings=found)
+        fragments["findings"] = fragment("run/_findings.html", run=summary, findings=found)
     is_listed = not summary.is_watched
     if is_listed and (changes.goes_back or any(row.kind == SPIKE for row in changes.diagnoses)):
-        fragments["spikes"] = fragment("_spikes.html", spikes=spikes(session, run.id))
+        fragments["spikes"] = fragment("run/_spikes.html", spikes=spikes(session, run.id))
     has_first_line = any(line.number == 1 for line in changes.log_lines)
     if has_first_line or any(file.name.startswith(artifacts.LOG) for file in changes.artifacts):
         log_bytes = artifacts.log_bytes(session, run.id)
-        html = fragment("_log_link.html", run=summary, log_bytes=log_bytes, has_log=True)
+        html = fragment("run/_log_link.html", run=summary, log_bytes=log_bytes, has_log=True)
         fragments["log_link"] = html
     if changes.goes_back:
         skipped = skipped_steps(session, run.id)
-        fragments["skips"] = fragment("_skips.html", run=summary, skipped=skipped)
+        fragments["skips"] = fragment("run/_skips.html", run=summary, skipped=skipped)
     return {
         "fragments": fragments,
         "rows": {
@@ -209,11 +211,11 @@ def _rows(
     and new ones come last.  most: how many stay.
     """
     if changes.statuses:
-        yield "history", {"html": fragment("_history.html", statuses=changes.statuses)}
+        yield "history", {"html": fragment("run/_history.html", statuses=changes.statuses)}
     if changes.has_new_files:
         files = checkpoints.of_run(session, run.id)
         html = fragment(
-            "_checkpoints.html",
+            "run/_checkpoints.html",
             run=run,
             files=changes.checkpoints,
             saves=checkpoints.saves(session, run.id) if changes.checkpoints else {},
@@ -224,17 +226,17 @@ def _rows(
         kept = artifacts.newest(session, run.id, most=ARTIFACTS_SHOWN)
         steps = {file.step for file in changes.artifacts}
         files_by_step = by_step([file for file in kept if file.step in steps])
-        html = fragment("_artifacts.html", run=run, artifacts=files_by_step)
+        html = fragment("run/_artifacts.html", run=run, artifacts=files_by_step)
         keys = [str(step) for step in sorted(by_step(kept))]
         yield "artifacts", {"html": html, "keys": keys}
     if steps := _shown_skips(session, changes):
         skipped = skipped_steps(session, run.id, steps=steps)
-        html = fragment("_skips.html", run=run, skipped=skipped)
+        html = fragment("run/_skips.html", run=run, skipped=skipped)
         yield "skips", {"html": html, "most": SKIPS_SHOWN}
     if names := {metric.name for metric in changes.metrics}.intersection(metrics):
         measured = windows.measured(session, run.id, names=names)
         keys = sorted(metrics, key=metric_order)
-        yield "metrics", {"html": fragment("_metrics.html", metrics=measured), "keys": keys}
+        yield "metrics", {"html": fragment("run/_metrics.html", metrics=measured), "keys": keys}
 
 
 def labels_mark(run: Run) -> int:
@@ -326,7 +328,7 @@ def of_list(
             values = list_columns.values(session, [run.id for run in summaries], columns)
         shown = {
             run.id: fragment(
-                "_row.html",
+                "runs/_row.html",
                 run=run,
                 sparkline=lines[run.id],
                 columns=columns,

@@ -27,7 +27,7 @@ def of_workers(database: Database, standing: Standing) -> Look:
             return None
         seen = dict(each.split("-", 1) for each in cursor.split(".") if "-" in each)
         changed = [row for row in rows if seen.get(str(row.id)) != row.mark]
-        html = fragment("_workers.html", rows=changed)
+        html = fragment("workers/_workers.html", rows=changed)
         return News(json.dumps({"html": html, "keys": [str(row.id) for row in rows]}), now)
 
     return look

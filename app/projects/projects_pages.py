@@ -167,7 +167,7 @@ def _projects(
     shown = projects.listed(session, visitor.standing.projects)
     return page(
         request,
-        "projects.html",
+        "projects/projects.html",
         visitor=visitor,
         status_code=422 if errors else 200,
         projects=[(each, projects.members(session, each.name)) for each in shown],

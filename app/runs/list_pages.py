@@ -91,7 +91,7 @@ def list_runs(
 
     return page(
         request,
-        "runs.html",
+        "runs/runs.html",
         status_code=422 if mistakes else 200,
         visitor=visitor,
         rows=[

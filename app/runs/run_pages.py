@@ -67,7 +67,7 @@ def show_run(
     log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
     return page(
         request,
-        "run.html",
+        "run/run.html",
         visitor=visitor,
         may=visitor.rights(run),
         destinations=elsewhere(session, visitor, run.project),

@@ -88,7 +88,7 @@ def _form(
     defaults = {"priority": "0", "devices_per_node": "1"}
     return page(
         request,
-        "new_command.html",
+        "submission/new_command.html",
         visitor=visitor,
         status_code=422 if errors else 200,
         form=form,

@@ -228,7 +228,7 @@ def form(
     projects = may_submit_to(session, visitor.standing)
     return page(
         request,
-        "new_run.html",
+        "submission/new_run.html",
         visitor=visitor,
         status_code=422 if errors else 200,
         offered=offered,

@@ -52,7 +52,7 @@ def list_recipes(request: Request, session: Db, visitor: SignedIn) -> HTMLRespon
     offered = by_name(up)
     return page(
         request,
-        "recipes.html",
+        "submission/recipes.html",
         visitor=visitor,
         up=up,
         broken=[each for each in offered if "error" in each.recipe],
@@ -72,7 +72,7 @@ def show_recipe(name: Text, request: Request, session: Db, visitor: SignedIn) ->
         known = ", ".join(each.recipe["name"] for each in offered) or "none: no worker is up"
         raise NotFound(f"No worker that is up offers the recipe {name!r}. They offer: {known}.")
     each = next(each for each in offered if each.recipe is found)
-    return page(request, "recipe.html", visitor=visitor, each=each)
+    return page(request, "submission/recipe.html", visitor=visitor, each=each)
 
 
 def by_name(up: Iterable[Worker]) -> list[Offered]:

@@ -90,7 +90,7 @@ def _form(
     _command, _config, space, _errors = command_form.searched(form)
     return page(
         request,
-        "new_command_sweep.html",
+        "sweeps/new_command_sweep.html",
         visitor=visitor,
         status_code=422 if errors else 200,
         form=form,

@@ -188,7 +188,7 @@ def _form(
     able = {name for worker in up for name in workers.precisions(worker.devices)}
     return page(
         request,
-        "new_sweep.html",
+        "sweeps/new_sweep.html",
         visitor=visitor,
         status_code=422 if errors else 200,
         offered=offered,

@@ -42,7 +42,7 @@ def list_sweeps(
     rows = sweeps.newest(session, before=before, limit=PAGE_SIZE)
     return page(
         request,
-        "sweeps.html",
+        "sweeps/sweeps.html",
         visitor=visitor,
         rows=[api.summary(*row) for row in rows],
         older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
@@ -82,7 +82,7 @@ def _page(
     shown = api.detail(session, sweep)
     return page(
         request,
-        "sweep.html",
+        "sweeps/sweep.html",
         visitor=visitor,
         status_code=422 if problem else 200,
         cursor=sweeps.mark(session, sweep_id),

@@ -81,7 +81,7 @@ def _page(
     rules = retention.listed(session)
     return page(
         request,
-        "retention.html",
+        "trash/retention.html",
         visitor=visitor,
         status_code=422 if errors else 200,
         rules=[rule for rule in rules if rule.project is None or rule.project in names],

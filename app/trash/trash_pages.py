@@ -28,7 +28,7 @@ def show_bin(
     found = trash.listed(session, after=after, limit=PAGE_SIZE)
     return page(
         request,
-        "bin.html",
+        "trash/trash.html",
         visitor=visitor,
         rows=[deleted(run, owner, settings) for run, owner in found.rows],
         older=found.next,

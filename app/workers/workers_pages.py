@@ -34,7 +34,7 @@ def list_workers(
     seen = {run.id: (run, owner) for run, owner in runs.with_owners(session, first)}
     return page(
         request,
-        "workers.html",
+        "workers/workers.html",
         visitor=visitor,
         rows=rows,
         cursor=cursor_of(rows),
@@ -56,7 +56,7 @@ def list_workers(
 def show_worker(worker_id: RowId, request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
     """Show one: its devices, recipes and versions."""
     worker, is_up = workers.found(session, worker_id)
-    return page(request, "worker.html", visitor=visitor, worker=worker, alive=is_up)
+    return page(request, "workers/worker.html", visitor=visitor, worker=worker, alive=is_up)
 
 
 @router.post("/{worker_id}/drain")

@@ -284,8 +284,8 @@ class Sweep(OfProject, Table):
     config: what all of them have.  space: by path of a setting, its values or its distribution, as
     app.sweeps.search_space has them.  metric: the name of one, or loss; goal: minimise or
     maximise.  runs_total: how many there shall be, of which `submitted` have been; at_once: how
-    many may be under way.  status: running, paused, cancelled, or failed, with the error; that all has ended is the
-    trials' to tell. revision rises with every change.
+    many may be under way.  status: running, paused, cancelled, or failed, with the error; the
+    trials show whether all has ended. revision rises with every change.
     """
 
     __tablename__ = "sweeps"

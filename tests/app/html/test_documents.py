@@ -56,7 +56,7 @@ def test_every_link_leads_somewhere() -> None:
                 target = seen[page or name]
                 assert not anchor or anchor in target.anchors, (name, link)
     used = 0
-    for path in (ROOT / "app" / "templates").glob("*.html"):
+    for path in (ROOT / "app" / "templates").rglob("*.html"):
         for page, anchor in re.findall(r'"/help/(\w+)#?([\w-]*)"', path.read_text()):
             used += 1
             assert not anchor or anchor in seen[page].anchors, (path.name, page, anchor)

@@ -12,7 +12,7 @@ def test_files_are_kept_for_ever_under_their_fingerprint(stranger: TestClient) -
     """A file's address holds its fingerprint, so that browsers need never ask again."""
     answer = stranger.get(Assets().url("base.css"))
     assert answer.headers["cache-control"].endswith("immutable")
-    assert answer.text == (STATIC / "base.css").read_text()
+    assert answer.text == (STATIC / "base" / "base.css").read_text()
     assert stranger.get("/static/base.000000000000.css").status_code == 404
 
 
@@ -20,7 +20,7 @@ def test_every_import_is_in_the_import_map() -> None:
     """Scripts import each other by names that the map knows, plotly.js among them."""
     names = json.loads(Assets().import_map)["imports"]
     assert "plotly" in names
-    for script in STATIC.glob("*.js"):
+    for script in STATIC.rglob("*.js"):
         for line in script.read_text().splitlines():
             if line.startswith("import "):
                 assert line.split("'")[1] in names, f"{script.name}: {line}"

@@ -1,0 +1,54 @@
+// The page of alerts: the form asks for what a condition needs, a delivery under way is followed.
+import { wish } from 'unread_badge'
+import { localTimes } from 'formats'
+import { toast } from 'page'
+import { still } from 'dom_updates'
+
+const FOLLOW_MS = 2000
+/** Tries, after which whoever looks may reload the page. */
+const MOST_LOOKS = 30
+
+const form = document.querySelector('[data-rule-form]')
+const [scope, condition] = [form.querySelector('[data-scope]'), form.querySelector('[data-condition]')]
+const show = () => {
+  const { value, metric } = condition.selectedOptions[0].dataset
+  const asked = { run: scope.value === 'run', project: scope.value === 'project', metric: metric !== undefined, value }
+  for (const label of form.querySelectorAll('[data-of]')) label.hidden = !asked[label.dataset.of]
+  if (value) form.querySelector('[data-value-label]').textContent = value[0].toUpperCase() + value.slice(1)
+}
+form.addEventListener('change', show)
+show()
+
+const deliveries = document.querySelector('[data-deliveries]')
+let looks = 0
+/** @param {Element} news */
+const draw = (news) => {
+  deliveries.innerHTML = news.innerHTML
+  localTimes(deliveries)
+  const [channel, what, state] = deliveries.querySelectorAll('tbody tr:first-child td')
+  if (state) document.querySelector('[data-told]').textContent = `${channel.textContent}, ${what.textContent}: ${state.textContent}`
+}
+const follow = async () => {
+  if (!deliveries.querySelector('[data-waiting]') || looks++ === MOST_LOOKS) return
+  try {
+    const answer = await fetch(location.href, { headers: { Accept: 'text/html' } })
+    const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
+    const news = page.querySelector('[data-deliveries]')
+    if (news && !deliveries.querySelector('details[open]')) still(() => draw(news))
+  } catch { /* the server is away: later */ }
+  setTimeout(follow, FOLLOW_MS)
+}
+setTimeout(follow, FOLLOW_MS)
+
+const button = document.querySelector('[data-browser-wish]')
+if ('Notification' in window) {
+  const press = () => { button.setAttribute('aria-pressed', String(wish.is() && Notification.permission === 'granted')) }
+  button.hidden = false
+  press()
+  button.addEventListener('click', async () => {
+    if (button.getAttribute('aria-pressed') === 'true') wish.set(false)
+    else wish.set(await Notification.requestPermission() === 'granted')
+    press()
+    if (Notification.permission === 'denied') toast('This browser does not let this page show notices: its settings for this site say so.')
+  })
+}

@@ -1,0 +1,115 @@
+// Put new HTML in place of old without disturbing what a person does with it: rows that did not
+// change stay, ticked boxes stay ticked, opened details stay open.
+import { localTimes } from 'formats'
+import { still } from 'dom_updates'
+
+/** The HTML that each element was made from. @type {WeakMap<Element, string>} */
+const sources = new WeakMap()
+
+/** @param {string} html @returns {DocumentFragment} */
+const parsed = (html) => {
+  const template = document.createElement('template')
+  template.innerHTML = html
+  return template.content
+}
+
+/** Timers of rows with a cell that waits until nobody uses it. @type {WeakMap<Element, number>} */
+const waiting = new WeakMap()
+const WAIT_MS = 500
+
+/** What a person opened or ticked stays so. @param {Element} old @param {ParentNode} fresh */
+const keepState = (old, fresh) => {
+  const opened = [...old.querySelectorAll('details')].map(({ open }) => open)
+  fresh.querySelectorAll('details').forEach((details, i) => { details.open = opened[i] ?? details.open })
+  const box = fresh.querySelector('input[type=checkbox]')
+  if (box) box.checked = old.querySelector('input[type=checkbox]')?.checked ?? false
+}
+
+/** Bring a row up to date by the cells that changed, but for one that has the focus. @param {HTMLElement} row @param {HTMLElement} fresh @param {string} html */
+const update = (row, fresh, html) => {
+  clearTimeout(waiting.get(row))
+  sources.set(row, html)
+  localTimes(fresh)
+  keepState(row, fresh)
+  Object.assign(row.dataset, fresh.dataset)
+  const cells = [...row.children].map((cell, i) => [cell, fresh.children[i]])
+  for (const [cell, other] of cells.filter(([cell, other]) => cell.outerHTML !== other.outerHTML)) {
+    if (!cell.matches(':focus-within')) {
+      cell.replaceWith(other.cloneNode(true))
+    } else {
+      sources.delete(row)
+      waiting.set(row, setTimeout(() => still(() => update(row, fresh, html)), WAIT_MS))
+    }
+  }
+}
+
+/** Put rows, by data-key, in place of the same ones. @param {Element} body @param {string} html @returns {string[]} keys of rows that are not there */
+export const replaceRows = (body, html) => {
+  const missing = []
+  for (const row of [...parsed(html).children]) {
+    const old = body.querySelector(`:scope > [data-key="${CSS.escape(row.dataset.key)}"]`)
+    if (old) update(old, row, row.outerHTML)
+    else missing.push(row.dataset.key)
+  }
+  return missing
+}
+
+/** @param {Element|null} body @returns {Map<string, Found>} */
+const byKey = (body) => new Map([...(body?.children ?? [])].map((row) => [row.dataset.key, row]))
+
+/** Make a table body hold exactly these rows. @param {Element} body @param {Element} fresh */
+export const matchRows = (body, fresh) => {
+  const old = byKey(body)
+  arrange(body, [...fresh.children].map((row) => brought(old.get(row.dataset.key), row)))
+}
+
+/** The row that is there, brought up to date, or a new one. @param {Found|undefined} known @param {Found} row */
+const brought = (known, row) => {
+  const html = row.outerHTML
+  if (known) {
+    if (sources.get(known) !== html) update(known, row, html)
+    return known
+  }
+  sources.set(row, html)
+  localTimes(row)
+  return row
+}
+
+/** Bring a table up to date by the rows that changed; all others stay.
+ * @param {Element} box @param {{html: string, keys?: string[], most?: number}} changed as app/live/run_updates.py makes them */
+export const mergeRows = (box, { html, keys, most = Infinity }) => {
+  const body = box.querySelector('tbody')
+  const fresh = byKey(parsed(html).querySelector('tbody'))
+  if (!body) return show(box, html)
+  sources.delete(box)
+  const old = byKey(body)
+  const order = keys ?? [...new Set([...old.keys(), ...fresh.keys()])]
+  const rows = order.slice(-most).map((key) => {
+    const row = fresh.get(key)
+    return row ? brought(old.get(key), row) : old.get(key)
+  })
+  arrange(body, rows.filter((row) => row !== undefined))
+}
+
+/** @param {Element} body @param {Element[]} rows that it shall hold */
+const arrange = (body, rows) => {
+  // A row that stays is not moved: that would take the focus from what is in it.
+  const staying = new Set(rows)
+  for (const row of [...body.children]) if (!staying.has(row)) row.remove()
+  rows.forEach((row, i) => { if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null) })
+}
+
+/** Show a fragment; its table keeps the rows that did not change. @param {Element} box @param {string} html */
+export const show = (box, html) => {
+  if (sources.get(box) === html) return
+  sources.set(box, html)
+  const content = parsed(html)
+  const [body, fresh] = [box.querySelector('tbody'), content.querySelector('tbody')]
+  if (body && fresh) {
+    matchRows(body, fresh)
+  } else {
+    localTimes(content)
+    keepState(box, content)
+    box.replaceChildren(content)
+  }
+}

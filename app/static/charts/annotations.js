@@ -1,0 +1,90 @@
+// What happened at single steps: skips, losses that spiked or are not finite, resumptions. Draws nothing itself.
+import { count as countText } from 'formats'
+import { merged } from 'decimation'
+
+const TICK = 9 // pixels of a tick at a skipped step
+const LETTER = 6 // pixels of a digit on it
+
+/**
+ * Marks on the rows of a figure that is `inner` pixels high, as Plotly wants them.
+ * @param {import('points').Points} points @param {import('url_state').View} view @param {{domain: [number, number]}[]} rows
+ * @param {number} inner @param {Record<string, string>} colors @param {import('decimation').Screen} screen
+ */
+export const marksOf = (points, view, rows, inner, colors, screen) => {
+  const skips = merged(points.skips, points.x(points.skips.steps, view.x), screen)
+  const nonfinite = merged(points.nonfinite, points.x(points.nonfinite.steps, view.x), screen)
+  const spikes = points.spikes.filter(({ step }) => points.first <= step && step <= points.last)
+  const resumed = resumedSteps(points)
+  const resumedAt = points.x([...resumed.keys()], view.x)
+  return {
+    shapes: [
+      vertical(skips.map(({ x }) => x), rows.map(({ domain: [bottom] }) => [bottom, bottom + TICK / inner]), { color: colors.skip, width: 1.5 }),
+      vertical(resumedAt, [[0, 1]], { color: colors.quiet, width: 1, dash: 'dot' }),
+    ].filter(({ path }) => path),
+    traces: [
+      said('skipped', skips.map(({ x }) => x), skips.map((tick) => told(tick, 'step', 'steps from'))),
+      said('resumed', resumedAt, [...resumed].map(([step, attempts]) => `attempt ${attempts.join(', ')}, after step ${countText(step)}`)),
+      skipCounts(skips, rows[0], inner, colors, screen),
+      spikesOf(spikes, points.x(spikes.map(({ step }) => step), view.x), rows[0], inner, colors),
+      nonfiniteLosses(nonfinite, points.words, rows[0], inner, colors),
+    ],
+  }
+}
+
+/** Attempts by the step that they resumed after, of those that points know. @param {import('points').Points} points @returns {Map<number, string[]>} */
+const resumedSteps = ({ resumptions, first, last }) => {
+  const within = Object.entries(resumptions).filter(([, step]) => first <= step + 1 && step <= last)
+  const steps = new Map()
+  for (const [attempt, step] of within.sort(([, a], [, b]) => a - b)) steps.set(step, [...(steps.get(step) ?? []), attempt])
+  return steps
+}
+
+/** Lines at x, over each stretch of the height, as one path: were each a part of a trace, it would be an element of its own, at ten times the cost. */
+const vertical = (at, stretches, line) => ({
+  type: 'path', xref: 'x', yref: 'paper', line,
+  path: stretches.flatMap(([low, high]) => at.map((x) => `M${x},${low}V${high}`)).join(''),
+})
+
+/** Nothing to see: what the strip tells where somebody points. */
+const said = (name, x, text) => ({ x, y: x.map(() => 0), text, name, mode: 'none', type: 'scatter', hoverinfo: 'skip' })
+
+/** @param {import('decimation').Tick} tick @param {string} one @param {string} many */
+const told = ({ count, first, last }, one, many) => (count === 1
+  ? `${one} ${countText(first)}`
+  : `${countText(count)} ${many} ${countText(first)}${last > first ? ` to ${countText(last)}` : ''}`)
+
+/** The number on ticks that are several, as far as there is room; hovering tells the others'. */
+const skipCounts = (ticks, row, inner, colors, { range, pixels }) => {
+  const pixel = (range[1] - range[0]) / pixels || 1
+  let free = -Infinity
+  const shown = ticks.filter(({ x, count }) => {
+    if (count === 1 || x < free) return false
+    free = x + pixel * (LETTER * (countText(count).length + 1.5))
+    return true
+  })
+  return {
+    x: shown.map(({ x }) => x), y: shown.map(() => row.domain[0] + (TICK + 1) / inner),
+    text: shown.map(({ count }) => countText(count)), textposition: 'top center', textfont: { size: 10, color: colors.skip },
+    name: 'skips counted', mode: 'text', type: 'scatter', hoverinfo: 'skip', cliponaxis: false,
+  }
+}
+
+/** What is not finite comes as a word. @param {number|string|null} value */
+const words = (value) => (typeof value === 'number' ? String(Number(value.toPrecision(4))) : value ?? 'NaN')
+
+/** @param {import('points').Spike[]} spikes */
+const spikesOf = (spikes, at, row, inner, colors) => ({
+  x: at, y: at.map(() => row.domain[1] - 6 / inner),
+  text: spikes.map(({ step, loss, z }) => `${words(loss)} at step ${countText(step)}, z ${words(z)}`),
+  name: 'loss spike', mode: 'markers', type: 'scatter', hoverinfo: 'skip',
+  marker: { symbol: 'diamond', size: 8, color: colors.skip },
+})
+
+const nonfiniteLosses = (ticks, words, row, inner, colors) => ({
+  x: ticks.map(({ x }) => x),
+  y: ticks.map(() => row.domain[1] - 6 / inner),
+  text: ticks.map((tick) => (tick.count === 1 && words.has(tick.first)
+    ? `loss ${words.get(tick.first)} at step ${tick.first}` : told(tick, 'step', 'steps from'))),
+  name: 'loss not finite', mode: 'markers', type: 'scatter', hoverinfo: 'skip',
+  marker: { symbol: 'triangle-up', size: 9, color: colors.skip },
+})

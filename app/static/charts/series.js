@@ -1,0 +1,205 @@
+// The charts of a run: their numbers, fetched when somebody looks at them, and the bar above.
+import { fetched, insisted, pause } from 'http'
+import { showAxis } from 'axis'
+import { createCharts } from 'charts'
+import { arrangementOf, createMenu, metricsShown } from 'chart_menu'
+import { count } from 'formats'
+import { Points } from 'points'
+import { createStarting } from 'empty_state'
+import { createStrip } from 'readout'
+
+/** An overview that live steps made so long is fetched anew. */
+const POINTS_KEPT = 10000
+/** Pixels that a full screen has beside and below a row's own; and the least that a row gets. */
+const [AROUND, LEAST] = [110, 200]
+
+/**
+ * @param {HTMLElement} section
+ * @param {string} api address of the run
+ * @param {{name: string, recipe: string, skipped: number, view: import('url_state').View, onView: () => void}} options name: of pictures; skipped: steps so far; onView: the view has changed
+ */
+export const createSeries = (section, api, { name, recipe, skipped, view, onView }) => {
+  // Steps that were retried in fp32 are both skipped and applied: such a run has no axis of the latter.
+  if (!section.querySelector(`[data-view=x][value="${CSS.escape(view.x)}"]`)) Object.assign(view, { x: 'step', range: null })
+  /** Undefined until they were asked for. @type {Points} */
+  let points
+  let newest = 0 // step that is known
+  let isAsked = false
+  /** News that came before the first answer. @type {any[]} */
+  const early = []
+  const part = (each) => section.querySelector(`[data-${each}]`)
+  const charts = createCharts(part('plot'), {
+    scaled: section.dataset.scaled !== undefined,
+    timed: section.dataset.timed !== undefined,
+    onZoom: (x, rows) => {
+      if (x !== undefined) view.range = x
+      for (const [row, range] of Object.entries(rows)) {
+        if (range) view.rows[row] = range
+        else delete view.rows[row]
+      }
+      changeView()
+    },
+    onDraw: (composed) => { // all at once: each change by itself would lay out the page
+      showCounts()
+      showAxis(part('axis'), composed.axis)
+      const { range: [low, high], pixels } = composed.axis
+      strip.show({ ...composed, hidden: view.hidden }, view.x, (high - low) / pixels)
+    },
+    onPoint: (x) => strip.at(x),
+  })
+  const strip = createStrip(part('strip'), (hidden) => {
+    view.hidden = hidden
+    showView()
+    draw()
+  })
+  /** Asked for, but not there yet. @type {string|null} */
+  let filling = null
+  /** @param {string} row */
+  const fillScreen = (row) => {
+    filling = row
+    if (document.fullscreenElement === section) showAlone()
+    else section.requestFullscreen()
+  }
+  const showAlone = () => {
+    const isFull = document.fullscreenElement === section
+    const above = part('plot').getBoundingClientRect().top + section.scrollTop
+    view.alone = isFull && filling ? { row: filling, pixels: Math.max(innerHeight - above - AROUND, LEAST) } : null
+    if (!isFull) filling = null
+    draw()
+  }
+  section.addEventListener('fullscreenchange', showAlone)
+  addEventListener('resize', () => { if (view.alone) showAlone() })
+  const { arrangement, keep } = arrangementOf(recipe)
+  Object.assign(view, arrangement)
+  createMenu(part('menu'), name, { composed: charts.composed, mode: () => view.x, picture: charts.savePicture, fill: fillScreen }, arrangement, () => {
+    keep()
+    draw()
+  })
+  const starting = createStarting(section)
+
+  const showCounts = () => {
+    const steps = `${count(skipped)} skipped ${skipped === 1 ? 'step' : 'steps'}`
+    const inView = view.range ? `${count(points.countSkips(points.steps(view.range, view.x)))} in view, of ` : ''
+    const note = section.querySelector('[data-skip-count]')
+    note.textContent = inView + steps
+    note.classList.toggle('some', skipped > 0)
+    section.querySelector('[data-point-count]').textContent = `${count(points.count)} of ${count(points.total)} points`
+  }
+  const draw = () => { if (points) charts.draw(points, view) }
+
+  /** A query for what the charts draw. @param {Record<string, string>} more */
+  const queryOf = (more) => {
+    const query = new URLSearchParams(more)
+    for (const [name, value] of Object.entries(metricsShown(recipe))) for (const each of [value].flat()) query.append(name, each)
+    return query
+  }
+
+  let [fetches, answered] = [0, 0]
+  /** Steps that came by news while a fetch was under way. @type {Record<string, any[]>[]} */
+  const heard = []
+  let isOutdated = false // by steps that ran again, or too long; until a page came
+  /** A zoom into buckets fetches finer ones or raw steps; back from it, the whole. */
+  const refetch = async () => {
+    const number = ++fetches // what an earlier one still fetches is of no use
+    const range = view.range ? points.steps(view.range, view.x) : null
+    const has = range ? points.hasAll(range) : points.isWhole
+    if (has && !isOutdated && points.count <= POINTS_KEPT) {
+      answered = number
+      return
+    }
+    /** @type {[number, number]} */
+    const asked = range ? [Math.max(1, Math.floor(range[0])), Math.max(1, Math.ceil(range[1]))] : [1, Infinity]
+    const query = queryOf({ first: String(asked[0]), ...(range ? { last: String(asked[1]) } : {}) })
+    let page = null
+    while (!page) {
+      heard.length = 0
+      try {
+        page = await (await fetched(`${api}/series?${query}`)).json()
+      } catch {
+        draw() // what is here meanwhile
+        await pause()
+      }
+      if (number !== fetches) return
+    }
+    points.setPage(page, asked)
+    for (const steps of heard) points.addSteps(steps) // which the page may be too old to hold
+    answered = number
+    isOutdated = false
+  }
+
+  /** @type {Promise<void>|null} */
+  let renewing = null
+  /** One after another: a slow answer is not asked for again meanwhile. */
+  const renew = () => {
+    isOutdated = true
+    renewing ??= refetch().then(draw).finally(() => { renewing = null })
+  }
+
+  const showView = () => {
+    onView()
+    section.querySelector('[data-smooth]').textContent = String(view.smooth)
+    section.querySelector('[data-reset-zoom]').hidden = !view.range && !Object.keys(view.rows).length
+  }
+  const changeView = async () => {
+    showView()
+    if (!points) return
+    await refetch()
+    draw()
+  }
+
+  for (const input of section.querySelectorAll('[data-view]')) {
+    const field = input.dataset.view
+    if (input.type === 'radio') input.checked = view[field] === input.value
+    else input.value = view[field]
+    input.addEventListener('input', () => {
+      view[field] = input.type === 'range' ? Number(input.value) : input.value
+      // The same numbers would mean another stretch.
+      if (field === 'x') view.range = null
+      if (field === 'loss') delete view.rows.loss
+      if (field === 'x') return changeView()
+      showView() // the same numbers, drawn in another way
+      draw()
+    })
+  }
+  section.querySelector('[data-reset-zoom]').addEventListener('click', () => {
+    view.range = null
+    view.rows = {}
+    changeView()
+  })
+  section.querySelector('[data-full-screen]').addEventListener('click', () => section.requestFullscreen())
+  part('png').addEventListener('click', () => charts.savePicture(name, 'png', null))
+
+  const take = (news) => {
+    points.resumptions = news.resumptions
+    points.addMetrics(news.metrics ?? [])
+    if (news.spikes) points.spikes = news.spikes
+    if (!news.steps) return
+    // After a resume steps run again, and a bucket cannot be cut.
+    const runsAgain = points.bucket > 1 && news.steps.step[0] <= newest
+    newest = news.steps.step.at(-1)
+    if (answered !== fetches) heard.push(news.steps)
+    points.addSteps(news.steps)
+    if (runsAgain || points.count > POINTS_KEPT) renew()
+  }
+
+  return {
+    /** Fetch and draw, once. */
+    show: async () => {
+      if (isAsked) return
+      isAsked = true
+      points = new Points(await (await insisted(`${api}/series?${queryOf({})}`)).json())
+      newest = points.last
+      early.forEach(take)
+      starting.show({ status: section.closest('[data-run]').dataset.status, step: points.end })
+      changeView()
+    },
+    /** @param {any} news of the run, in order */
+    add: (news) => {
+      skipped = news.run.skipped
+      if (points) take(news)
+      else if (isAsked) early.push(news)
+      starting.show({ status: news.run.status, step: news.run.step || points?.end || 0 })
+      draw()
+    },
+  }
+}

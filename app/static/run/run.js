@@ -1,0 +1,136 @@
+// The page of a run: its tabs, what each of them shows, and news of them by the live stream.
+import { previewTexts } from 'artifacts'
+import { createConfiguration } from 'config_values'
+import { size } from 'formats'
+import { createEnvironment } from 'environment'
+import { metricsShown } from 'chart_menu'
+import { createGradients } from 'gradients'
+import { createHeadroom } from 'headroom'
+import { createLayers } from 'layers'
+import { createLabels } from 'metadata'
+import { follow } from 'live'
+import { createLog } from 'log'
+import { createMedia } from 'media'
+import { toNewest } from 'stick_to_bottom'
+import { root } from 'root'
+import { mergeRows, show } from 'rows'
+import { createSeries } from 'series'
+import { still } from 'dom_updates'
+import { createSystem } from 'system'
+import { createTabs } from 'tabs'
+import { readView, writeView } from 'url_state'
+
+const article = document.querySelector('[data-run]')
+const api = `${root}/api/v1/runs/${article.dataset.run}`
+/** Parts of the news that this page makes something of: events and files come as rows of its tables. */
+const [SHOWN, CHARTED] = ['log,fragments', 'steps,metrics']
+const shown = metricsShown(article.dataset.recipe)
+const FIRST_TAB = 'charts' // which the address does not name
+
+const view = readView(article)
+const further = { tab: '', hide: view.hidden, setting: '', changed: '' }
+const log = createLog(article.querySelector('[data-log]'), api)
+const series = createSeries(article.querySelector('[data-charts]'), api, {
+  name: `run${article.dataset.run}`,
+  recipe: article.dataset.recipe,
+  skipped: Number(article.dataset.skipped),
+  view,
+  onView: () => writeView(view, Object.assign(further, { hide: view.hidden })),
+})
+createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
+  Object.assign(further, kept)
+  writeView(view, further)
+})
+const environment = createEnvironment(article.querySelector('[data-fragment=environment]'), api)
+const system = createSystem(article.querySelector('[data-system]'), api)
+/** Figures of the diagnosis, by what the news call them. @type {[string, (section: Found, api: string) => {refresh: () => unknown}][]} */
+const FIGURES = [['histogram', createGradients], ['layer_norms', createLayers], ['headroom', createHeadroom]]
+/** Of them those that were shown. @type {Map<string, {refresh: () => unknown}>} */
+const figures = new Map()
+/** What came for figures while they were hidden. @type {Set<string>} */
+const missed = new Set()
+/** @type {{ask: (query: Record<string, string|string[]>) => void}|null} */
+let stream = null
+let isCharted = false
+
+/** What a tab shows is fetched and drawn when it comes to be shown. @type {Record<string, () => void>} */
+const onShow = {
+  charts: () => {
+    if (isCharted) return
+    isCharted = true
+    stream?.ask({ ...shown, parts: `${CHARTED},${SHOWN}` }) // first, so that nothing is lost between the two
+    series.show()
+  },
+  gradients: () => {
+    for (const [kind, create] of FIGURES) {
+      const section = article.querySelector(`[data-diagnosis=${kind}]`)
+      if (section && !figures.has(kind)) figures.set(kind, create(section, api))
+      else if (missed.has(kind)) figures.get(kind)?.refresh()
+    }
+    missed.clear()
+  },
+  system: () => system.refresh(),
+  log: () => log.show(),
+}
+createTabs(article, (name) => {
+  further.tab = name === FIRST_TAB ? '' : name
+  writeView(view, further)
+  onShow[name]?.()
+  toNewest(article)
+})
+previewTexts(article)
+const media = createMedia(article.querySelector('[data-media]'), article.querySelector('[data-fragment=artifacts]'), previewTexts)
+media.refresh()
+const tellLabels = createLabels(article, api)
+
+/** Words are for reading, and each change of them lays out the page: so often at most. */
+const WORDS_MS = 500
+const title = document.title
+/** The run, the fragments and the changed rows to show next. @type {{run: any, fragments: Record<string, string>, rows: [string, any][]}|null} */
+let words = null
+let isReading = false
+const showWords = () => {
+  if (words && !isReading) still(replaceWords)
+}
+const replaceWords = () => {
+  if (!words) return
+  const { run, fragments, rows } = words
+  words = null
+  article.dataset.status = run.status
+  article.querySelector('[data-stored]').textContent = size(run.stored_bytes)
+  for (const [name, html] of Object.entries(fragments)) {
+    if (name === 'environment') environment.show(html)
+    else show(article.querySelector(`[data-fragment=${name}]`), html)
+  }
+  for (const [name, changed] of rows) mergeRows(article.querySelector(`[data-fragment=${name}]`), changed)
+  document.title = run.status === 'running' && run.steps_total ? `${Math.floor(100 * run.step / run.steps_total)} % ${title}` : title
+  previewTexts(article)
+  media.refresh()
+  toNewest(article)
+  isReading = true
+  setTimeout(() => { isReading = false; showWords() }, WORDS_MS)
+}
+
+/** @param {string} kind of diagnosis */
+const diagnosed = (kind) => {
+  if (article.querySelector('[data-panel=gradients]').dataset.shown === undefined) missed.add(kind)
+  else figures.get(kind)?.refresh()
+}
+
+if (article.dataset.over === 'false') {
+  const parts = isCharted ? `${CHARTED},${SHOWN}` : SHOWN
+  stream = follow(`${api}/live`, article.dataset.cursor, (news) => {
+    if (!news.run) return // it is over, and all was told
+    words = {
+      run: news.run,
+      fragments: { ...words?.fragments, ...news.fragments },
+      rows: [...(words?.rows ?? []).filter(([name]) => !(name in news.fragments)), ...Object.entries(news.rows)],
+    }
+    showWords()
+    tellLabels(news.labels)
+    news.diagnosed.forEach(diagnosed)
+    system.refresh()
+    if (news.log.length) still(() => log.add(news.log)) // measuring where the end is lays out the page
+    series.add(news)
+  }, { ...shown, parts })
+}

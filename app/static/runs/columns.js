@@ -1,0 +1,76 @@
+// Choosing columns and their order: the form's one field is made of what is ticked, top to bottom.
+import { fetched } from 'http'
+import { root } from 'root'
+
+const form = document.querySelector('[data-columns-form]')
+const choices = form?.querySelector('[data-choices]')
+const own = form?.querySelector('[data-own]')
+
+/** Name the ticked columns in the address; the name comes first in any case. */
+const write = () => {
+  const ticked = [...choices.querySelectorAll(':checked')].map(({ value }) => value)
+  form.elements.columns.value = ['name', ...ticked].join(',')
+}
+
+/** Move a column one place; the button keeps the focus. @param {HTMLElement} choice */
+const move = (choice, step, button) => {
+  const other = step < 0 ? choice.previousElementSibling : choice.nextElementSibling
+  other?.[step < 0 ? 'before' : 'after'](choice)
+  button.focus()
+  write()
+}
+
+/** Add a setting or a metric behind the last ticked column. */
+const add = () => {
+  const name = own.value.trim().replaceAll(',', '')
+  if (!name) return
+  const known = choices.querySelector(`[data-choice="${CSS.escape(name)}"]`)
+  const choice = known ?? choices.firstElementChild.cloneNode(true)
+  if (!known) {
+    choice.dataset.choice = name
+    const [label, left, right] = [choice.querySelector('label'), ...choice.querySelectorAll('[data-move]')]
+    label.title = name
+    label.lastChild.textContent = ` ${name}`
+    left.ariaLabel = `${name} further left`
+    right.ariaLabel = `${name} further right`
+  }
+  const box = choice.querySelector('input')
+  Object.assign(box, { checked: true, value: name })
+  const last = [...choices.querySelectorAll('li:has(:checked)')].filter((each) => each !== choice).at(-1)
+  if (last) last.after(choice)
+  else choices.prepend(choice)
+  choice.scrollIntoView({ block: 'nearest' })
+  own.value = ''
+  write()
+}
+
+/** Settings and metrics to choose from. */
+const offer = async () => {
+  const answer = await fetched(`${root}/api/v1/runs/vocabulary`)
+  const { metrics, settings } = await answer.json()
+  form.querySelector('datalist').replaceChildren(...[...metrics, ...settings].map((name) => new Option(name)))
+}
+
+const group = document.querySelector('#group-by')
+/** Settings to group by. */
+const offerSettings = async () => {
+  const { settings } = await (await fetched(`${root}/api/v1/runs/vocabulary`)).json()
+  document.querySelector('#group-names').append(...settings.map((name) => new Option(name)))
+}
+group?.addEventListener('focus', offerSettings, { once: true })
+
+if (form) {
+  form.addEventListener('change', (event) => { if (event.target.matches('[type=checkbox]')) write() })
+  form.addEventListener('click', (event) => {
+    const button = event.target.closest('[data-move]')
+    if (button) move(button.closest('li'), Number(button.dataset.move), button)
+    if (event.target.closest('[data-add]')) add()
+  })
+  own.addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter') return
+    event.preventDefault()
+    add()
+  })
+  form.addEventListener('submit', () => { if (own.value.trim()) add() })
+  own.addEventListener('focus', offer, { once: true })
+}

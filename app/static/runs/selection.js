@@ -1,0 +1,157 @@
+// Many rows of a list: ticked one by one, in ranges or all, and what is done with them at once.
+import { insisted } from 'http'
+import { count, size } from 'formats'
+import { toast } from 'page'
+import { root } from 'root'
+import { matchRows } from 'rows'
+import { still } from 'dom_updates'
+
+const MOST_COMPARED = 50
+/** What was done with so many runs. @type {Record<string, (runs: string, text: string) => string>} */
+const DONE = {
+  add_tag: (runs, tag) => `Tagged ${runs} ${tag}.`,
+  remove_tag: (runs, tag) => `${runs} without the tag ${tag}.`,
+  cancel: (runs) => `${runs} asked to end.`,
+  delete: (runs) => `${runs} in the bin.`,
+  restore: (runs) => `${runs} restored.`,
+  erase: (runs) => `${runs} going for good.`,
+  move: (runs, project) => `${runs} moved to ${project || 'the first project'}.`,
+}
+/** @param {number} n */
+const inWords = (n) => (n === 1 ? '1 run' : `${count(n)} runs`)
+
+/** Fetch this very page again, and bring its rows up to date. @param {Element} body */
+export const refetchRows = async (body) => {
+  const answer = await insisted(location.href)
+  const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
+  const fresh = page.querySelector('[data-rows]')
+  if (!fresh) return still(() => location.reload())
+  still(() => {
+    matchRows(body, document.adoptNode(fresh))
+    for (const part of ['[data-disk]', '[data-total]']) {
+      const [old, now] = [document.querySelector(part), page.querySelector(part)]
+      if (now) old?.replaceWith(document.adoptNode(now))
+    }
+  })
+}
+
+/** @param {string} action @param {number[]} runs @param {{tag?: string, project?: string}} to */
+const ask = async (action, runs, to) => {
+  const answer = await fetch(`${root}/api/v1/runs/bulk`, {
+    method: 'POST',
+    headers: { 'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content, 'Content-Type': 'application/json' },
+    body: JSON.stringify({ action, runs, ...to }),
+  })
+  const said = await answer.json()
+  if (!answer.ok) throw new Error(said.detail)
+  return said
+}
+
+/**
+ * @param {Found} list with boxes named run, and the bar
+ * @param {() => Promise<void>} refetch brings its rows up to date
+ * @returns {() => void} to be called when rows came or went
+ */
+export const createSelection = (list, refetch) => {
+  const bar = list.querySelector('[data-selection]')
+  const tag = bar.querySelector('[data-tag]')
+  const project = bar.querySelector('[data-project]')
+  const refused = bar.querySelector('[data-refused]')
+  const boxes = () => [...list.querySelectorAll('[name=run]:not(:disabled)')]
+  const ticked = () => boxes().filter((box) => box.checked)
+  let last = '' // run whose box was clicked last: a range goes from there
+
+  const refresh = () => {
+    const [all, chosen] = [boxes(), ticked()]
+    for (const button of list.querySelectorAll('button[data-one]')) button.disabled = false
+    const ids = chosen.map((box) => box.value)
+    for (const box of list.querySelectorAll('[data-tick-all]')) {
+      box.checked = chosen.length > 0 && chosen.length === all.length
+      box.indeterminate = chosen.length > 0 && chosen.length < all.length
+    }
+    const said = chosen.length ? `${count(chosen.length)} selected` : ''
+    const told = bar.querySelector('[data-ticked]')
+    if (told.textContent !== said) told.textContent = said // so that it is announced when it changes
+    if (!chosen.length) refused.replaceChildren()
+    const addresses = bar.querySelector('[data-addresses]')
+    if (addresses) addresses.dataset.copyText = ids.map((id) => `${location.origin}${root}/runs/${id}`).join('\n')
+    const compare = bar.querySelector('[data-compare]')
+    if (!compare) return
+    const isPossible = ids.length > 1 && ids.length <= MOST_COMPARED
+    compare.toggleAttribute('aria-disabled', !isPossible)
+    compare.title = isPossible ? '' : `2 to ${MOST_COMPARED} runs can be compared`
+    if (isPossible) compare.href = `${root}/compare?runs=${ids.join(',')}`
+    else compare.removeAttribute('href')
+  }
+
+  /** @param {string} action @param {number[]} ids */
+  const act = async (action, ids) => {
+    if (action === 'erase' && !(await isConfirmed(ids))) return
+    const text = (action === 'move' ? project?.value : tag?.value.trim()) ?? ''
+    const isTagging = action.endsWith('_tag')
+    if (isTagging && !text) return tag.focus()
+    bar.inert = true
+    try {
+      const { done, refused: others } = await ask(action, ids, action === 'move' ? { project: text } : isTagging ? { tag: text } : {})
+      tell(action, done, others, text)
+      if (!bar.contains(document.activeElement)) list.focus() // its own button may go, and a cell in use stays
+      await refetch()
+    } catch (error) {
+      toast(error instanceof Error && !(error instanceof TypeError) ? error.message : 'The server does not answer. Nothing was changed.')
+    } finally {
+      bar.inert = false
+      refresh()
+    }
+  }
+
+  /** @param {string} action @param {number[]} done @param {{id: number, detail: string}[]} others @param {string} text */
+  const tell = (action, done, others, text) => {
+    if (!action.endsWith('_tag')) for (const box of ticked()) if (done.includes(Number(box.value))) box.checked = false
+    refused.replaceChildren(...others.map(({ detail }) => Object.assign(document.createElement('p'), { textContent: detail })))
+    const undo = { label: 'Undo', act: () => act('restore', done) }
+    if (done.length) toast(DONE[action](inWords(done.length), text), action === 'delete' ? undo : undefined)
+  }
+
+  /** @param {number[]} ids @returns {Promise<boolean>} */
+  const isConfirmed = (ids) => {
+    const dialog = list.querySelector('[data-confirm]')
+    const bytes = boxes().filter((box) => ids.includes(Number(box.value))).reduce((sum, box) => sum + Number(box.dataset.bytes), 0)
+    dialog.querySelector('[data-confirm-text]').textContent = `${inWords(ids.length)} and ${size(bytes)} of checkpoints and artifacts go for good. This cannot be undone.`
+    dialog.showModal()
+    return new Promise((resolve) => {
+      dialog.querySelector('[data-yes]').onclick = () => { resolve(true); dialog.close() }
+      dialog.querySelector('[data-no]').onclick = () => dialog.close()
+      dialog.onclose = () => resolve(false)
+    })
+  }
+
+  list.addEventListener('click', (event) => {
+    const { target, shiftKey } = event
+    if (target.matches('[name=run]')) {
+      const [all, from] = [boxes(), boxes().findIndex((box) => box.value === last)]
+      const to = all.indexOf(target)
+      if (shiftKey && from >= 0) for (const box of all.slice(Math.min(from, to), Math.max(from, to) + 1)) box.checked = target.checked
+      last = target.value
+    } else if (target.matches('[data-act]')) {
+      event.preventDefault()
+      act(target.dataset.act, ticked().map((box) => Number(box.value)))
+    } else if (target.matches('[data-one]')) {
+      act(target.dataset.one, [Number(target.value)])
+    }
+  })
+  list.addEventListener('change', ({ target }) => {
+    if (target.matches('[data-tick-all]')) for (const box of boxes()) box.checked = target.checked
+    refresh()
+  })
+  // A Shift-click shall select rows, not their text.
+  list.addEventListener('mousedown', (event) => { if (event.shiftKey && event.target.matches('[name=run]')) event.preventDefault() })
+  tag?.addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter') return
+    event.preventDefault()
+    act('add_tag', ticked().map((box) => Number(box.value)))
+  })
+  list.tabIndex = -1
+  addEventListener('pageshow', refresh) // after Back a browser ticks the boxes again, and tells nobody
+  refresh()
+  return refresh
+}

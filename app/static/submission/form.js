@@ -1,0 +1,44 @@
+// The form of a new run: says which power of two a scale is, takes what is typed along to another
+// recipe or a sweep, and starts the run by its button or Ctrl+Enter alone.
+
+import { takeAlong } from 'carry_form'
+import { power } from 'formats'
+import { root } from 'root'
+
+const isScale = (input) => input.name.startsWith('scaler.') && input.name.endsWith('scale')
+
+/** @param {Found} input */
+const showPower = (input) => {
+  const exponent = Math.log2(Number(input.value))
+  const label = input.closest('.field').querySelector('label')
+  const note = label.querySelector('.power') ?? label.appendChild(document.createElement('span'))
+  note.className = 'power'
+  note.innerHTML = Number.isInteger(exponent) ? ` = ${power(exponent)}` : ''
+}
+
+for (const input of document.querySelectorAll('[data-run-form] input[type=number]')) {
+  if (!isScale(input)) continue
+  showPower(input)
+  input.addEventListener('input', () => showPower(input))
+}
+
+const form = /** @type {Found} */ (document.querySelector('[data-run-form]'))
+
+for (const link of document.querySelectorAll('[data-to-sweep]')) takeAlong(form, link, `${root}/sweeps/new`)
+for (const link of document.querySelectorAll('[data-other]')) takeAlong(form, link, `${root}/runs/new`)
+
+form?.addEventListener('keydown', (event) => {
+  if (event.key !== 'Enter' || !(event.ctrlKey || event.metaKey)) return
+  event.preventDefault()
+  form.querySelector('[data-start]').click()
+})
+
+// What is no number at all a browser would send as nothing: say so here, where it still stands.
+form?.addEventListener('submit', (event) => {
+  const bad = [...form.elements].find((input) => input.validity?.badInput)
+  if (!bad) return
+  event.preventDefault()
+  for (let each = bad.closest('details'); each; each = each.parentElement.closest('details')) each.open = true
+  bad.closest('.field').hidden = false
+  bad.reportValidity()
+})

@@ -1,0 +1,53 @@
+// A sweep's page: fetched anew, and its charts drawn, whenever something has changed.
+import { inTurn, insisted, pause } from 'http'
+import { createPlot } from 'charts'
+import { follow } from 'live'
+import { root } from 'root'
+import { show } from 'rows'
+import { still } from 'dom_updates'
+import { settingsFigure, trialsFigure } from 'trials'
+
+/** Fetching and drawing may take this share of the time, and comes no oftener than that. */
+const [SHARE, LEAST_MS] = [0.2, 500]
+/** Lines through the settings: of more runs the best. */
+const LINES = 50
+const FRAGMENTS = ['actions', 'facts', 'trials', 'paging']
+
+const article = document.querySelector('[data-sweep]')
+const { sweep, metric, goal } = article.dataset
+const settings = JSON.parse(article.dataset.settings)
+const fragment = (root, name) => root.querySelector(`[data-fragment=${name}]`)
+
+const byRun = createPlot(article.querySelector('[data-trials-plot]'), trialsFigure, {
+  plotly_click: ({ points: [{ customdata }] }) => { if (customdata) location.assign(`${root}/runs/${customdata}`) },
+})
+const beside = createPlot(article.querySelector('[data-parallel-plot]'), settingsFigure)
+
+const fetchWords = async () => {
+  const page = await (await insisted(location.href)).text()
+  const fresh = new DOMParser().parseFromString(page, 'text/html')
+  still(() => {
+    for (const name of FRAGMENTS) show(fragment(article, name), fragment(fresh, name).innerHTML)
+  })
+}
+
+const draw = async () => {
+  const { trials } = await (await insisted(`${root}/api/v1/sweeps/${sweep}/trials?sort=value&limit=1000`)).json()
+  byRun.draw({ trials: trials.toSorted((a, b) => a.number - b.number), metric, goal })
+  const shown = trials.filter(({ state }) => state === 'complete').slice(0, LINES)
+  const columns = new Map(settings.map((path) => [path, shown.map(({ params }) => params[path] ?? 'off')]))
+  columns.set(metric, shown.map(({ value }) => value))
+  const labels = Object.fromEntries(shown.map(({ run_id, name }) => [run_id, name]))
+  beside.draw({ ids: shown.map(({ run_id }) => run_id), labels, columns, settings, up: metric })
+}
+
+let isFirst = true
+const refresh = inTurn(async () => {
+  const start = performance.now()
+  await Promise.all([isFirst ? null : fetchWords(), draw()])
+  isFirst = false
+  await pause(Math.max((performance.now() - start) * (1 / SHARE - 1), LEAST_MS))
+})
+
+refresh()
+follow(`${root}/api/v1/sweeps/${sweep}/live`, article.dataset.cursor, refresh)
