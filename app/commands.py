@@ -423,7 +423,7 @@ def _print_link(
 ) -> None:
     """Print a link for somebody, or else for the first operator."""
     with database.writing() as session:
-        who = accounts.first_operator(session) if name is None else None
+        who = accounts.first_admin(session) if name is None else None
         who = who or _named(session, name or OPERATOR)
         if who.deactivated_at is not None:
             raise Conflict(f"{who.name} was shut out: `halfstep user change {who.name} activate`.")

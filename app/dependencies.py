@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
 
-from app.http.active_requests import InFlight, Queue
+from app.http.active_requests import ActiveRequests, Queue
 from app.live.live import Live
 from db.database import Database
 from db.queue import quotas
@@ -34,14 +34,14 @@ Done = TypeVar("Done")
 
 
 async def _turn(request: Request) -> AsyncIterator[None]:
-    in_flight: InFlight = request.app.state.in_flight
+    active_requests: ActiveRequests = request.app.state.active_requests
     client = _client(request)
-    in_flight.queue(client)
+    active_requests.queue(client)
     try:
         async with request.app.state.turns:
             yield
     finally:
-        in_flight.unqueue(client)
+        active_requests.unqueue(client)
 
 
 async def _hashing(request: Request) -> AsyncIterator[None]:

@@ -13,7 +13,7 @@ from app.auth.sso import Provider
 from app.dependencies import HASHING, INGESTING, MOST_HASHING, TURNS
 from app.files import downloads
 from app.http import assets, http_errors, monitoring_metrics
-from app.http.active_requests import Flights, InFlight, Queue
+from app.http.active_requests import ActiveRequests, ActiveRequestsMiddleware, Queue
 from app.http.compression import Compact
 from app.http.path_prefix import PathPrefix
 from app.http.security_headers import BodyLimit, Heads, KnownHosts, SecurityHeaders
@@ -63,12 +63,12 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.noting = set()
     app.state.sso = Provider(settings) if settings.oidc_issuer else None
     app.state.live = Live()
-    app.state.in_flight = InFlight(database)
+    app.state.active_requests = ActiveRequests(database)
     app.state.assets = assets.Assets(settings.path_prefix)
     app.add_middleware(http_errors.Failures)
     app.add_middleware(Compact)
     app.add_middleware(BodyLimit)
-    app.add_middleware(Flights, in_flight=app.state.in_flight)
+    app.add_middleware(ActiveRequestsMiddleware, active_requests=app.state.active_requests)
     app.add_middleware(Heads)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(KnownHosts, settings=settings)

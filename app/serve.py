@@ -7,14 +7,14 @@ from threading import Event
 
 import uvicorn
 
-from app.alerts.alert_delivery import Deliverer
+from app.alerts.alert_delivery import AlertDelivery
 from app.files import weight_uploads
-from app.http.connections import PatientProtocol
+from app.http.connections import TimeoutProtocol
 from app.main import create_app
 from app.periodic_tasks import repeating
 from app.sweeps import sweep_submission
 from app.trash import retention_job
-from app.trash.purge import Eraser
+from app.trash.purge import Purge
 from db.alerts import alert_evaluation
 from db.database import Database
 from db.settings import Settings
@@ -29,21 +29,21 @@ class Server(uvicorn.Server):
     def __init__(self, settings: Settings, database: Database) -> None:
         self.app = create_app(settings, database)
         self._stopping = Event()
-        notice = partial(alert_evaluation.look, database, alert_evaluation.Seen(), settings.address)
+        alert = partial(alert_evaluation.look, database, alert_evaluation.Seen(), settings.address)
         #: What it does beside serving, and after how many seconds again.
         self._works: dict[str, tuple[Callable[[], object], float]] = {
             "sweeping": (partial(sweep_submission.look, database, settings.queued_per_user), 1.0),
-            "noticing": (notice, 2.0),
-            "delivering": (Deliverer(settings, database, self._stopping).look, 2.0),
+            "noticing": (alert, 2.0),
+            "delivering": (AlertDelivery(settings, database, self._stopping).look, 2.0),
             "tidying": (partial(weight_uploads.tidy, settings, database), 3600.0),
             "retaining": (partial(retention_job.look, settings, database, self._stopping), 3600.0),
-            "erasing": (Eraser(settings, database, self._stopping).look, 5.0),
+            "erasing": (Purge(settings, database, self._stopping).look, 5.0),
         }
         config = uvicorn.Config(
             self.app,
             log_level="warning",
             access_log=False,  # addresses may hold a sign-in token
-            http=PatientProtocol,
+            http=TimeoutProtocol,
             # Nobody else is believed, loopback included: uvicorn would believe that by default.
             proxy_headers=bool(settings.proxies),
             forwarded_allow_ips=settings.proxies,

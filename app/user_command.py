@@ -40,14 +40,14 @@ def _add(
     name: Name,
     role: Annotated[str, typer.Option(help="viewer, member or maintainer")] = MEMBER,
     project: Project = projects.DEFAULT,
-    operator: Annotated[bool, typer.Option("--operator", help="May do everything")] = False,
+    admin: Annotated[bool, typer.Option("--operator", help="May do everything")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make an account, and print the link that signs it in, once."""
     with _installed() as (settings, session):
         made = people.invite(session, name, project=project, role=role)
-        made.is_operator = operator
-        audit.note_typed(session, "user add", made.name, role, project, "operator" * operator)
+        made.is_admin = admin
+        audit.note_typed(session, "user add", made.name, role, project, "operator" * admin)
         token = accounts.make_link_token(session, made)
     print_link(settings, made.name, token, as_json=as_json)
 
@@ -58,10 +58,10 @@ def _list(as_json: AsJson = False) -> None:
     with _installed() as (_settings, session):
         for who, roles in people.listed(session):
             told = [f"{role} of {name or 'the first project'}" for name, role in roles.items()]
-            told = ["operator"] if who.is_operator else told
+            told = ["operator"] if who.is_admin else told
             told += ["may run commands"] if who.runs_commands else []
             told += ["deactivated"] if who.deactivated_at is not None else []
-            facts = {"name": who.name, "roles": roles, "operator": who.is_operator}
+            facts = {"name": who.name, "roles": roles, "operator": who.is_admin}
             facts["runs_commands"] = who.runs_commands
             facts["deactivated"] = who.deactivated_at is not None
             tell(facts, f"{who.name}: {', '.join(told) or 'no role'}", as_json=as_json)

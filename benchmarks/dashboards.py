@@ -34,8 +34,8 @@ from db.database import Database
 from db.runs import config_values
 from db.tables import Run, Status
 from db.telemetry import telemetry
+from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model
-from halfstep.run_settings import RecipeConfig
 from halfstep.telemetry.spool import STEP_DTYPE
 
 LISTED, COMPARED = 50, 20

@@ -277,7 +277,7 @@ class Site:
                 free_devices=range(DEVICES),
                 device_memory_bytes=2.0**36,
                 lease_seconds=1e9,
-                gang_patience=self.patience,
+                reserve_after_seconds=self.patience,
             )
         outcome.claims.append((time.perf_counter() - started) * 1000)
         if run is None:

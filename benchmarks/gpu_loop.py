@@ -31,7 +31,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.recipes.gpt import GPT
 from trainer.recipes.mlp import MLP
 from trainer.repeatability import seed_everything
-from trainer.train import make_autocast, make_rig, make_scaler, train_step
+from trainer.train import make_autocast, make_context, make_scaler, train_step
 
 BAR = 0.99
 Step = Callable[[], None]
@@ -90,7 +90,7 @@ def product(
     seed_everything(0)
     recipe = recipe_class(config, device)
     spool = SpoolWriter(folder, 1)
-    rig, followers = make_rig(
+    context, followers = make_context(
         recipe,
         recipe.modules,
         config,
@@ -105,8 +105,8 @@ def product(
     def step() -> None:
         nonlocal number
         number += 1
-        rig.observers.before_step(number)
-        rig.observers.after_step(train_step(rig, rig.batches.step()))
+        context.observers.before_step(number)
+        context.observers.after_step(train_step(context, context.batches.step()))
         followers.telemetry.tick()
 
     return step

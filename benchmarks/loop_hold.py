@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from halfstep.clock import clock
-from halfstep.run_settings import Diagnosis, Training
+from halfstep.config_groups import Diagnosis, Training
 from halfstep.telemetry.spool import SpoolWriter
 from trainer import machine
 from trainer.optimizers import StepResult, Update, watched_optimizers

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.peer import step_itself
 from halfstep.clock import clock
-from halfstep.run_settings import Diagnosis, Training
+from halfstep.config_groups import Diagnosis, Training
 from halfstep.telemetry.spool import SpoolWriter
 from trainer.optimizers import StepResult, Update, watched_optimizers
 from trainer.telemetry import Telemetry

@@ -23,9 +23,9 @@ from benchmarks.site import serving_from
 from db.access import accounts
 from db.database import Database
 from db.runs import config_values
-from db.tables import LatestMetric, Metric, Run, RunSetting, Status, Step
+from db.tables import LatestMetric, Metric, Run, RunConfigValue, Status, Step
+from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import config_model
-from halfstep.run_settings import RecipeConfig
 
 RUNS, MEASURED, STEPS, BATCH = 10_000, 2_000, 50, 500
 METRICS = ("val/loss", "val/accuracy", "run/seconds")
@@ -71,7 +71,7 @@ def fill(database: Database) -> None:
             session.add_all(made)
             session.flush()
             settings = [row for run in made for row in config_values.rows_of(run)]
-            session.execute(insert(RunSetting), settings)
+            session.execute(insert(RunConfigValue), settings)
             measured = [run.id for run in made if run.step]
             session.execute(insert(Step), [row for each in measured for row in _steps(each, rng)])
             points = [row for each in measured for row in _points(each, rng)]

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.report import report
 from benchmarks.telemetry_cost import MeasuredLoop, TinyGPT
+from halfstep.config_groups import Precision
 from halfstep.run_config import parse_config
-from halfstep.run_settings import Precision
 from tests.trainer.test_no_sync import attempt_steps
 from trainer.registry import MissingRequirementError, known_recipes, load_recipe
 
@@ -64,7 +64,7 @@ def _on_a_gpu() -> list[tuple[str, ...]]:
         config = parse_config(TinyGPT, {"precision": precision, **VALUES})
         with tempfile.TemporaryDirectory() as folder:
             loop = MeasuredLoop(config, device, Path(folder))
-            batch = loop.rig.recipe.batch(torch.arange(8), torch.Generator())
+            batch = loop.context.recipe.batch(torch.arange(8), torch.Generator())
             loop.step(1, batch)  # libraries start, which may wait
             torch.cuda.set_sync_debug_mode("error")
             try:

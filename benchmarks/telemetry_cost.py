@@ -34,15 +34,15 @@ from torch import Tensor, nn
 
 from benchmarks.report import report
 from halfstep.clock import clock as run_clock
+from halfstep.config_groups import Diagnosis
 from halfstep.monitor import ring
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
-from halfstep.run_settings import Diagnosis
 from halfstep.telemetry.spool import SpoolWriter
 from trainer import machine
 from trainer.distributed.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates
-from trainer.train import make_autocast, make_rig, make_scaler, train_step
+from trainer.train import make_autocast, make_context, make_scaler, train_step
 
 LEAST_TURNS = 12
 WARM_UP_TURNS = 5
@@ -148,7 +148,7 @@ class MeasuredLoop:
         self.schedule = make_schedule(
             config.training, recipe.optimizers, peak_rates(recipe.optimizers), device
         )
-        self.rig, followers = make_rig(
+        self.context, followers = make_context(
             recipe,
             recipe.modules,
             config,
@@ -163,14 +163,14 @@ class MeasuredLoop:
     def step(self, number: int, batch: Tensor) -> None:
         """Train on one batch, as `train` does."""
         self.schedule.apply(number)
-        self.rig.observers.before_step(number)
-        result = train_step(self.rig, [batch])
-        self.rig.observers.after_step(result)
+        self.context.observers.before_step(number)
+        result = train_step(self.context, [batch])
+        self.context.observers.after_step(result)
         self.telemetry.tick()
 
     def close(self) -> None:
         """Have all that was measured written."""
-        self.rig.observers.drain()
+        self.context.observers.drain()
         self.spool.close()
 
 

@@ -35,7 +35,7 @@ from torch.amp.grad_scaler import GradScaler
 
 import halfstep
 from benchmarks.report import report
-from halfstep.monitor.hooks import Listener, Taps
+from halfstep.monitor.hooks import Hooks, Listener
 
 TURN, ROUNDS = 600, 5  # steps, of which one or two hand over what the others left
 BAR_MICROSECONDS, BAR_RATIO = 15.0, 1 / 20
@@ -72,7 +72,7 @@ def turns(log: Callable[[Loop, torch.Tensor], None] | None, folder: Path) -> dic
     norm: of the kernels alone, after each bare step.  calls: of those to a listener that does
     nothing.
     """
-    bare, other, unheard = Loop(), Loop(), Loop()
+    bare, other, noop_watch = Loop(), Loop(), Loop()
     kinds = ("bare", "norm", "other", "ours", "calls")
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     held = [0.0]
@@ -99,12 +99,12 @@ def turns(log: Callable[[Loop, torch.Tensor], None] | None, folder: Path) -> dic
             seconds["ours"].append(held[0])
         if watch:
             watch._taps.disarm()
-            taps = _armed(Unheard(), watch._taps._guard)
+            hooks = _armed(NoopWatch(), watch._taps._guard)
             for _ in range(TURN):
                 held[0] = 0.0
-                unheard.step()
+                noop_watch.step()
                 seconds["calls"].append(held[0])
-            taps.disarm()
+            hooks.disarm()
         if watch and number == ROUNDS:
             watch.finish()
     same = all(map(torch.equal, bare.net.parameters(), other.net.parameters()))
@@ -116,7 +116,7 @@ def turns(log: Callable[[Loop, torch.Tensor], None] | None, folder: Path) -> dic
     return turned | {"same": same}
 
 
-class Unheard:
+class NoopWatch:
     """Listens as a watched loop does, and does nothing."""
 
     def updated(self, *_: Any, **__: Any) -> None:
@@ -141,11 +141,11 @@ def _watched(loop: Loop, folder: Path, held: list[float]) -> Any:
     return watch
 
 
-def _armed(listener: Listener, guard: Callable[..., None]) -> Taps:
+def _armed(listener: Listener, guard: Callable[..., None]) -> Hooks:
     """Return armed taps."""
-    taps = Taps(listener, guard)
-    taps.arm()
-    return taps
+    hooks = Hooks(listener, guard)
+    hooks.arm()
+    return hooks
 
 
 def tools(folder: Path) -> dict[str, Callable[[Loop, torch.Tensor], None]]:

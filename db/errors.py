@@ -19,7 +19,7 @@ class NotFound(HalfstepError):
     """There is no such thing."""
 
 
-class InTheBin(NotFound):
+class InTrash(NotFound):
     """The run was deleted, and can be restored."""
 
     code = "not_found"
@@ -48,11 +48,11 @@ class OverQuota(Invalid):
     """A project or a user would use more than they may."""
 
 
-class Refused(HalfstepError):
+class InvalidCredentials(HalfstepError):
     """The name, password, link or token is not valid."""
 
 
-class Fenced(HalfstepError):
+class StaleAttempt(HalfstepError):
     """This attempt was given up: another one may be running, so nothing was written."""
 
 
@@ -60,11 +60,11 @@ class Ended(HalfstepError):
     """The run has ended, and takes nothing more."""
 
 
-class NotYours(HalfstepError):
+class NotOwner(HalfstepError):
     """The run is somebody else's: only its owner's tokens may send it."""
 
 
-class Misplaced(HalfstepError):
+class OffsetMismatch(HalfstepError):
     """These bytes are not the next ones. offset, and of a spool sequence: where to go on."""
 
     code = "offset"

@@ -80,10 +80,10 @@ class Settings(BaseSettings):
         str,
         Field(description="Sender of alerts; empty means halfstep@ the mail server's host"),
     ] = ""
-    alerts_private: Annotated[
+    alerts_allow_private_addresses: Annotated[
         bool, Field(description="Whether alerts may go to addresses of the server's own network")
     ] = False
-    passwords: Annotated[
+    password_login: Annotated[
         bool, Field(description="Whether people may sign in by password; links always work")
     ] = True
     oidc_issuer: Annotated[
@@ -117,10 +117,10 @@ class Settings(BaseSettings):
     cpu_devices: Annotated[
         int, Field(ge=0, description="Runs at once on a machine without a GPU")
     ] = 1
-    commands: Annotated[
+    allow_commands: Annotated[
         bool, Field(description="Whether this worker runs command lines that people submit")
     ] = False
-    weights: Annotated[
+    weights_dirs: Annotated[
         str,
         Field(
             description="Folders of this worker with weights that runs may start from, by commas"
@@ -131,13 +131,13 @@ class Settings(BaseSettings):
         Field(
             description="Folders below which recipes of this worker may be told to read, by "
             "os.pathsep; empty: anywhere but in the system's and the service's own, and with "
-            "HALFSTEP_WALLS in the run's own folder only"
+            "HALFSTEP_SANDBOX in the run's own folder only"
         ),
     ] = ""
     write_roots: Annotated[
         str,
         Field(
-            description="With HALFSTEP_WALLS, folders that runs of this worker may write besides "
+            description="With HALFSTEP_SANDBOX, folders that runs of this worker may write besides "
             "their own, by os.pathsep; empty: none"
         ),
     ] = ""
@@ -148,7 +148,7 @@ class Settings(BaseSettings):
             description="Further variables that recipes here get, by commas: NAME, NAME_*",
         ),
     ] = ""
-    walls: Annotated[
+    sandbox: Annotated[
         bool,
         Field(description="Whether runs are walled off from what is private, where Linux can"),
     ] = False
@@ -190,7 +190,7 @@ class Settings(BaseSettings):
     queued_per_user: Annotated[
         int, Field(ge=0, description="How many runs one user may have in the queue; 0: any number")
     ] = 0
-    gang_patience: Annotated[
+    reserve_after_seconds: Annotated[
         float,
         Field(
             ge=0,
@@ -267,10 +267,10 @@ class Settings(BaseSettings):
     placed_devices: Annotated[
         int, Field(ge=1, le=1024, description="How many devices a node of the cluster has")
     ] = 8
-    placed_at_once: Annotated[
+    max_pending_pilots: Annotated[
         int, Field(ge=1, le=10_000, description="How many runs a cluster is asked for at once")
     ] = 20
-    interface: Annotated[
+    network_interface: Annotated[
         str,
         Field(
             pattern=r"^[\w.:-]{0,15}$",
@@ -292,10 +292,10 @@ class Settings(BaseSettings):
     max_stalled_attempts: Annotated[
         int, Field(ge=1, description="How many killed attempts in a row may make no new step")
     ] = 5
-    kept_checkouts: Annotated[
+    max_cached_checkouts: Annotated[
         int, Field(ge=0, description="How many checkouts of ended commands a data folder keeps")
     ] = 20
-    bin_days: Annotated[
+    trash_days: Annotated[
         float, Field(ge=0, description="How many days deleted runs can be restored")
     ] = 7.0
     stop_grace_seconds: Annotated[
@@ -398,7 +398,7 @@ class Settings(BaseSettings):
     @property
     def weights_folders(self) -> list[Path]:
         """Return the folders below which a run may name weights."""
-        named = filter(None, map(str.strip, self.weights.split(",")))
+        named = filter(None, map(str.strip, self.weights_dirs.split(",")))
         return [Path(each).expanduser().resolve() for each in named]
 
     @property

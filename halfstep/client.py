@@ -456,7 +456,7 @@ class Client(AlertCalls, ShelfCalls):
 
     def bin(self) -> list[dict[str, Any]]:
         """Return the deleted runs that can be restored, newest first."""
-        return list(self._pages("/api/v1/bin", "runs"))
+        return list(self._pages("/api/v1/trash", "runs"))
 
     def storage(self) -> dict[str, Any]:
         """Return what room there is, and what the files of runs take."""

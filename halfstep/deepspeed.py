@@ -83,8 +83,8 @@ def _partition(optimizer: Any) -> dict[Any, Any] | None:
 
 def _scale(optimizer: Any) -> float:
     """Return the loss scale, wherever this kind of optimizer keeps it; 1 if it has none."""
-    keeper = getattr(optimizer, "loss_scale_config", optimizer)
-    return float(getattr(keeper, "cur_scale", 1.0))
+    command_runner = getattr(optimizer, "loss_scale_config", optimizer)
+    return float(getattr(command_runner, "cur_scale", 1.0))
 
 
 def _has_torchs_scaler(engine: Any) -> bool:

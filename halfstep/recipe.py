@@ -20,9 +20,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
+from halfstep.config_groups import RecipeConfig
 from halfstep.data_paths import data_path
 from halfstep.run_config import ConfigError, RunConfig
-from halfstep.run_settings import RecipeConfig
 
 __all__ = [
     "ConfigError",

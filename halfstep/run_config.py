@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from halfstep.run_settings import (
+from halfstep.config_groups import (
     Checkpoints,
     Data,
     Diagnosis,
@@ -58,8 +58,8 @@ class RunConfig(Group, Generic[Own]):
 
     @model_validator(mode="after")
     def _a_rewind_needs_checkpoints(self) -> Self:
-        if self.spike.rewind and self.checkpoints.every_steps is None:
-            raise ValueError("spike.rewind is True, but checkpoints.every_steps is empty: set it")
+        if self.spike.rollback and self.checkpoints.every_steps is None:
+            raise ValueError("spike.rollback is True, but checkpoints.every_steps is empty: set it")
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ import typer
 
 from halfstep.cli.service_commands import AsJson, run_typed, tell
 from trainer import registered_recipes
-from trainer.registered_recipes import NotKeptError
+from trainer.registered_recipes import NotRegisteredError
 
 cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -19,7 +19,7 @@ def recipe(words: list[str]) -> None:
     os.umask(0o077)  # what is written is of its user alone, as what workers write
     try:
         run_typed(cli, words, "recipe")
-    except NotKeptError as error:
+    except NotRegisteredError as error:
         sys.exit(f"halfstep: {error}")
 
 
@@ -83,7 +83,7 @@ def add(
     if report.errors:
         count = f"{len(report.errors)} error{'s' * (len(report.errors) > 1)}"
         text = f"{reference} is not added: the check found {count}; --no-check adds it all the same"
-        raise NotKeptError(text)
+        raise NotRegisteredError(text)
 
 
 @cli.command("list")
@@ -118,14 +118,14 @@ def _loaded(file: str) -> str:
     path = file_of(str(Path(file).expanduser()))
     if path is None:
         text = f"{file} is no file of Python; allowed: path/to/file.py or path/to/file.py:Class"
-        raise NotKeptError(text)
+        raise NotRegisteredError(text)
     if not path.is_file():
-        raise NotKeptError(f"there is no file {path}")
+        raise NotRegisteredError(f"there is no file {path}")
     reference = str(path) if file.endswith(".py") else f"{path}:{file.rpartition(':')[2]}"
     offered = offer(reference)
     if "error" in offered:
         place = f"{offered['place']}: " if offered["place"] else ""
-        raise NotKeptError(f"{path} cannot be offered: {place}{offered['error']}")
+        raise NotRegisteredError(f"{path} cannot be offered: {place}{offered['error']}")
     return f"{path}:{load_recipe(reference).__name__}"
 
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal, NoReturn
 import torch
 
 from halfstep.cli.typed import EXIT_CODES, LEARNED_NOTHING, Parser
+from halfstep.config_groups import RecipeConfig
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
-from halfstep.run_settings import RecipeConfig
 from halfstep.telemetry.spool import ENCODER, SKIPPED, Event, Steps, json_safe
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.checkpoints.weight_files import WeightsError
@@ -25,7 +25,7 @@ from trainer.diagnosis.source_locations import first_line
 from trainer.distributed.ranks import joined
 from trainer.precision.scale_policies import RuleError
 from trainer.probe import place_of
-from trainer.registered_recipes import NotKeptError
+from trainer.registered_recipes import NotRegisteredError
 from trainer.registry import (
     MissingRequirementError,
     UnknownRecipeError,
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     try:
         recipe = load_recipe(options.recipe)
-    except (UnknownRecipeError, NotKeptError) as error:
+    except (UnknownRecipeError, NotRegisteredError) as error:
         leave(2, str(error))
     except (Exception, SystemExit) as error:  # whatever its file raises
         leave(1, _said(file, error))
@@ -273,9 +273,11 @@ def print_event(event: Event) -> None:
             _print(
                 f"step {step:>6}  {'retried' if applied else 'not finite'} in fp32: loss {loss:g}"
             )
-        case {"event": "spike", "step": step, "loss": loss, "z": z} if "rewound_to" not in event:
+        case {"event": "spike", "step": step, "loss": loss, "z": z} if (
+            "rolled_back_to" not in event
+        ):
             _print(f"step {step:>6}  the loss rose to {loss:.4g}, z {z:.3g}")
-        case {"event": "rewound", "step": step, "from_step": now, "examples": examples}:
+        case {"event": "rolled_back", "step": step, "from_step": now, "examples": examples}:
             _print(f"step {now:>6}  back to step {step}, on without {examples} examples")
         case {"event": "artifact", "step": step, "path": path, "size_bytes": size}:
             _print(f"step {step:>6}  saved {path} ({size} bytes)")

@@ -15,7 +15,7 @@ from halfstep.run_config import parse_config
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.spool import SpoolWriter, Steps
 from trainer.console import print_event
-from trainer.distributed.ranks import Control, Request, Stop, joined, meeting_place
+from trainer.distributed.ranks import Control, Request, Stop, joined, rendezvous
 from trainer.registry import load_recipe
 from trainer.train import Outcome, train
 
@@ -37,7 +37,7 @@ class Job:
         recipe = load_recipe(job["recipe"])
         config = parse_config(recipe, job["config"])
         with ExitStack() as stack:
-            meet = partial(meeting_place, self._files, job.get("host", "localhost"))
+            meet = partial(rendezvous, self._files, job.get("host", "localhost"))
             joining = joined(torch.device(job["device"]), meet, job.get("timeout_seconds"))
             ranks, device = stack.enter_context(joining)
             on_event: Callable[[dict[str, Any]], None] = _ignore

@@ -2,7 +2,7 @@
 
 import math
 
-from halfstep.run_settings import Diagnosis
+from halfstep.config_groups import Diagnosis
 
 MOST_SAMPLES = 2000  # of a run, however long: as many as a screen has columns
 

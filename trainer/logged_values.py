@@ -8,14 +8,14 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.recipe import RecipeError
 from halfstep.session.logged_values import as_scalar, is_number
-from halfstep.telemetry.events import fault
+from halfstep.telemetry.events import problem_of
 from halfstep.telemetry.spool import BadEvent, Event
 from trainer.checkpoints.artifacts import check_names, files_of
 from trainer.checkpoints.background_writer import Writer
-from trainer.observers import Observer, courtesy, tell_failed
+from trainer.observers import Observer, best_effort, tell_failed
 from trainer.optimizers import StepResult
 
 MOST_NAMES = 200  # in a step
@@ -41,7 +41,7 @@ class Logged(Observer):
         self._seen: dict[str, bytes] = {}  # files of what is no number
         self._names: dict[str, bool] = {}  # of numbers: whether they can be recorded
         self.save: Save | None = None
-        self._parcels, self._writer = Parcels(), Writer()
+        self._parcels, self._writer = HostCopies(), Writer()
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +105,7 @@ class Logged(Observer):
     def _is_recordable(self, name: str, step: int) -> bool:
         if name not in self._names:
             event = {"event": "metric", "step": step, "name": name, "value": 0, "elapsed_ms": 0}
-            wrong = fault(event)
+            wrong = problem_of(event)
             self._names[name] = wrong is None
             if wrong and [*self._names.values()].count(False) <= MOST_REFUSED:
                 tell_failed(LOGGING, step, BadEvent(wrong), self._on_event)
@@ -114,7 +114,7 @@ class Logged(Observer):
     def _save(self, save: Save, step: int, files: Mapping[str, bytes]) -> None:
         if self.save is None:  # what came before could not be kept
             return
-        with courtesy("keeping of what was logged", step, self._on_event):
+        with best_effort("keeping of what was logged", step, self._on_event):
             try:
                 save(step, files)
             except Exception:

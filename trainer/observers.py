@@ -122,7 +122,7 @@ class Observers:
 
 
 @contextmanager
-def courtesy(name: str, step: int, on_event: Callable[[Event], None]) -> Iterator[None]:
+def best_effort(name: str, step: int, on_event: Callable[[Event], None]) -> Iterator[None]:
     """Do what a run can do without: should it raise, that is told, and the run goes on."""
     try:
         yield

@@ -20,7 +20,7 @@ from halfstep.recipe import Recipe
 from halfstep.run_config import config_schema
 from trainer import machine, registered_recipes
 from trainer.diagnosis.source_locations import place
-from trainer.registered_recipes import NotKeptError
+from trainer.registered_recipes import NotRegisteredError
 from trainer.registry import (
     GROUP,
     MissingRequirementError,
@@ -72,7 +72,7 @@ def recipes() -> list[dict[str, Any]]:
     references, problem = configured_recipes(), ""
     try:
         references = known_recipes()
-    except NotKeptError as error:  # it must not hide the others
+    except NotRegisteredError as error:  # it must not hide the others
         problem = str(error)
     taken = set(references)
     for reference in references:

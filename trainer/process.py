@@ -22,7 +22,7 @@ import psutil
 from halfstep.process import end_with_parent
 from halfstep.sandbox import Wall
 from halfstep.telemetry.attempt_files import AttemptFiles
-from trainer.distributed.local_ranks import Place, start_ranks
+from trainer.distributed.local_ranks import NodeRank, start_ranks
 from trainer.distributed.sockets import shorten
 from trainer.lease_guard import Guard
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--node", type=int, default=0, help="which of them this one is")
     options = parser.parse_args()
     files = AttemptFiles(options.folder, options.attempt)
-    place = Place(options.devices, options.nodes, options.node)
+    place = NodeRank(options.devices, options.nodes, options.node)
     if place.world_size > 1:
         sys.exit(start_ranks(files, place))
     code = run_attempt(files)
@@ -76,12 +76,12 @@ def run_attempt(files: AttemptFiles) -> int:
         outcome = job.train()
     except (Exception, SystemExit) as error:
         # The one broad except: whatever a recipe raises belongs on the run's page.
-        fault, text = fault_of(error)
+        failure_kind, text = failure_kind_of(error)
         if isinstance(error, SystemExit):
             text += f"The recipe called sys.exit({error.code!r}): raise an error that says why.\n"
         sys.stderr.write(text)
         try:
-            write_outcome(files, "failed", job.last_step, text, fault)
+            write_outcome(files, "failed", job.last_step, text, failure_kind)
         except OSError as error:  # a full disk: the exit code has to say it
             return error.errno or 1
         return 1
@@ -106,7 +106,7 @@ class Signals:
         self._received = True
 
 
-def fault_of(error: BaseException) -> tuple[str, str]:
+def failure_kind_of(error: BaseException) -> tuple[str, str]:
     """Return what a run failed by and what to say: its code, a rule of its configuration, or that
     another rank was not there any more, whose own fault is the one that counts.
     """
@@ -123,13 +123,15 @@ def write_outcome(
     status: str,
     step: int,
     error: str | None = None,
-    fault: str | None = None,
+    failure_kind: str | None = None,
 ) -> None:
     """Write how the attempt ended. The first rank to fail wins: the others fail because of it."""
     path = files.outcome
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
-        json.dump({"status": status, "step": step, "error": error, "fault": fault}, file)
+        json.dump(
+            {"status": status, "step": step, "error": error, "failure_kind": failure_kind}, file
+        )
         file.flush()
         os.fsync(file.fileno())
     with suppress(FileExistsError):

@@ -22,7 +22,7 @@ LONGEST = 500
 Kept = dict[str, Any]  # {reference: "/path/mine.py:Mine", check: {sha256, findings, left_out}}
 
 
-class NotKeptError(Exception):
+class NotRegisteredError(Exception):
     """The list cannot be read or changed so; the message says why."""
 
 
@@ -40,14 +40,16 @@ def read() -> list[Kept]:
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise NotKeptError(f"{path()} cannot be read: {type(error).__name__}: {error}") from error
-    raise NotKeptError(f"{path()} holds a reference that is no text")
+        raise NotRegisteredError(
+            f"{path()} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    raise NotRegisteredError(f"{path()} holds a reference that is no text")
 
 
 def look_for_folder() -> None:
     """Raise NotKeptError if there is no data folder to keep the list in."""
     if not path().parent.is_dir():
-        raise NotKeptError(
+        raise NotRegisteredError(
             f"there is no data folder {path().parent}: go to where the worker is started, or name "
             "its folder by HALFSTEP_DATA"
         )
@@ -61,7 +63,7 @@ def add(reference: str) -> None:
         if reference in references:  # the first of a name has it, and goes on to
             kept[references.index(reference)] = {"reference": reference}
         elif len(kept) >= MOST:
-            raise NotKeptError(f"{len(kept)} recipes are kept; allowed: {MOST} at most")
+            raise NotRegisteredError(f"{len(kept)} recipes are kept; allowed: {MOST} at most")
         else:
             kept.append({"reference": reference})
 
@@ -79,7 +81,7 @@ def remove(wanted: str) -> list[str]:
         ]
         if not gone:
             known = ", ".join(each["reference"] for each in kept) or "none"
-            raise NotKeptError(f"{wanted} is not kept; kept are: {known}")
+            raise NotRegisteredError(f"{wanted} is not kept; kept are: {known}")
         kept[:] = [each for each in kept if each["reference"] not in gone]
     return gone
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from halfstep.config_groups import Training
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError
-from halfstep.run_settings import Training
 
 
 class Schedule(Protocol):

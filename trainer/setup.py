@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from halfstep.config_groups import Training
 from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
-from halfstep.run_settings import Training
 from trainer.data.datasets import check_data
 from trainer.data.sampler import UNKNOWN_SIZE
 from trainer.precision.activation_checkpoints import set_checkpoints

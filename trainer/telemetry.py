@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halfstep.clock import clock
+from halfstep.config_groups import Diagnosis, Training
 from halfstep.monitor.ring import Ring
 from halfstep.monitor.telemetry_rows import Rows
-from halfstep.run_settings import Diagnosis, Training
 from halfstep.telemetry.spool import Event, Steps
 from trainer.layers import layer_interval
 from trainer.observers import Observer

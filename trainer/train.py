@@ -25,15 +25,15 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from halfstep.clock import clock
+from halfstep.config_groups import Scaler, Training
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import RunConfig
-from halfstep.run_settings import Scaler, Training
 from halfstep.telemetry.spool import Event, Steps
 from trainer.checkpoints.checkpoint import Progress
 from trainer.checkpoints.checkpointing import Saver
 from trainer.checkpoints.initial_weights import start_from_weights
 from trainer.checkpoints.resume import go_back_to, go_on_from, load_parts
-from trainer.checkpoints.rollback import Rewinding
+from trainer.checkpoints.rollback import Rollback
 from trainer.data.batches import Batches
 from trainer.data.sampler import Sampler, check_batch
 from trainer.data.sources import make_sources
@@ -43,17 +43,17 @@ from trainer.diagnosis.headroom import Headroom
 from trainer.diagnosis.histogram import Histogram
 from trainer.diagnosis.lost_updates import Updates
 from trainer.diagnosis.missing_gradients import MissingGradients
-from trainer.diagnosis.nonfinite_buffers import Poison
+from trainer.diagnosis.nonfinite_buffers import NonfiniteBuffers
 from trainer.diagnosis.replay import Replay
 from trainer.diagnosis.spikes import Spikes
-from trainer.diagnosis.unused_modules import Uncalled
+from trainer.diagnosis.unused_modules import UnusedModules
 from trainer.distributed.averaging import AveragingCheck
 from trainer.distributed.ranks import Control, Ranks
 from trainer.distributed.shards import check_one_loss
 from trainer.ema import Ema
 from trainer.evaluation import evaluate, evaluate_average, make_artifacts
 from trainer.logged_values import Logged
-from trainer.observers import Observers, courtesy
+from trainer.observers import Observers, best_effort
 from trainer.optimizers import (
     StepResult,
     Update,
@@ -72,7 +72,7 @@ from trainer.workload import workload
 
 
 @dataclass(frozen=True)
-class Rig:
+class StepContext:
     """What every step works with."""
 
     recipe: Recipe
@@ -112,8 +112,8 @@ class Followers:
     updates: Updates
     telemetry: Telemetry
     logged: Logged
-    uncalled: Uncalled
-    poison: Poison  # after telemetry: what that drains it receives before it is drained itself
+    uncalled: UnusedModules
+    poison: NonfiniteBuffers  # after telemetry, whose drained rows it needs
     missing_gradients: MissingGradients
 
 
@@ -190,11 +190,11 @@ def train(
     peaks = peak_rates(recipe.optimizers)
 
     # ---- Mixed precision, and who follows it --------------------------------------------------
-    rig, followers = make_rig(
+    context, followers = make_context(
         recipe, modules, config, device, ranks, on_steps=on_steps, on_event=on_event, at=started_at
     )
-    autocast, scaler, scale_rule = rig.autocast, rig.scaler, rig.scale_rule
-    batches, observers, telemetry = rig.batches, rig.observers, followers.telemetry
+    autocast, scaler, scale_rule = context.autocast, context.scaler, context.scale_rule
+    batches, observers, telemetry = context.batches, context.observers, followers.telemetry
 
     # ---- Going on from a checkpoint -----------------------------------------------------------
     progress = Progress()
@@ -214,15 +214,15 @@ def train(
     schedule = make_schedule(training, recipe.optimizers, peaks, device)
 
     telemetry.skipped = progress.skipped
-    with courtesy("count of the work", 0, on_event):
+    with best_effort("count of the work", 0, on_event):
         on_event(workload(recipe, config, device, ranks.world_size))
-    with courtesy("look at the shapes", 0, on_event):
+    with best_effort("look at the shapes", 0, on_event):
         if misfits := shapes.misfits(modules, config):
             on_event(misfits)
 
     # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
     parts: dict[str, Any] = {"scale_rule": scale_rule, "schedule": schedule, **observers.members}
-    ema = Ema(training.ema_decay, modules, rig.optimizers) if training.ema_decay else None
+    ema = Ema(training.ema_decay, modules, context.optimizers) if training.ema_decay else None
     if ema is not None:
         parts["ema"] = ema
     load_parts(parts, inherited)
@@ -243,7 +243,7 @@ def train(
     )
     followers.logged.save = saver.save_artifacts
 
-    rewinding = Rewinding(config, followers.spikes, checkpoint_folder, ranks)
+    rollback_to_checkpoint = Rollback(config, followers.spikes, checkpoint_folder, ranks)
 
     # ---- The loop -----------------------------------------------------------------------------
     stopwatch = Stopwatch(device, seconds_before)
@@ -267,7 +267,7 @@ def train(
             drawn: Iterable[Any] = batches.step()
             if config.scaler.retry_in_fp32:
                 drawn = list(drawn)  # they may be wanted twice
-            result = train_step(rig, drawn)
+            result = train_step(context, drawn)
             buffer_rule.restore(update.found_inf for update in result.updates.values())
             with torch.no_grad():
                 recipe.after_step()
@@ -280,7 +280,7 @@ def train(
             # The one policy for which the host waits in every step: it has to know of a skip now.
             if config.scaler.retry_in_fp32 and all_skipped(result):
                 observers.before_update()
-                second = retry_in_fp32(rig, drawn, step, device)
+                second = retry_in_fp32(context, drawn, step, device)
                 on_event(second)
                 retried += second["applied"]
                 if ema is not None and second["applied"]:
@@ -289,15 +289,15 @@ def train(
             if step == first and config.checkpoints.every_steps is not None:
                 saver.prepare()
 
-            # With spike.rewind the host waits here, at fixed steps, to know of a spike by then.
-            if rewinding.is_due(step):
+            # With spike.rollback the host waits here, at fixed steps, to know of a spike by then.
+            if rollback_to_checkpoint.is_due(step):
                 observers.drain()
-                if back := rewinding.look(saver.finish):
+                if back := rollback_to_checkpoint.look(saver.finish):
                     progress = go_back_to(
                         back, recipe, modules, config, device, ranks, peaks, parts
                     )
                     schedule, telemetry.skipped = parts["schedule"], progress.skipped
-                    rewinding.tell(progress, step, batches, on_event)
+                    rollback_to_checkpoint.tell(progress, step, batches, on_event)
                     step, retried = progress.step, progress.retried
                     continue
 
@@ -306,10 +306,10 @@ def train(
                 observers.drain()  # evaluating waits for the device anyway
                 metrics = evaluate(recipe, autocast)
                 if ema is not None:
-                    with courtesy("evaluation of the average", step, on_event):
+                    with best_effort("evaluation of the average", step, on_event):
                         metrics |= evaluate_average(ema, recipe, autocast, device)
                 _report(metrics, step, telemetry.elapsed_ms(), on_event)
-                with courtesy("making of artifacts", step, on_event):
+                with best_effort("making of artifacts", step, on_event):
                     saver.save_artifacts(step, make_artifacts(recipe, autocast))
 
             # A step boundary: all ranks are at the same step, and the weights are those of a whole
@@ -330,7 +330,7 @@ def train(
                 saver.save(at, reason=reason, request=asked)
             if request and request.kind == "replay":
                 observers.drain()  # so that the scale of a past skip is known, whenever it came
-                with courtesy("replay", step, on_event):
+                with best_effort("replay", step, on_event):
                     followers.replay.request(int(request.value), request.id)
             # Of the steps that have arrived: a device's bad news come late. So do a disk's.
             followers.stop_rule.check()
@@ -340,7 +340,7 @@ def train(
     return Outcome(STATUS_OF_STOP[stop], step)
 
 
-def make_rig(
+def make_context(
     recipe: Recipe,
     modules: Mapping[str, nn.Module],
     config: RunConfig[Any],
@@ -350,7 +350,7 @@ def make_rig(
     on_steps: Callable[[Steps], None],
     on_event: Callable[[Event], None],
     at: float,
-) -> tuple[Rig, Followers]:
+) -> tuple[StepContext, Followers]:
     """Make what every step works with, and have all that follows a run follow it.
 
     modules: the recipe's, without DistributedDataParallel.  at: as started_at in `train`.
@@ -371,7 +371,9 @@ def make_rig(
     if is_scaled:
         prepare_momentum(recipe.optimizers)
 
-    rig = Rig(recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers)
+    context = StepContext(
+        recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers
+    )
     spikes = Spikes(config.spike, on_event)
     headroom = Headroom(modules, config, on_event)
     fp8_ranges = Fp8Ranges(modules, config, on_event)
@@ -386,7 +388,7 @@ def make_rig(
 
     followers = Followers(
         StopRule(config.scaler),
-        Replay(rig, modules, batches, config, device, on_event, spikes.left_out, set_aside),
+        Replay(context, modules, batches, config, device, on_event, spikes.left_out, set_aside),
         Histogram(optimizers, diagnosis, device, on_event),
         headroom,
         fp8_ranges,
@@ -394,17 +396,17 @@ def make_rig(
         Updates(optimizers, diagnosis, on_event),
         telemetry,
         logged,
-        Uncalled(modules, config, on_event),
-        Poison(modules, on_event),
+        UnusedModules(modules, config, on_event),
+        NonfiniteBuffers(modules, on_event),
         MissingGradients(on_event),
     )
     if training.static_graph and ranks.world_size > 1:
         observers.join(averaging=AveragingCheck(ranks))
     observers.join(**vars(followers))
-    return rig, followers
+    return context, followers
 
 
-def train_step(rig: Rig, batches: Iterable[Any]) -> StepResult:
+def train_step(context: StepContext, batches: Iterable[Any]) -> StepResult:
     """Attempt one step: forward, backward, unscale, clip, step or skip, update the scale.
 
     The host only queues work here; nothing waits for the device. (The one exception is an unfused
@@ -412,9 +414,9 @@ def train_step(rig: Rig, batches: Iterable[Any]) -> StepResult:
     batches: the micro-batches, taken one by one.
     Source: PyTorch's AMP examples, https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
-    scaler, optimizers, training = rig.scaler, rig.optimizers, rig.training
+    scaler, optimizers, training = context.scaler, context.optimizers, context.training
     # 1 × scale: reads it as a new tensor of the device; get_scale() would wait.
-    scale = scaler.scale(rig.scale_rule.one)
+    scale = scaler.scale(context.scale_rule.one)
     loss_sum = torch.zeros_like(scale)  # stays on the device, and is read when its row arrives
     updates = {name: watched.idle for name, watched in optimizers.items()}
     stepped: set[str] = set()
@@ -422,8 +424,8 @@ def train_step(rig: Rig, batches: Iterable[Any]) -> StepResult:
     for watched in optimizers.values():
         watched.drop_gradients()  # before the forward pass, which can use their memory
 
-    for index, losses in rig.passes(batches, lambda: rig.autocast, rig.ranks):
-        names = backward(rig, index, losses, loss_sum)
+    for index, losses in context.passes(batches, lambda: context.autocast, context.ranks):
+        names = backward(context, index, losses, loss_sum)
         if index < training.accumulation_steps - 1:
             continue  # gradients add up until the last micro-batch
         if again := stepped.intersection(names):
@@ -433,19 +435,19 @@ def train_step(rig: Rig, batches: Iterable[Any]) -> StepResult:
         if not stepped:
             # While replay watches, the host waits in here for the step before, whose weights are
             # about to change; the device has this step's forward and backward queued meanwhile.
-            rig.observers.before_update()
+            context.observers.before_update()
         stepped.update(names)
         rounds += 1
         for name in names:
-            updates[name] = update_weights(rig, optimizers[name])
+            updates[name] = update_weights(context, optimizers[name])
 
     if not stepped:
         raise RecipeError("training_step yields no loss")
     # Once, after all optimizers: it halves the scale if any of them was skipped. Between two of
     # them it would unscale the second one's gradients by a scale that they were not scaled with.
     found_inf = [update.found_inf for update in updates.values()]
-    scale_after = rig.scale_rule.update(scaler, scale, found_inf)
-    loss = rig.ranks.mean_(loss_sum)
+    scale_after = context.scale_rule.update(scaler, scale, found_inf)
+    loss = context.ranks.mean_(loss_sum)
     rate = next(iter(optimizers.values())).rate  # as it was applied, whoever set it
     return StepResult(loss, scale, scale_after, updates, stepped, rate, rounds)
 
@@ -455,7 +457,9 @@ def all_skipped(result: StepResult) -> bool:
     return all(bool(result.updates[name].found_inf) for name in result.stepped)
 
 
-def retry_in_fp32(rig: Rig, batches: Iterable[Any], step: int, device: torch.device) -> Event:
+def retry_in_fp32(
+    context: StepContext, batches: Iterable[Any], step: int, device: torch.device
+) -> Event:
     """Attempt the same batches without autocast; return the event that says what came of it.
 
     The weights are those of the skipped attempt. Dropout draws anew, and BatchNorm counts the
@@ -463,13 +467,13 @@ def retry_in_fp32(rig: Rig, batches: Iterable[Any], step: int, device: torch.dev
     """
     plain = GradScaler(device.type, init_scale=1.0, growth_interval=2**31 - 1)
     off = torch.autocast(device.type, enabled=False)
-    scaler, rig.recipe.scaler = rig.recipe.scaler, plain
+    scaler, context.recipe.scaler = context.recipe.scaler, plain
     rule = ScaleRule(Scaler(), device)
     alone = Observers(_ignore, _ignore)
     retried = train_step(
-        replace(rig, autocast=off, scaler=plain, scale_rule=rule, observers=alone), batches
+        replace(context, autocast=off, scaler=plain, scale_rule=rule, observers=alone), batches
     )
-    rig.recipe.scaler = scaler
+    context.recipe.scaler = scaler
     norms = torch.stack([update.total_norm for update in retried.updates.values()])
     return {
         "event": "retry",
@@ -527,30 +531,32 @@ def forward_passes(
             raise RecipeError(f'training_step yields two losses for optimizer "{name}": add them')
 
 
-def backward(rig: Rig, index: int, losses: tuple[Loss, ...], loss_sum: Tensor) -> tuple[str, ...]:
+def backward(
+    context: StepContext, index: int, losses: tuple[Loss, ...], loss_sum: Tensor
+) -> tuple[str, ...]:
     """Back-propagate losses of one micro-batch, add them to loss_sum; return their optimizers."""
-    check_losses(losses, rig.optimizers)
+    check_losses(losses, context.optimizers)
     names = tuple(dict.fromkeys(name for loss in losses for name in loss.optimizers))
     for name in names if index == 0 else ():
         # Once more: another optimizer's loss may have left gradients here since.
-        rig.optimizers[name].drop_gradients()
+        context.optimizers[name].drop_gradients()
     for number, loss in enumerate(losses, 1):
         # The mean over micro-batches. Times the scale, so that small gradients do not
         # underflow to 0 in fp16, whose smallest positive number is 2^-24.
-        mean_loss = loss.value / rig.training.accumulation_steps
+        mean_loss = loss.value / context.training.accumulation_steps
         # Of losses yielded together, each reaches the parameters of its own optimizers alone.
         is_for_all = len(loss.optimizers) == len(names)
-        own = None if is_for_all else rig.parameters(loss)
+        own = None if is_for_all else context.parameters(loss)
         is_last = number == len(losses)
-        scaled = rig.scaler.scale(mean_loss)
+        scaled = context.scaler.scale(mean_loss)
         scaled.backward(inputs=own, retain_graph=not is_last)  # type: ignore[no-untyped-call]
         loss_sum += mean_loss.detach()
     return names
 
 
-def update_weights(rig: Rig, watched: WatchedOptimizer) -> Update:
+def update_weights(context: StepContext, watched: WatchedOptimizer) -> Update:
     """Unscale, clip and step or skip; return what the scaler decided, as tensors of the device."""
-    training, scaler = rig.training, rig.scaler
+    training, scaler = context.training, context.scaler
     # Unscale first: a clip of scaled gradients would cut them by the scale, some 65,536 times
     # too much. inf and NaN are found in the same pass, and kept on the device.
     scaler.unscale_(watched.optimizer)
@@ -559,7 +565,7 @@ def update_weights(rig: Rig, watched: WatchedOptimizer) -> Update:
     norms = watched.gradient_norms()  # (P,)
     total_norm = clipped_norm = torch.linalg.vector_norm(norms)  # 0-dim
     counts = watched.count_nonfinite(norms) if scaler.is_enabled() else None
-    rig.observers.unscaled(watched)
+    context.observers.unscaled(watched)
 
     if training.max_grad_norm is not None:
         # clip_grad_norm_ in two halves: it would take the same norms again.

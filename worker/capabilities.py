@@ -30,7 +30,7 @@ Offer = dict[str, Any]  # {devices, recipes, versions}
 Seen = dict[str, tuple[int, int, int] | None]
 
 
-class Offering:
+class Capabilities:
     """What this machine offers, as of its recipes' files."""
 
     def __init__(self, settings: Settings) -> None:

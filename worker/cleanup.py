@@ -50,7 +50,7 @@ def delete_checkouts(settings: Settings, database: Database) -> list[int]:
             for each in runs.ends(session, here[first : first + RUNS])
         ]
     deleted = []
-    for _ended_at, run_id in sorted(ended, reverse=True)[settings.kept_checkouts :]:
+    for _ended_at, run_id in sorted(ended, reverse=True)[settings.max_cached_checkouts :]:
         try:
             erasure.delete_folder(settings.run_folder(run_id) / "work")
             deleted.append(run_id)

@@ -23,19 +23,19 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from db.alerts.notifications import ANYBODY, Listener
+from db.alerts.notifications import SIGNED_IN, Listener
 from db.database import Database, is_outage, open_database
-from db.errors import Fenced, HalfstepError, Invalid
+from db.errors import HalfstepError, Invalid, StaleAttempt
 from db.files.storage import check_store, open_store
 from db.queue import claims, gangs, queue, workers
-from db.queue.gangs import NodeEnding
+from db.queue.gangs import NodeOutcome
 from db.settings import Settings
 from db.tables import RunNode, Status
 from halfstep.cli.output import say
 from halfstep.process import close_to_others
 from worker.attempts import gang
 from worker.attempts.recorder import CannotRecord, Recorder, in_short, may_pass
-from worker.capabilities import Offer, Offering
+from worker.capabilities import Capabilities, Offer
 from worker.cleanup import delete_checkouts, delete_erased, delete_uploads
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine, key_in
 from worker.expired_leases import LostRuns
@@ -73,7 +73,7 @@ class Worker:
         self.name = _name(settings, only)
         self.engine = SubprocessEngine(key_in(settings.data))
         self.store = open_store(settings)
-        self.offering = Offering(settings)
+        self.capabilities = Capabilities(settings)
         self.running: dict[Attempt, tuple[Handle, RunNode]] = {}
         self.lost = LostRuns(database, settings.lease_seconds, _say)
         self.stopping = threading.Event()
@@ -90,7 +90,7 @@ class Worker:
         self.listener.start()
         self.beat_due = tidy_due = 0.0
         self.may_have_work, self.is_told = True, False
-        fault: str | None = None
+        problem: str | None = None
         is_away = False
         self.idle_since = time.monotonic()
         while not self.stopping.is_set():
@@ -108,7 +108,7 @@ class Worker:
                     with self.database.glancing() as session:
                         self._heed(workers.pulse(session, self.id))
                 self.is_told = False
-                if self.offering.is_loading:
+                if self.capabilities.is_loading:
                     self._offer_anew()
                 if self.may_have_work or not self.listener.is_listening:
                     self._pick_up()
@@ -116,9 +116,9 @@ class Worker:
                     self.may_have_work = False
                 if self._is_done():
                     break
-                if self.listener.fault not in (None, fault):
-                    fault = self.listener.fault
-                    _say(f"looks at the queue every {TICK_SECONDS:g} s: {fault}")
+                if self.listener.problem not in (None, problem):
+                    problem = self.listener.problem
+                    _say(f"looks at the queue every {TICK_SECONDS:g} s: {problem}")
                 if time.monotonic() >= tidy_due:
                     delete_erased(self.settings, self.database)
                     delete_checkouts(self.settings, self.database)
@@ -133,7 +133,7 @@ class Worker:
                 self.lost.note_outage()
                 is_away = True
         self.listener.close()
-        self.offering.close()
+        self.capabilities.close()
         self._stop_runs()
         with self.database.writing() as session:
             workers.stop(session, self.id)
@@ -147,11 +147,11 @@ class Worker:
         """Wait for word of something to do, a tick long."""
         with suppress(Empty):
             heard = self.words.get(timeout=TICK_SECONDS)
-            if ANYBODY in heard:  # of many who wait the first takes it, and the others find none
+            if SIGNED_IN in heard:  # of many who wait the first takes it, and the others find none
                 time.sleep(random.uniform(0.0, SPREAD_SECONDS))  # noqa: S311 - no secret
             while not self.words.empty():
                 heard |= self.words.get()
-            self.is_told |= not heard.isdisjoint((ANYBODY, self.id))
+            self.is_told |= not heard.isdisjoint((SIGNED_IN, self.id))
 
     def _is_done(self) -> bool:
         """Tell whether the one run that we are for needs us no more: it is over, or waits in vain.
@@ -177,7 +177,7 @@ class Worker:
 
     def _register(self) -> None:
         """Learn what this machine offers, and write it down. Raises NoDevices."""
-        offer = self.offering.learn()
+        offer = self.capabilities.learn()
         cpu = offer["devices"][0]
         if cpu["kind"] == "cpu":
             offer["devices"] = [{**cpu, "index": i} for i in range(self.settings.cpu_devices)]
@@ -199,19 +199,19 @@ class Worker:
                 name=self.name,
                 host=socket.gethostname(),
                 pid=os.getpid(),
-                offers_commands=self.settings.commands,
-                walls_stand=self.settings.walls and "sandbox" not in walls,
-                walls=walls,
+                offers_commands=self.settings.allow_commands,
+                is_sandboxed=self.settings.sandbox and "sandbox" not in walls,
+                sandbox=walls,
                 only_run_id=self.only,
                 **offer,
             )
             self.id = worker.id
-        offered = [*_names(offer), *(["commands"] if self.settings.commands else [])]
+        offered = [*_names(offer), *(["commands"] if self.settings.allow_commands else [])]
         _say(f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(offered)}")
 
     def _sandbox_obstacle(self, recipe_files: set[str]) -> str:
         """Return why the sandbox that the settings ask for does not hold; "" if it does."""
-        if not self.settings.walls:
+        if not self.settings.sandbox:
             return ""
         users = self.without.get("HALFSTEP_RUN_USERS", self.settings.run_users)
         settings = self.settings.model_copy(update={"run_users": users})
@@ -244,7 +244,7 @@ class Worker:
 
     def _offer_anew(self) -> None:
         """Offer recipes as they are now; of their devices and versions nothing changes."""
-        offer = self.offering.news()
+        offer = self.capabilities.news()
         if offer is None:
             return
         with self.database.writing() as session:
@@ -294,8 +294,8 @@ class Worker:
         except (AlreadyLaunched, OSError) as error:
             # Such as a data folder that belongs to another database.
             reason = f"its supervisor could not be started in {folder}: {error}"
-            with suppress(Fenced):
-                self._fail(node.run_id, node.attempt, reason, fault="infrastructure")
+            with suppress(StaleAttempt):
+                self._fail(node.run_id, node.attempt, reason, failure_kind="infrastructure")
             return
         self.running[node.run_id, node.attempt] = (handle, node)
 
@@ -321,8 +321,8 @@ class Worker:
             device_memory_bytes=self.device_memory_bytes,
             lease_seconds=self.settings.lease_seconds,
             **self.settings.per_user,
-            gang_patience=self.settings.gang_patience,
-            commands=self.settings.commands,
+            reserve_after_seconds=self.settings.reserve_after_seconds,
+            commands=self.settings.allow_commands,
             only=self.only or only,
         )
         return None if run is None else queue.node(session, run.id, run.attempt)
@@ -344,7 +344,7 @@ class Worker:
                 with self.database.writing() as session:
                     queue.set_aside(session, run_id, reason)
 
-    def _fail(self, run_id: int, attempt: int, reason: str, *, fault: str) -> None:
+    def _fail(self, run_id: int, attempt: int, reason: str, *, failure_kind: str) -> None:
         _say(f"run {run_id}: {reason}")
         with self.database.writing() as session:
             queue.end(
@@ -354,7 +354,7 @@ class Worker:
                 Status.FAILED,
                 reason=reason,
                 error=reason,
-                fault=fault,
+                failure_kind=failure_kind,
             )
 
     def _free_devices(self) -> set[int]:
@@ -370,7 +370,7 @@ class Worker:
             if self.engine.is_alive(handle):
                 continue
             try:
-                with suppress(Fenced):
+                with suppress(StaleAttempt):
                     if not self._close_lost(node):
                         continue
             except Exception as error:
@@ -389,11 +389,11 @@ class Worker:
         try:
             return self._end_lost(node)
         except Exception as error:
-            if isinstance(error, Fenced) or may_pass(error):
+            if isinstance(error, StaleAttempt) or may_pass(error):
                 raise
-            fault = "code" if isinstance(error, CannotRecord) else "infrastructure"
-            reason = str(error) if fault == "code" else in_short(error)
-            self._fail(node.run_id, node.attempt, reason, fault=fault)
+            failure_kind = "code" if isinstance(error, CannotRecord) else "infrastructure"
+            reason = str(error) if failure_kind == "code" else in_short(error)
+            self._fail(node.run_id, node.attempt, reason, failure_kind=failure_kind)
             return True
 
     def _end_lost(self, node: RunNode) -> bool:
@@ -402,7 +402,7 @@ class Worker:
         """
         run_id, attempt = node.run_id, node.attempt
         reason = f"its supervisor died in attempt {attempt}"
-        ending = NodeEnding(reason, fault="infrastructure")
+        ending = NodeOutcome(reason, failure_kind="infrastructure")
         if node.node:
             with self.database.writing() as session:  # unless it said so itself
                 gangs.tell_ending(session, run_id, attempt, node.node, ending)
@@ -416,8 +416,8 @@ class Worker:
         recorder.log.close()
         while not recorder.flush(meanwhile=renew) or recorder.finish():
             pass
-        if recorder.fault:
-            raise CannotRecord(recorder.fault)
+        if recorder.problem:
+            raise CannotRecord(recorder.problem)
         if gang.close(self.database, self.settings, run_id, attempt, ending) is None:
             return False
         with self.database.writing() as session:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 PRUNE_SECONDS = 3600.0
 
 
-class Deliverer:
+class AlertDelivery:
     """What a server that stops has taken is tried again by the next."""
 
     def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
@@ -52,7 +52,7 @@ class Deliverer:
     async def _one(self, row: Delivery, channel: Channel, is_visible: bool) -> Outcome:
         if not is_visible:
             return Outcome(False, "not sent: you no longer see this run", is_final=True)
-        if not channel.is_on and row.notice_id is not None:
+        if not channel.is_on and row.alert_id is not None:
             return Outcome(False, "not sent: the channel was switched off", is_final=True)
         try:
             reach = channels.reach(self._settings.secrets_key, channel)

@@ -47,7 +47,7 @@ async def deliver(settings: Settings, reach: Reach, delivery_id: int, body: str)
     except TimeoutError:
         return Outcome(False, f"no answer within {SECONDS:g} seconds")
     except Forbidden as error:
-        text = f"not sent: {error}, where HALFSTEP_ALERTS_PRIVATE does not let alerts go"
+        text = f"not sent: {error}; see HALFSTEP_ALERTS_ALLOW_PRIVATE_ADDRESSES"
         return Outcome(False, text, is_final=True)
     except smtplib.SMTPResponseException as error:
         text = error.smtp_error if isinstance(error.smtp_error, str) else repr(error.smtp_error)
@@ -67,7 +67,7 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
 async def _post(settings: Settings, reach: Reach, delivery_id: int, body: str) -> Outcome:
     parts = urlsplit(reach.address)
     host = parts.hostname or ""
-    address = await resolved(host, port_of(parts), private=settings.alerts_private)
+    address = await resolved(host, port_of(parts), private=settings.alerts_allow_private_addresses)
     content = _slack(body) if reach.kind == SLACK else body.encode()
     headers = {"Host": parts.netloc, "Content-Type": "application/json"}
     headers |= {"User-Agent": "Halfstep", "X-Halfstep-Delivery": str(delivery_id)}

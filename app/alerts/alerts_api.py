@@ -12,7 +12,7 @@ from app.dependencies import Db, TheSettings
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, RunId, Text
 from app.http.url_policy import forbidden
-from db.alerts import channels, deliveries, notices, rules
+from db.alerts import alerts, channels, deliveries, rules
 from db.tables import AlertRule, Channel, Delivery
 
 router = APIRouter(tags=["alerts"])
@@ -65,8 +65,8 @@ class Switch(Body):
     is_on: bool
 
 
-class NoticeRow(BaseModel):
-    """A notice. well_at: when its condition held no longer."""
+class AlertRow(BaseModel):
+    """A notice. resolved_at: when its condition held no longer."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -77,21 +77,21 @@ class NoticeRow(BaseModel):
     text: str
     content: dict[str, Any]
     created_at: float
-    well_at: float | None
+    resolved_at: float | None
     read_at: float | None
 
 
-class Notices(ListPage):
+class AlertList(ListPage):
     """Notices, newest first."""
 
-    notices: list[NoticeRow]
+    alerts: list[AlertRow]
 
 
 class News(BaseModel):
     """What a page's bell shows: how many are not read, at most 100, and the newest of them."""
 
     unread: int
-    newest: list[NoticeRow]
+    newest: list[AlertRow]
 
 
 class Reading(Body):
@@ -135,7 +135,7 @@ class DeliveryRow(BaseModel):
     id: int
     channel_id: int
     channel: str
-    notice_id: Annotated[int | None, Field(description="Null of a test")]
+    alert_id: Annotated[int | None, Field(description="Null of a test")]
     run_id: int | None
     body: str
     attempts: int
@@ -155,25 +155,25 @@ class Deliveries(ListPage):
 
 @router.get("/alerts/rules")
 @requires(ACCOUNT)
-def list_rules(session: Db, visitor: SignedIn) -> list[RuleRow]:
+def list_rules(session: Db, principal: SignedIn) -> list[RuleRow]:
     """List your rules."""
-    return [_rule(row) for row in rules.rules(session, visitor.user)]
+    return [_rule(row) for row in rules.rules(session, principal.user)]
 
 
 @router.post("/alerts/rules", status_code=201)
 @requires(ACCOUNT)
 @audited("condition", "scope", "run_id")
-def make_rule(wanted: NewRule, session: Db, visitor: SignedIn) -> RuleRow:
+def make_rule(wanted: NewRule, session: Db, principal: SignedIn) -> RuleRow:
     """Make a rule; one that says the same already is switched on and answered with."""
-    return _rule(rules.make(session, visitor.user, **wanted.model_dump()))
+    return _rule(rules.make(session, principal.user, **wanted.model_dump()))
 
 
 @router.post("/runs/{run_id}/alerts", status_code=201, tags=["runs"])
 @requires(ACCOUNT)
-def make_rule_of_run(run_id: RunId, wanted: RunRule, session: Db, visitor: SignedIn) -> RuleRow:
+def make_rule_of_run(run_id: RunId, wanted: RunRule, session: Db, principal: SignedIn) -> RuleRow:
     """Make a rule of one run, with all your channels that are on."""
     made = rules.make(
-        *(session, visitor.user),
+        *(session, principal.user),
         **wanted.model_dump(),
         scope=rules.RUN,
         run_id=run_id,
@@ -183,55 +183,57 @@ def make_rule_of_run(run_id: RunId, wanted: RunRule, session: Db, visitor: Signe
 
 @router.patch("/alerts/rules/{rule_id}")
 @requires(ACCOUNT)
-def switch_rule(rule_id: RowId, wanted: Switch, session: Db, visitor: SignedIn) -> RuleRow:
+def switch_rule(rule_id: RowId, wanted: Switch, session: Db, principal: SignedIn) -> RuleRow:
     """Switch a rule on or off."""
-    return _rule(rules.switch(session, visitor.user, rule_id, is_on=wanted.is_on))
+    return _rule(rules.switch(session, principal.user, rule_id, is_on=wanted.is_on))
 
 
 @router.delete("/alerts/rules/{rule_id}", status_code=204)
 @requires(ACCOUNT)
-def delete_rule(rule_id: RowId, session: Db, visitor: SignedIn) -> None:
+def delete_rule(rule_id: RowId, session: Db, principal: SignedIn) -> None:
     """Delete a rule; its notices stay."""
-    rules.delete(session, visitor.user, rule_id)
+    rules.delete(session, principal.user, rule_id)
 
 
-@router.get("/alerts/notices")
+@router.get("/alerts/inbox")
 @requires(ACCOUNT)
-def list_notices(session: Db, visitor: SignedIn, after: After = "", limit: Limit = 100) -> Notices:
+def list_alerts(
+    session: Db, principal: SignedIn, after: After = "", limit: Limit = 100
+) -> AlertList:
     """List what you were told of."""
-    found = notices.listed(session, visitor.user, after=after, limit=limit)
-    rows = [NoticeRow.model_validate(row) for (row,) in found.rows]
-    return Notices(notices=rows, total=found.total, next=found.next)
+    found = alerts.listed(session, principal.user, after=after, limit=limit)
+    rows = [AlertRow.model_validate(row) for (row,) in found.rows]
+    return AlertList(alerts=rows, total=found.total, next=found.next)
 
 
-@router.get("/alerts/notices/news")
+@router.get("/alerts/inbox/news")
 @requires(ACCOUNT)
 def news(
-    session: Db, visitor: SignedIn, than: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
+    session: Db, principal: SignedIn, than: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
 ) -> News:
     """Count what is not read; than: a notice, after which the newest are wanted too."""
-    newest = notices.newer(session, visitor.user, than, most=MOST_NEWS)
-    rows = [NoticeRow.model_validate(row) for row in newest]
-    return News(unread=notices.unread(session, visitor.user), newest=rows)
+    newest = alerts.newer(session, principal.user, than, most=MOST_NEWS)
+    rows = [AlertRow.model_validate(row) for row in newest]
+    return News(unread=alerts.unread(session, principal.user), newest=rows)
 
 
-@router.post("/alerts/notices/reading", status_code=204)
+@router.post("/alerts/inbox/reading", status_code=204)
 @unaudited
 @requires(ACCOUNT)
-def read_notices(wanted: Reading, session: Db, visitor: SignedIn) -> None:
+def mark_alerts_read(wanted: Reading, session: Db, principal: SignedIn) -> None:
     """Note that you have read what there was up to a notice."""
-    notices.read(session, visitor.user, wanted.up_to)
+    alerts.read(session, principal.user, wanted.up_to)
 
 
 @router.get("/alerts/channels")
 @requires(ACCOUNT)
-def list_channels(session: Db, visitor: SignedIn) -> list[ChannelRow]:
+def list_channels(session: Db, principal: SignedIn) -> list[ChannelRow]:
     """List your channels."""
-    return [ChannelRow.model_validate(row) for row in channels.listed(session, visitor.user)]
+    return [ChannelRow.model_validate(row) for row in channels.listed(session, principal.user)]
 
 
 async def _forbidden(wanted: NewChannel, settings: TheSettings, _user: AdmittedEarly) -> str:
-    return await forbidden(wanted.address.strip(), private=settings.alerts_private)
+    return await forbidden(wanted.address.strip(), private=settings.alerts_allow_private_addresses)
 
 
 #: Comes before the session: no transaction waits for a name server.
@@ -245,46 +247,48 @@ def make_channel(
     forbidden: ForbiddenAddress,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
 ) -> MadeChannel:
     """Make a channel. A webhook's secret is in this answer and in no other."""
     key_file, what = settings.secrets_key, wanted.model_dump() | {"forbidden": forbidden}
-    row, secret = channels.make(session, key_file, visitor.user, **what)
+    row, secret = channels.make(session, key_file, principal.user, **what)
     return MadeChannel(**ChannelRow.model_validate(row).model_dump(), secret=secret)
 
 
 @router.patch("/alerts/channels/{channel_id}")
 @requires(ACCOUNT)
-def switch_channel(channel_id: RowId, wanted: Switch, session: Db, visitor: SignedIn) -> ChannelRow:
+def switch_channel(
+    channel_id: RowId, wanted: Switch, session: Db, principal: SignedIn
+) -> ChannelRow:
     """Switch a channel on or off: what is to go through one that is off goes nowhere."""
-    row = channels.switch(session, visitor.user, channel_id, is_on=wanted.is_on)
+    row = channels.switch(session, principal.user, channel_id, is_on=wanted.is_on)
     return ChannelRow.model_validate(row)
 
 
 @router.delete("/alerts/channels/{channel_id}", status_code=204)
 @requires(ACCOUNT)
-def delete_channel(channel_id: RowId, session: Db, visitor: SignedIn) -> None:
+def delete_channel(channel_id: RowId, session: Db, principal: SignedIn) -> None:
     """Delete a channel, and what went through it."""
-    channels.delete(session, visitor.user, channel_id)
+    channels.delete(session, principal.user, channel_id)
 
 
 @router.post("/alerts/channels/{channel_id}/tests", status_code=201)
 @requires(ACCOUNT)
 def test_channel(
-    channel_id: RowId, session: Db, settings: TheSettings, visitor: SignedIn
+    channel_id: RowId, session: Db, settings: TheSettings, principal: SignedIn
 ) -> DeliveryRow:
     """Send a test; its delivery tells, seconds later, what came of it."""
-    row = deliveries.test(session, visitor.user, channel_id, settings.address)
-    return _delivery(row, channels.mine(session, visitor.user, channel_id))
+    row = deliveries.test(session, principal.user, channel_id, settings.address)
+    return _delivery(row, channels.mine(session, principal.user, channel_id))
 
 
 @router.get("/alerts/deliveries")
 @requires(ACCOUNT)
 def list_deliveries(
-    session: Db, visitor: SignedIn, after: After = "", limit: Limit = 100
+    session: Db, principal: SignedIn, after: After = "", limit: Limit = 100
 ) -> Deliveries:
     """List what went through your channels, or is to."""
-    found = deliveries.listed(session, visitor.user, after=after, limit=limit)
+    found = deliveries.listed(session, principal.user, after=after, limit=limit)
     rows = [_delivery(row, channel) for row, channel in found.rows]
     return Deliveries(deliveries=rows, total=found.total, next=found.next)
 

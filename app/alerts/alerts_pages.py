@@ -9,14 +9,14 @@ from sqlalchemy.orm import Session
 
 from app.alerts import smtp
 from app.auth.audit import audited, unaudited
-from app.auth.authentication import AdmittedEarly, SignedIn, Visitor
+from app.auth.authentication import AdmittedEarly, Principal, SignedIn
 from app.auth.permissions import ACCOUNT, requires
 from app.dependencies import Db, Posted, TheSettings
 from app.html.flash import back_to
 from app.html.rendering import page
 from app.http.parameters import RowId, RunId, Text, as_run_id
 from app.http.url_policy import forbidden
-from db.alerts import channels, deliveries, notices, rules
+from db.alerts import alerts, channels, deliveries, rules
 from db.alerts.alert_conditions import CONDITIONS
 from db.errors import Invalid
 from db.settings import Settings
@@ -48,14 +48,14 @@ def show_alerts(
     request: Request,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     run: Text = "",
     after: Text = "",
     deliveries_after: Text = "",
 ) -> HTMLResponse:
     """Show them. run: of which the form of a new rule speaks at first."""
     entered = Entered(rule=RULE | ({"scope": rules.RUN, "run_id": run} if run else {}))
-    return _alerts(request, session, settings, visitor, entered, after, deliveries_after)
+    return _alerts(request, session, settings, principal, entered, after, deliveries_after)
 
 
 @router.post("/alerts/rules")
@@ -65,7 +65,7 @@ def make_rule(
     request: Request,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     condition: Annotated[Text, Form()] = "",
     scope: Annotated[Text, Form()] = "",
     value: Annotated[Text, Form()] = "",
@@ -80,7 +80,7 @@ def make_rule(
     try:
         rules.make(
             session,
-            visitor.user,
+            principal.user,
             **typed,
             value=_number(condition, value.strip()),
             run_id=as_run_id("run_id", run_id.strip()) if scope == rules.RUN else None,
@@ -89,7 +89,7 @@ def make_rule(
     except Invalid as error:
         typed |= {"value": value, "run_id": run_id}
         entered = Entered(rule={**typed, "channels": channel or []}, errors=error.errors)
-        return _alerts(request, session, settings, visitor, entered)
+        return _alerts(request, session, settings, principal, entered)
     return back_to(request, "/alerts#rules", "The rule is added.")
 
 
@@ -99,11 +99,11 @@ def make_rule_of_run(
     request: Request,
     run_id: RunId,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     condition: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
     """Make one of a run, in a browser without JavaScript."""
-    rules.make(session, visitor.user, condition=condition, scope=rules.RUN, run_id=run_id)
+    rules.make(session, principal.user, condition=condition, scope=rules.RUN, run_id=run_id)
     return back_to(request, "/alerts#rules", "The rule is added.")
 
 
@@ -113,11 +113,11 @@ def switch_rule(
     request: Request,
     rule_id: RowId,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     on: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
     """Switch one on or off."""
-    rules.switch(session, visitor.user, rule_id, is_on=bool(on))
+    rules.switch(session, principal.user, rule_id, is_on=bool(on))
     return back_to(
         request, "/alerts#rules", "The rule is switched on." if on else "The rule is switched off."
     )
@@ -126,34 +126,34 @@ def switch_rule(
 @router.post("/alerts/rules/{rule_id}/deletion")
 @requires(ACCOUNT)
 def delete_rule(
-    request: Request, rule_id: RowId, session: Db, visitor: SignedIn
+    request: Request, rule_id: RowId, session: Db, principal: SignedIn
 ) -> RedirectResponse:
     """Delete one."""
-    rules.delete(session, visitor.user, rule_id)
+    rules.delete(session, principal.user, rule_id)
     return back_to(request, "/alerts#rules", "The rule is deleted.")
 
 
-@router.post("/alerts/notices/reading")
+@router.post("/alerts/inbox/reading")
 @unaudited
 @requires(ACCOUNT)
-def read_notices(
-    session: Db, visitor: SignedIn, up_to: Annotated[RowId, Form()]
+def mark_alerts_read(
+    session: Db, principal: SignedIn, up_to: Annotated[RowId, Form()]
 ) -> RedirectResponse:
     """Note that all up to one is read."""
-    notices.read(session, visitor.user, up_to)
+    alerts.read(session, principal.user, up_to)
     return RedirectResponse("/alerts", status_code=303)
 
 
 @router.get("/alerts/channels")
 @requires(ACCOUNT)
-def lead_back(_visitor: SignedIn) -> RedirectResponse:
+def lead_back(_principal: SignedIn) -> RedirectResponse:
     """Lead who opens the address of the page with a new channel's secret to where channels are."""
     return RedirectResponse("/alerts#channels", status_code=303)
 
 
 async def _forbidden(posted: Posted, settings: TheSettings, _user: AdmittedEarly) -> str:
     address = str(posted.get("address", "")).strip()
-    return await forbidden(address, private=settings.alerts_private)
+    return await forbidden(address, private=settings.alerts_allow_private_addresses)
 
 
 #: Comes before the session: no transaction waits for a name server.
@@ -167,7 +167,7 @@ def make_channel(
     forbidden: ForbiddenAddress,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     kind: Annotated[Text, Form()] = "",
     name: Annotated[Text, Form()] = "",
     address: Annotated[str, Form()] = "",
@@ -177,13 +177,13 @@ def make_channel(
     try:
         key_file = settings.secrets_key
         given = {**typed, "address": address, "forbidden": forbidden}
-        _row, secret = channels.make(session, key_file, visitor.user, **given)
+        _row, secret = channels.make(session, key_file, principal.user, **given)
     except Invalid as error:
         # The address may be a secret: it is typed again.
         entered = Entered(channel=typed, errors=error.errors)
-        return _alerts(request, session, settings, visitor, entered)
+        return _alerts(request, session, settings, principal, entered)
     if secret:
-        return _alerts(request, session, settings, visitor, Entered(secret=secret))
+        return _alerts(request, session, settings, principal, Entered(secret=secret))
     return back_to(request, "/alerts#channels", "The channel is added.")
 
 
@@ -193,11 +193,11 @@ def switch_channel(
     request: Request,
     channel_id: RowId,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     on: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
     """Switch one on or off."""
-    channels.switch(session, visitor.user, channel_id, is_on=bool(on))
+    channels.switch(session, principal.user, channel_id, is_on=bool(on))
     return back_to(
         request,
         "/alerts#channels",
@@ -208,20 +208,20 @@ def switch_channel(
 @router.post("/alerts/channels/{channel_id}/deletion")
 @requires(ACCOUNT)
 def delete_channel(
-    request: Request, channel_id: RowId, session: Db, visitor: SignedIn
+    request: Request, channel_id: RowId, session: Db, principal: SignedIn
 ) -> RedirectResponse:
     """Delete one."""
-    channels.delete(session, visitor.user, channel_id)
+    channels.delete(session, principal.user, channel_id)
     return back_to(request, "/alerts#channels", "The channel is deleted.")
 
 
 @router.post("/alerts/channels/{channel_id}/tests")
 @requires(ACCOUNT)
 def test_channel(
-    request: Request, channel_id: RowId, session: Db, settings: TheSettings, visitor: SignedIn
+    request: Request, channel_id: RowId, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RedirectResponse:
     """Send a test."""
-    deliveries.test(session, visitor.user, channel_id, settings.address)
+    deliveries.test(session, principal.user, channel_id, settings.address)
     return back_to(request, "/alerts#deliveries", "A test is on its way.")
 
 
@@ -239,23 +239,23 @@ def _alerts(
     request: Request,
     session: Session,
     settings: Settings,
-    visitor: Visitor,
+    principal: Principal,
     entered: Entered,
     after: str = "",
     deliveries_after: str = "",
 ) -> HTMLResponse:
-    user = visitor.user
-    told = notices.listed(session, user, after=after, limit=ROWS_SHOWN)
+    user = principal.user
+    told = alerts.listed(session, user, after=after, limit=ROWS_SHOWN)
     sent = deliveries.listed(session, user, after=deliveries_after, limit=ROWS_SHOWN)
     mine = channels.listed(session, user)
     return page(
         request,
         "alerts/alerts.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if entered.errors else 200,
-        notices=[row for (row,) in told.rows],
+        alerts=[row for (row,) in told.rows],
         older=told.next,
-        unread=notices.unread(session, user),
+        unread=alerts.unread(session, user),
         rules=[(row, rules.describe(row)) for row in rules.rules(session, user)],
         channels=mine,
         names={channel.id: channel.name for channel in mine},

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from app.auth import audit, permissions
 from app.auth.audit import audited
-from app.auth.authentication import AtBrowser, SignedIn, Visitor, sign_in
+from app.auth.authentication import AtBrowser, Principal, SignedIn, sign_in
 from app.auth.login_throttling import client_of
 from app.auth.permissions import ACCOUNT, requires
 from app.dependencies import Db, Hashing
@@ -33,10 +33,10 @@ KINDS = {
 @router.get("")
 @requires(ACCOUNT)
 def show_account(
-    request: Request, session: Db, visitor: SignedIn, at_browser: AtBrowser, changed: Text = ""
+    request: Request, session: Db, principal: SignedIn, at_browser: AtBrowser, changed: Text = ""
 ) -> HTMLResponse:
     """Show them. changed: "password", if it has just been."""
-    return _account(request, session, visitor, at_browser, changed=changed)
+    return _account(request, session, principal, at_browser, changed=changed)
 
 
 @router.post("/password")
@@ -45,7 +45,7 @@ def set_password(
     request: Request,
     _hashing: Hashing,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     at_browser: AtBrowser,
     password: Annotated[str, Form()] = "",
     current: Annotated[str, Form()] = "",
@@ -55,7 +55,7 @@ def set_password(
     A browser that somebody left open does not suffice: the current password is asked for, unless a
     link has just let this browser in.
     """
-    user = session.get_one(User, visitor.user.id)
+    user = session.get_one(User, principal.user.id)
     try:
         if not accounts.came_by_fresh_link(session, at_browser):
             client = client_of(request, user.name)
@@ -64,7 +64,7 @@ def set_password(
             login_attempts.release(session, **client)
         accounts.set_password(session, user, password)
     except Invalid as error:
-        return _account(request, session, visitor, at_browser, errors=error.errors)
+        return _account(request, session, principal, at_browser, errors=error.errors)
     response = RedirectResponse("/account?changed=password", status_code=303)
     sign_in(request, response, session, user)
     return response
@@ -76,7 +76,7 @@ def set_password(
 def make_token(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     at_browser: AtBrowser,
     name: Annotated[Text, Form()] = "",
     kind: Annotated[Text, Form()] = FULL,
@@ -88,7 +88,7 @@ def make_token(
     try:
         token, _row = accounts.make_api_token(
             session,
-            visitor.user,
+            principal.user,
             name,
             kind,
             project=None if project == ANY else project,
@@ -96,17 +96,17 @@ def make_token(
             days=_number("days", days, accounts.MOST_TOKEN_DAYS),
         )
     except Invalid as error:
-        return _account(request, session, visitor, at_browser, errors=error.errors)
-    return _account(request, session, visitor, at_browser, token=token)
+        return _account(request, session, principal, at_browser, errors=error.errors)
+    return _account(request, session, principal, at_browser, token=token)
 
 
 @router.post("/tokens/{token_id}/revocation")
 @requires(ACCOUNT)
 def revoke_token(
-    token_id: RowId, session: Db, visitor: SignedIn, _at_browser: AtBrowser
+    token_id: RowId, session: Db, principal: SignedIn, _at_browser: AtBrowser
 ) -> RedirectResponse:
     """Revoke a token."""
-    name = accounts.delete_api_token(session, visitor.user, token_id)
+    name = accounts.delete_api_token(session, principal.user, token_id)
     audit.tell(session, f"name {name}" if name else "")
     return RedirectResponse("/account", status_code=303)
 
@@ -122,16 +122,16 @@ def _number(field: str, text: str, most: int) -> int | None:
 
 @router.post("/sign-ins/deletion")
 @requires(ACCOUNT)
-def end_sign_ins(session: Db, visitor: SignedIn, at_browser: AtBrowser) -> RedirectResponse:
+def end_sign_ins(session: Db, principal: SignedIn, at_browser: AtBrowser) -> RedirectResponse:
     """Sign one's other browsers out."""
-    accounts.end_sign_ins(session, visitor.user, but=at_browser)
+    accounts.end_sign_ins(session, principal.user, but=at_browser)
     return RedirectResponse("/account", status_code=303)
 
 
 def _account(
     request: Request,
     session: Session,
-    visitor: Visitor,
+    principal: Principal,
     at_browser: SignInSession,
     *,
     changed: str = "",
@@ -141,17 +141,17 @@ def _account(
     return page(
         request,
         "auth/account.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if errors else 200,
         asks_current=not accounts.came_by_fresh_link(session, at_browser),
-        tokens=accounts.api_tokens(session, visitor.user),
+        tokens=accounts.api_tokens(session, principal.user),
         kinds=KINDS,
-        projects=[each.name for each in projects.listed(session, visitor.standing.projects)],
+        projects=[each.name for each in projects.listed(session, principal.grants.projects)],
         days=accounts.TOKEN_DAYS,
-        sign_ins=accounts.sign_ins(session, visitor.user),
+        sign_ins=accounts.sign_ins(session, principal.user),
         this=at_browser.token_hash,
         changed=changed,
         token=token,
-        roles=projects.memberships(session, visitor.user),
+        roles=projects.memberships(session, principal.user),
         errors=errors or {},
     )

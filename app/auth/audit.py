@@ -19,7 +19,7 @@ from app.dependencies import Posted
 from db.access import accounts
 from db.access.audit import DETAIL_CHARACTERS
 from db.database import Database, now
-from db.tables import LARGEST_ID, Deed, User
+from db.tables import LARGEST_ID, AuditEvent, User
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def audited_fields(endpoint: object) -> tuple[str, ...]:
     return fields
 
 
-_PENDING = "deeds"
+_PENDING = "audit_events"
 
 
 async def _detail(request: Request, posted: Posted) -> str:
@@ -98,7 +98,7 @@ def note(session: Session, user: User, request: Request, token: str | None, deta
     is_id = run_id.isdecimal() and len(run_id) <= len(str(LARGEST_ID))
     said = _said(request, detail) | {"user_id": user.id, "token": token}
     done = [said | {"run_id": min(int(run_id), LARGEST_ID) if is_id else None}]
-    request.state.deeds = session.info[_PENDING] = done
+    request.state.audit_events = session.info[_PENDING] = done
 
 
 def done_to(session: Session, run_ids: Iterable[int]) -> None:
@@ -115,14 +115,14 @@ def tell(session: Session, detail: str) -> None:
 
 def forget(request: Request) -> None:
     """Write nothing down of a request that a page refuses: nothing was done."""
-    getattr(request.state, "deeds", []).clear()
+    getattr(request.state, "audit_events", []).clear()
 
 
 @event.listens_for(Session, "before_commit")
 def _write(session: Session) -> None:
     """Write them at the very end: nobody changes a deed that is written."""
     if not session.in_nested_transaction():
-        session.add_all(Deed(**each) for each in session.info.pop(_PENDING, ()))
+        session.add_all(AuditEvent(**each) for each in session.info.pop(_PENDING, ()))
 
 
 def note_now(
@@ -133,7 +133,7 @@ def note_now(
     """
     token = getattr(request.state, "token", None)
     said = _said(request, detail) | {"user_id": user.id, "token": token, "run_id": run_id}
-    session.add(Deed(**said))
+    session.add(AuditEvent(**said))
 
 
 def note_refusal(database: Database, request: Request, name: str = "") -> None:
@@ -145,15 +145,15 @@ def note_refusal(database: Database, request: Request, name: str = "") -> None:
     """
     said = _said(request, REFUSED)
     said["address"] = network_of(said["address"])
-    same = [getattr(Deed, name) == value for name, value in said.items()]
+    same = [getattr(AuditEvent, name) == value for name, value in said.items()]
     try:
         with database.writing() as session:
             user = accounts.find_user(session, name)
-            same.append(Deed.user_id == user.id if user else Deed.user_id.is_(None))
+            same.append(AuditEvent.user_id == user.id if user else AuditEvent.user_id.is_(None))
             since = session.scalars(select(now())).one() - REFUSED_SECONDS  # a number: by the index
-            recent = select(Deed.id).where(Deed.time > since, *same)
+            recent = select(AuditEvent.id).where(AuditEvent.time > since, *same)
             if session.scalar(recent.limit(1)) is None:
-                session.add(Deed(**said, user_id=user.id if user else None))
+                session.add(AuditEvent(**said, user_id=user.id if user else None))
     except DBAPIError as error:
         logger.warning("a refused sign-in was not written down: %s", error.orig)
 

@@ -11,19 +11,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import OPERATE, requires
+from app.auth.permissions import ADMIN, requires
 from app.dependencies import Db, TheDatabase
 from app.http.active_requests import EXPORT
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId, Text
 from db.access import accounts, audit
 from db.errors import Invalid
-from db.tables import Deed
+from db.tables import AuditEvent
 
-router = APIRouter(prefix="/deeds", tags=["people"])
+router = APIRouter(prefix="/audit", tags=["people"])
 
 
-class DeedRow(BaseModel):
+class AuditEventRow(BaseModel):
     """What somebody has done."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -34,42 +34,42 @@ class DeedRow(BaseModel):
         str | None, Field(description="Who; null of nobody known, and on the server's terminal")
     ]
     token: Annotated[str | None, Field(description="Name of the token that a script came with")]
-    deed: Annotated[str, Field(description="Method and path, or a command")]
+    action: Annotated[str, Field(description="Method and path, or a command")]
     detail: Annotated[str, Field(description="Of what was sent, what may be kept")]
     run_id: int | None
     address: Annotated[str, Field(description="From where; terminal: the server's")]
 
 
-class Deeds(ListPage):
+class AuditLog(ListPage):
     """Deeds, newest first."""
 
-    deeds: list[DeedRow]
+    audit_events: list[AuditEventRow]
 
 
 #: A day's beginning is the same wherever one is.
 Since = Annotated[date | None, Query(description="Not before this day, UTC: 2026-11-22")]
 
 
-def _row(deed: Deed, name: str | None) -> DeedRow:
-    return DeedRow.model_validate({**vars(deed), "user": name})
+def _row(action: AuditEvent, name: str | None) -> AuditEventRow:
+    return AuditEventRow.model_validate({**vars(action), "user": name})
 
 
 @router.get("")
-@requires(OPERATE)
-def list_deeds(
+@requires(ADMIN)
+def list_audit_events(
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     run: Annotated[RunId | None, Query(description="Done to this run alone")] = None,
     user: Annotated[Text, Query(description="By this person alone")] = "",
     since: Since = None,
     after: After = "",
     limit: Limit = 1000,
-) -> Deeds:
+) -> AuditLog:
     """List what was done."""
     chosen = conditions(session, run, user, since)
     found = audit.listed(session, **chosen, after=after, limit=limit)
-    rows = [_row(deed, name) for deed, name in found.rows]
-    return Deeds(deeds=rows, total=found.total, next=found.next)
+    rows = [_row(action, name) for action, name in found.rows]
+    return AuditLog(audit_events=rows, total=found.total, next=found.next)
 
 
 def conditions(session: Session, run: int | None, user: str, since: date | None) -> dict[str, Any]:
@@ -83,13 +83,13 @@ def conditions(session: Session, run: int | None, user: str, since: date | None)
 
 
 @router.get("/export")
-@requires(OPERATE, lasts=EXPORT)
-def export_deeds(database: TheDatabase, _visitor: SignedIn) -> StreamingResponse:
+@requires(ADMIN, lasts=EXPORT)
+def export_audit_log(database: TheDatabase, _principal: SignedIn) -> StreamingResponse:
     """Return all of it, oldest first, as JSON lines."""
 
     def lines() -> Iterator[str]:
         with database.reading() as session:
-            for deed, name in audit.all_of_them(session):
-                yield json.dumps(_row(deed, name).model_dump()) + "\n"
+            for action, name in audit.all_of_them(session):
+                yield json.dumps(_row(action, name).model_dump()) + "\n"
 
     return StreamingResponse(lines(), media_type="application/jsonl")

@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse
 
 from app.auth.audit_api import conditions
 from app.auth.authentication import SignedIn
-from app.auth.permissions import OPERATE, requires
+from app.auth.permissions import ADMIN, requires
 from app.dependencies import Db
 from app.html.rendering import page
 from app.http.parameters import Text, as_run_id
@@ -19,12 +19,12 @@ from db.paging import Page
 router = APIRouter()
 
 
-@router.get("/deeds")
-@requires(OPERATE)
-def show_deeds(
+@router.get("/audit")
+@requires(ADMIN)
+def show_audit_log(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     run: Annotated[Text, Query()] = "",
     user: Text = "",
     since: Annotated[Text, Query()] = "",
@@ -44,7 +44,7 @@ def show_deeds(
     return page(
         request,
         "auth/audit.html",
-        visitor=visitor,
+        principal=principal,
         status_code=code,
         found=found,
         errors=errors,

@@ -20,10 +20,10 @@ from starlette.concurrency import run_in_threadpool
 from app.auth import audit
 from app.auth.permissions import access_of, admit
 from app.dependencies import SAFE_METHODS, Db, Posted
-from app.http.active_requests import InFlight, flight_of
+from app.http.active_requests import ActiveRequests, active_request_of
 from app.http.parameters import check_known
 from db.access import accounts, permissions
-from db.access.permissions import Right, Standing
+from db.access.permissions import Grants, Permission
 from db.database import Database
 from db.errors import HalfstepError
 from db.settings import Settings
@@ -42,7 +42,7 @@ class UnknownToken(SignInNeeded):
     code = "sign_in_needed"
 
 
-class Forgery(HalfstepError):
+class CsrfError(HalfstepError):
     """This request did not come from a page of this server. Reload the page and try again."""
 
 
@@ -68,26 +68,30 @@ class LinkNeeded(HalfstepError):
 
 
 @dataclass(frozen=True)
-class Visitor:
+class Principal:
     """Somebody who is signed in: by sign_in, or, a script, by a token."""
 
     user: User
-    standing: Standing
+    grants: Grants
     sign_in: SignInSession | None = None
 
     @property
     def anywhere(self) -> str:
         """What they may do in any project at all, for pages to offer no more."""
-        return " ".join(sorted(each for each in Right if self.standing.may_somewhere(each)))
+        return " ".join(sorted(each for each in Permission if self.grants.may_somewhere(each)))
 
-    def rights(self, run: Run) -> set[str]:
+    def permissions(self, run: Run) -> set[str]:
         """What they may do to a run, for its page to offer no more."""
-        may = self.standing.may
-        return {str(right) for right in Right if may(right, run.project, run.owner_id)}
+        may = self.grants.may
+        return {
+            str(permission)
+            for permission in Permission
+            if may(permission, run.project, run.owner_id)
+        }
 
     def destinations(self, projects: Iterable[str]) -> list[str]:
         """The projects of these that they may move runs into, if they may out of more than one."""
-        found = sorted(name for name in projects if self.standing.may(Right.MOVE, name))
+        found = sorted(name for name in projects if self.grants.may(Permission.MOVE_RUN, name))
         return found if len(found) > 1 else []
 
     @property
@@ -102,7 +106,7 @@ def _signed_in(
     posted: Posted,
     detail: audit.Detail,
     background: BackgroundTasks,
-) -> Visitor:
+) -> Principal:
     token = _token(request)
     if token is not None:
         known = _full_token(session, token)
@@ -110,10 +114,10 @@ def _signed_in(
             accounts.note_use(session, token)
         elif not known.is_noted:
             _note_later(request, token, background)
-        visitor = _admitted(request, session, token, known)
-        return _noted(request, session, visitor, detail, known.name)
-    visitor = _by_cookie(request, session, str(posted.get("csrf_token", "")))
-    return _noted(request, session, visitor, detail)
+        principal = _admitted(request, session, token, known)
+        return _noted(request, session, principal, detail, known.name)
+    principal = _by_cookie(request, session, str(posted.get("csrf_token", "")))
+    return _noted(request, session, principal, detail)
 
 
 def _full_token(session: Session, token: str) -> accounts.KnownToken:
@@ -125,7 +129,7 @@ def _full_token(session: Session, token: str) -> accounts.KnownToken:
     return known
 
 
-def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Visitor:
+def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Principal:
     secret = request.cookies.get(cookie_of(request), "")
     found = accounts.find_session(session, secret)
     if found is None:
@@ -133,7 +137,7 @@ def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Vi
     if request.method not in SAFE_METHODS:
         sent = request.headers.get("x-csrf-token") or posted_token
         if not hmac.compare_digest(sent.encode(), found.sign_in.csrf_token.encode()):
-            raise Forgery
+            raise CsrfError
     return _admitted(request, session, secret, found)
 
 
@@ -142,7 +146,7 @@ def _admitted(
     session: Session,
     secret: str,
     known: accounts.KnownSession | accounts.KnownToken,
-) -> Visitor:
+) -> Principal:
     """Let somebody in as far as they may, who sees no more than that from here on, and no longer
     than the secret that they came with lets them in.
     """
@@ -150,22 +154,22 @@ def _admitted(
         sign_in, kind, only = None, known.kind, known.project
     else:
         sign_in, kind, only = known.sign_in, FULL, None
-    permissions.limit(session, known.standing)
-    admit(request, session, known.user, known.standing, kind, only)
+    permissions.limit(session, known.grants)
+    admit(request, session, known.user, known.grants, kind, only)
     check_known(request)
-    in_flight: InFlight = request.app.state.in_flight
+    active_requests: ActiveRequests = request.app.state.active_requests
     lasts = access_of(request.scope["endpoint"]).lasts
-    in_flight.admit(flight_of(request), known.standing, secret, lasts, _run_id(request))
-    return Visitor(known.user, known.standing, sign_in)
+    active_requests.admit(active_request_of(request), known.grants, secret, lasts, _run_id(request))
+    return Principal(known.user, known.grants, sign_in)
 
 
 def _noted(
-    request: Request, session: Session, visitor: Visitor, detail: str, token: str | None = None
-) -> Visitor:
+    request: Request, session: Session, principal: Principal, detail: str, token: str | None = None
+) -> Principal:
     """Write down what is changed, with the change."""
     if request.method not in SAFE_METHODS:
-        audit.note(session, visitor.user, request, token, detail)
-    return visitor
+        audit.note(session, principal.user, request, token, detail)
+    return principal
 
 
 async def _sender(request: Request, background: BackgroundTasks) -> User:
@@ -239,8 +243,8 @@ def _whose_upload(
             return _by_cookie(request, session, posted_token).user, True
         known = _full_token(session, token)
         request.state.token, request.state.token_project = known.name, known.project
-        visitor = _admitted(request, session, token, known)
-        return visitor.user, known.is_noted
+        principal = _admitted(request, session, token, known)
+        return principal.user, known.is_noted
 
 
 #: Who uploads weights: a browser, or a script with a token that submits.
@@ -267,7 +271,7 @@ def _token(request: Request) -> str | None:
     return token.strip() if scheme.lower() == "bearer" else None
 
 
-def who_asked(request: Request) -> Visitor | None:
+def who_asked(request: Request) -> Principal | None:
     """Return whose browser it is, for a page that tells of an error: asked anew, as there may have
     been no sign-in, and what a failed request has read is gone with its transaction.
     """
@@ -278,7 +282,7 @@ def who_asked(request: Request) -> Visitor | None:
     try:
         with database.reading() as session:
             found = accounts.find_session(session, secret)
-            return Visitor(found.user, found.standing, found.sign_in) if found else None
+            return Principal(found.user, found.grants, found.sign_in) if found else None
     except DBAPIError:
         return None
 
@@ -307,14 +311,14 @@ def _note_use(database: Database, token: str, noting: set[str]) -> None:
         noting.discard(token)
 
 
-SignedIn = Annotated[Visitor, Depends(_signed_in)]
+SignedIn = Annotated[Principal, Depends(_signed_in)]
 
 
-def _at_browser(visitor: SignedIn) -> SignInSession:
+def _at_browser(principal: SignedIn) -> SignInSession:
     """Keep scripts out: whoever has a token may use it, and not make himself at home with it."""
-    if visitor.sign_in is None:
+    if principal.sign_in is None:
         raise NotForScripts
-    return visitor.sign_in
+    return principal.sign_in
 
 
 #: The session of the browser that asks; a token gets 403.
@@ -374,7 +378,7 @@ def check_came_from_here(request: Request) -> None:
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     is_other = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
     if site not in ("same-origin", "none", None) or is_other or (site is None and origin is None):
-        raise Forgery
+        raise CsrfError
 
 
 def local_path(address: str) -> str:

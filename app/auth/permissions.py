@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 
 from app.dependencies import SAFE_METHODS
 from db.access import permissions
-from db.access.permissions import DEEDS, RIGHTS_OF_TOKENS, Right, Standing
+from db.access.permissions import ACTIONS, PERMISSIONS_OF_TOKENS, Grants, Permission
 from db.errors import HalfstepError, NotFound
-from db.tables import FULL, LARGEST_ID, READ, STEER, SUBMIT, Run, Sweep, User
+from db.tables import CONTROL, FULL, LARGEST_ID, READ, SUBMIT, Run, Sweep, User
 
 
 class Forbidden(HalfstepError):
@@ -25,16 +25,16 @@ class Forbidden(HalfstepError):
 
 #: What is asked of nobody but to be signed in: it shows and changes one's own alone, or shows no
 #: more than one's projects have, or asks for itself what a body names.
-ANYBODY = "anybody"
+SIGNED_IN = "anybody"
 #: What is a user's own, or outlives the token that made it: alert rules and their channels, views,
 #: tokens, read-only links, presets, roles. Not for a token of one project.
 ACCOUNT = "account"
 #: For whoever may submit to some project.
-SUBMITTER = "submitter"
+ANY_SUBMITTER = "submitter"
 #: For people at their browsers, and what is the whole instance's.
-COMMAND, OPERATE = "command", "operate"
+RUN_COMMANDS, ADMIN = "command", "operate"
 #: For whoever has a read-only link, of its runs alone, and for nobody by a sign-in.
-LINK = "link"
+SHARED_LINK = "link"
 
 #: What is said to them who have no such project.
 NO_SUBMITTING = "Your role lets you submit no runs; ask a maintainer of a project."
@@ -48,7 +48,7 @@ KINDS = MappingProxyType(
     {
         READ: "look and download",
         SUBMIT: "look, download and submit",
-        STEER: "look, download, submit and steer",
+        CONTROL: "look, download, submit and control runs",
     }
 )
 
@@ -60,20 +60,20 @@ class Access:
     """What a route requires of the person or token that sends a request."""
 
     #: A permission on the run or sweep in the path, or one of the constants above.
-    need: str = OPERATE
+    need: str = ADMIN
     #: A route that checks its body itself: a token with this permission may use it, too.
-    token_right: Right | None = None
+    token_permission: Permission | None = None
     #: STREAM, EXPORT or DOWNLOAD: a request that can last long, counted against that limit.
     lasts: str = ""
 
 
 def requires(
-    need: str, *, token_right: Right | None = None, lasts: str = ""
+    need: str, *, token_permission: Permission | None = None, lasts: str = ""
 ) -> Callable[[Endpoint], Endpoint]:
     """Declare what a route requires; stands below the decorator that registers the route."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
-        endpoint.__dict__["access"] = Access(need, token_right, lasts)
+        endpoint.__dict__["access"] = Access(need, token_permission, lasts)
         return endpoint
 
     return declare
@@ -89,7 +89,7 @@ def admit(
     request: Request,
     session: Session,
     user: User,
-    standing: Standing,
+    grants: Grants,
     kind: str = FULL,
     only: str | None = None,
 ) -> None:
@@ -103,76 +103,82 @@ def admit(
     need = access.need
     if kind != FULL:
         _check_token(kind, request.method, access)
-    if only is not None and need in (ACCOUNT, COMMAND, OPERATE):
+    if only is not None and need in (ACCOUNT, RUN_COMMANDS, ADMIN):
         raise Forbidden(OF_ONE_PROJECT)
     if need == ACCOUNT:
-        need = Right.SEE if "run_id" in request.path_params else ANYBODY
-    if need == ANYBODY or (user.is_operator and need in (COMMAND, OPERATE)):
+        need = Permission.VIEW_RUN if "run_id" in request.path_params else SIGNED_IN
+    if need == SIGNED_IN or (user.is_admin and need in (RUN_COMMANDS, ADMIN)):
         return
-    if need == OPERATE:
+    if need == ADMIN:
         raise Forbidden("Only an operator of this server may do this.")
-    if need == SUBMITTER:
-        if not standing.may_somewhere(Right.SUBMIT):
+    if need == ANY_SUBMITTER:
+        if not grants.may_somewhere(Permission.SUBMIT_RUN):
             raise Forbidden(NO_SUBMITTING)
         return
-    if need == COMMAND:
+    if need == RUN_COMMANDS:
         if not user.runs_commands:
             raise Forbidden("Command lines need a right of their own, which operators give.")
         return
-    if user.is_operator and kind == FULL and only is None:
+    if user.is_admin and kind == FULL and only is None:
         return  # what there is not the route says for itself
     table = Run if "run_id" in request.path_params else Sweep
     given = str(request.path_params.get("run_id") or request.path_params["sweep_id"])
     is_number = given.isdecimal() and len(given) <= len(str(LARGEST_ID))
     if not is_number or int(given) > LARGEST_ID:
         raise NotFound(f"There is no {NAMES[table]} {given[:50]}.")
-    check(session, Right(need), int(given), table)
+    check(session, Permission(need), int(given), table)
 
 
-def check_project(session: Session, right: Right, project: str, deed: str = "") -> None:
+def check_project(session: Session, permission: Permission, project: str, action: str = "") -> None:
     """See that whose session it is may do something in a project. Raises NotFound, Forbidden.
 
     deed: in words, if the right allows several.
     """
-    standing = permissions.limits(session)
-    if standing is None or standing.may(right, project):
+    grants = permissions.limits(session)
+    if grants is None or grants.may(permission, project):
         return
-    if not standing.may(Right.SEE, project):
-        if not project and right == Right.SUBMIT and not standing.may_somewhere(right):
+    if not grants.may(Permission.VIEW_RUN, project):
+        if (
+            not project
+            and permission == Permission.SUBMIT_RUN
+            and not grants.may_somewhere(permission)
+        ):
             raise Forbidden(NO_SUBMITTING)
         raise NotFound(f"There is no project {project[:100]!r}.")
-    raise Forbidden(_refusal(right, project, deed))
+    raise Forbidden(_refusal(permission, project, action))
 
 
-def _refusal(right: Right, project: str, deed: str = "") -> str:
+def _refusal(permission: Permission, project: str, action: str = "") -> str:
     called = f"the project {project!r}" if project else "this project"
-    return f"Your role does not let you {deed or DEEDS[right]} {called}."
+    return f"Your role does not let you {action or ACTIONS[permission]} {called}."
 
 
 def _check_token(kind: str, method: str, access: Access) -> None:
     """See that a token of some kind may use a route at all. Raises Forbidden."""
-    most = RIGHTS_OF_TOKENS[kind]
+    most = PERMISSIONS_OF_TOKENS[kind]
     is_allowed = (
         access.need in most
-        or (access.need in (ANYBODY, ACCOUNT) and method in SAFE_METHODS)
-        or access.token_right in most
+        or (access.need in (SIGNED_IN, ACCOUNT) and method in SAFE_METHODS)
+        or access.token_permission in most
     )
     if not is_allowed:
         raise Forbidden(f"This token may {KINDS[kind]} and nothing else: make another one.")
 
 
-def check(session: Session, right: Right, row_id: int, table: type[Run | Sweep] = Run) -> None:
+def check(
+    session: Session, permission: Permission, row_id: int, table: type[Run | Sweep] = Run
+) -> None:
     """See that whose session it is may do something to a run or a sweep.
 
     Raises NotFound of what they may not see, and Forbidden of what they may not do.
     """
-    standing = permissions.limits(session)
-    if standing is None:
+    grants = permissions.limits(session)
+    if grants is None:
         return
     row = session.execute(
         select(table.project, table.owner_id).where(table.id == row_id)
     ).one_or_none()
     if row is None:
         raise NotFound(f"There is no {NAMES[table]} {row_id}.")
-    if not standing.may(right, row.project, row.owner_id):
-        raise Forbidden(_refusal(right, row.project))
+    if not grants.may(permission, row.project, row.owner_id):
+        raise Forbidden(_refusal(permission, row.project))

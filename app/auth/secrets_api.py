@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import COMMAND, OPERATE, requires
+from app.auth.permissions import ADMIN, RUN_COMMANDS, requires
 from app.dependencies import Db, TheSettings
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body
@@ -37,9 +37,9 @@ class Secrets(ListPage):
 
 
 @router.get("")
-@requires(COMMAND)
+@requires(RUN_COMMANDS)
 def list_secrets(
-    session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+    session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Secrets:
     """List their names."""
     found = page_of_list(secrets.listed(session), after=after, limit=limit)
@@ -50,16 +50,16 @@ def list_secrets(
 
 
 @router.put("/{name}", status_code=204)
-@requires(OPERATE)
+@requires(ADMIN)
 def set_secret(
-    name: str, wanted: SecretValue, session: Db, settings: TheSettings, visitor: SignedIn
+    name: str, wanted: SecretValue, session: Db, settings: TheSettings, principal: SignedIn
 ) -> None:
     """Set a secret, new or known. Every user's commands may have it."""
-    secrets.put(session, settings.secrets_key, visitor.user, name, wanted.value)
+    secrets.put(session, settings.secrets_key, principal.user, name, wanted.value)
 
 
 @router.delete("/{name}", status_code=204)
-@requires(OPERATE)
-def delete_secret(name: str, session: Db, _visitor: SignedIn) -> None:
+@requires(ADMIN)
+def delete_secret(name: str, session: Db, _principal: SignedIn) -> None:
     """Delete a secret; commands that still name it will fail as they start."""
     secrets.delete(session, name)

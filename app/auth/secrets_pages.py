@@ -6,8 +6,8 @@ from fastapi import APIRouter, Form, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn, Visitor
-from app.auth.permissions import COMMAND, OPERATE, requires
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import ADMIN, RUN_COMMANDS, requires
 from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import Text
@@ -18,34 +18,34 @@ router = APIRouter(prefix="/secrets")
 
 
 @router.get("")
-@requires(COMMAND)
-def show_secrets(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+@requires(RUN_COMMANDS)
+def show_secrets(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show their names, and who has set each."""
-    return _secrets(request, session, visitor)
+    return _secrets(request, session, principal)
 
 
 @router.post("")
-@requires(OPERATE)
+@requires(ADMIN)
 def set_secret(
     request: Request,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     name: Annotated[Text, Form()] = "",
     value: Annotated[str, Form()] = "",
 ) -> Response:
     """Set one. A form's lines end in CR LF, and a key's do not."""
     try:
         text = value.replace("\r\n", "\n").strip()
-        secrets.put(session, settings.secrets_key, visitor.user, name.strip(), text)
+        secrets.put(session, settings.secrets_key, principal.user, name.strip(), text)
     except Invalid as error:
-        return _secrets(request, session, visitor, name, error.errors)
+        return _secrets(request, session, principal, name, error.errors)
     return RedirectResponse("/secrets", status_code=303)
 
 
 @router.post("/{name}/deletion")
-@requires(OPERATE)
-def delete_secret(name: str, session: Db, _visitor: SignedIn) -> RedirectResponse:
+@requires(ADMIN)
+def delete_secret(name: str, session: Db, _principal: SignedIn) -> RedirectResponse:
     """Delete one."""
     secrets.delete(session, name)
     return RedirectResponse("/secrets", status_code=303)
@@ -54,14 +54,14 @@ def delete_secret(name: str, session: Db, _visitor: SignedIn) -> RedirectRespons
 def _secrets(
     request: Request,
     session: Session,
-    visitor: Visitor,
+    principal: Principal,
     name: str = "",
     errors: dict[str, str] | None = None,
 ) -> HTMLResponse:
     return page(
         request,
         "auth/secrets.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if errors else 200,
         secrets=secrets.listed(session),
         name=name,

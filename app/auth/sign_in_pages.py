@@ -24,8 +24,8 @@ from app.dependencies import Db, Hashing, TheDatabase, TheSettings
 from app.html.rendering import page
 from app.http.parameters import Text
 from db.access import accounts, login_attempts, oidc_role_mapping
-from db.access.login_attempts import TooManyTries
-from db.errors import NotFound, Refused
+from db.access.login_attempts import TooManyAttempts
+from db.errors import InvalidCredentials, NotFound
 from db.settings import Settings
 
 router = APIRouter()
@@ -70,7 +70,7 @@ def redeem_link(
             user = accounts.redeem_link_token(session, token)
             sign_in(request, response, session, user, by_link=True)
             audit.note_now(session, request, user, "signed in by a link")
-    except Refused:
+    except InvalidCredentials:
         refused = BackgroundTask(audit.note_refusal, database, request)
         return RedirectResponse("/sign-in?problem=link", status_code=303, background=refused)
     return response
@@ -104,7 +104,7 @@ def _sign_in_page(
         next=target,
         problem=problem,
         name=name,
-        has_passwords=settings.passwords,
+        has_passwords=settings.password_login,
         has_sso=bool(settings.oidc_issuer),
     )
 
@@ -165,7 +165,7 @@ def finish_sso(
             )
             sign_in(request, response, session, user)
             audit.note_now(session, request, user, "signed in by the provider")
-    except (SsoFailed, Refused) as failure:
+    except (SsoFailed, InvalidCredentials) as failure:
         response = _sign_in_page(request, settings, problem=str(failure), status_code=401)
         response.background = BackgroundTask(audit.note_refusal, database, request)
     response.delete_cookie(SSO_COOKIE, path="/sign-in/sso")
@@ -188,7 +188,7 @@ def sign_in_with_password(
     before the transaction that writes the new session.
     """
     check_came_from_here(request)
-    if not settings.passwords:
+    if not settings.password_login:
         raise NoPasswords
     target = local_path(next)
     client = client_of(request, name)
@@ -197,16 +197,16 @@ def sign_in_with_password(
             login_attempts.take(session, **client)
         with database.reading() as session:
             user = accounts.check_password(session, name, password)
-    except (Refused, TooManyTries) as error:
+    except (InvalidCredentials, TooManyAttempts) as error:
         answer = _sign_in_page(
             request,
             settings,
-            status_code=429 if isinstance(error, TooManyTries) else 401,
+            status_code=429 if isinstance(error, TooManyAttempts) else 401,
             target=target,
             problem=str(error),
             name=name,
         )
-        if isinstance(error, TooManyTries):
+        if isinstance(error, TooManyAttempts):
             answer.headers["Retry-After"] = str(error.seconds)
         else:
             answer.background = BackgroundTask(audit.note_refusal, database, request, name)
@@ -221,7 +221,7 @@ def sign_in_with_password(
 
 @router.post("/sign-out")
 @requires(ACCOUNT)
-def sign_out(request: Request, session: Db, _visitor: SignedIn) -> Response:
+def sign_out(request: Request, session: Db, _principal: SignedIn) -> Response:
     """End this browser's session."""
     name = cookie_of(request)
     accounts.end_session(session, request.cookies.get(name, ""))

@@ -22,10 +22,11 @@ class TokenName(Body):
 
     name: Text
     kind: Annotated[
-        Literal["full", "read", "submit", "steer", "write", "run"],
+        Literal["full", "read", "submit", "control", "write", "run"],
         Field(
-            description="All that you may; look and download; submit besides; steer besides; send "
-            "watched runs and nothing else; or send one watched run and nothing else"
+            description="full: all that you may. read: view and download. submit: read, and submit "
+            "runs. control: submit, and control runs. write: send watched runs only. run: send one "
+            "watched run only."
         ),
     ] = "full"
     project: Annotated[Text | None, Field(description="The only one it opens; null: all")] = None
@@ -64,9 +65,9 @@ class Tokens(ListPage):
 
 @router.get("")
 @requires(ACCOUNT)
-def list_tokens(session: Db, visitor: SignedIn, after: After = "", limit: Limit = 1000) -> Tokens:
+def list_tokens(session: Db, principal: SignedIn, after: After = "", limit: Limit = 1000) -> Tokens:
     """List your tokens."""
-    found = accounts.page_of_api_tokens(session, visitor.user, after=after, limit=limit)
+    found = accounts.page_of_api_tokens(session, principal.user, after=after, limit=limit)
     tokens = [TokenRow.model_validate(row) for (row,) in found.rows]
     return Tokens(tokens=tokens, total=found.total, next=found.next)
 
@@ -75,12 +76,12 @@ def list_tokens(session: Db, visitor: SignedIn, after: After = "", limit: Limit 
 @requires(ACCOUNT)
 @audited("name", "kind", "project", "run_id", "days")
 def make_token(
-    wanted: TokenName, session: Db, visitor: SignedIn, _at_browser: AtBrowser
+    wanted: TokenName, session: Db, principal: SignedIn, _at_browser: AtBrowser
 ) -> NewToken:
     """Make a token. Only a browser may: a token that could make others could not be revoked."""
     token, row = accounts.make_api_token(
         session,
-        visitor.user,
+        principal.user,
         wanted.name,
         wanted.kind,
         project=wanted.project,
@@ -92,7 +93,7 @@ def make_token(
 
 @router.delete("/{token_id}", status_code=204)
 @requires(ACCOUNT)
-def revoke_token(token_id: RowId, session: Db, visitor: SignedIn) -> None:
+def revoke_token(token_id: RowId, session: Db, principal: SignedIn) -> None:
     """Revoke one of your tokens."""
-    name = accounts.delete_api_token(session, visitor.user, token_id)
+    name = accounts.delete_api_token(session, principal.user, token_id)
     audit.tell(session, f"name {name}" if name else "")

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, SignedIn
-from app.auth.permissions import OPERATE, requires
+from app.auth.permissions import ADMIN, requires
 from app.dependencies import Db
 from app.http.parameters import Body, RowId, Text
 from db.access import accounts, people, projects
@@ -22,7 +22,7 @@ class Account(BaseModel):
     id: int
     name: str
     roles: Annotated[dict[str, str], Field(description="By project; '' is the one there always is")]
-    is_operator: bool
+    is_admin: bool
     runs_commands: bool
     is_active: bool
     created_at: float
@@ -61,8 +61,8 @@ class Change(Body):
 
 
 @router.get("")
-@requires(OPERATE)
-def list_users(session: Db, _visitor: SignedIn, after: Text = "", limit: int = 200) -> Accounts:
+@requires(ADMIN)
+def list_users(session: Db, _principal: SignedIn, after: Text = "", limit: int = 200) -> Accounts:
     """List the accounts."""
     limit = max(1, min(limit, 1000))
     found = people.listed(session, after=after, limit=limit)
@@ -73,9 +73,11 @@ def list_users(session: Db, _visitor: SignedIn, after: Text = "", limit: int = 2
 
 
 @router.post("", status_code=201)
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("name", "role", "project")
-def invite(wanted: Invitation, session: Db, _visitor: SignedIn, _at_browser: AtBrowser) -> Invited:
+def invite(
+    wanted: Invitation, session: Db, _principal: SignedIn, _at_browser: AtBrowser
+) -> Invited:
     """Make an account. Only a browser may: else a token that was stolen would make itself one."""
     user = people.invite(session, wanted.name, project=wanted.project, role=wanted.role)
     token = accounts.make_link_token(session, user)
@@ -83,10 +85,10 @@ def invite(wanted: Invitation, session: Db, _visitor: SignedIn, _at_browser: AtB
 
 
 @router.patch("/{user_id}")
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("change")
 def change_user(
-    user_id: RowId, wanted: Change, session: Db, _visitor: SignedIn, _at_browser: AtBrowser
+    user_id: RowId, wanted: Change, session: Db, _principal: SignedIn, _at_browser: AtBrowser
 ) -> Account:
     """Change an account; removed, it is not there any more."""
     user = people.get(session, user_id)
@@ -103,7 +105,7 @@ def _account(user: Any, roles: dict[str, str]) -> Account:
         id=user.id,
         name=user.name,
         roles=roles,
-        is_operator=user.is_operator,
+        is_admin=user.is_admin,
         runs_commands=user.runs_commands,
         is_active=user.deactivated_at is None,
         created_at=user.created_at,

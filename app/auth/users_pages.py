@@ -7,8 +7,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
-from app.auth.authentication import AtBrowser, SignedIn, Visitor
-from app.auth.permissions import OPERATE, requires
+from app.auth.authentication import AtBrowser, Principal, SignedIn
+from app.auth.permissions import ADMIN, requires
 from app.dependencies import Db
 from app.html.rendering import page
 from app.http.parameters import RowId, Text
@@ -21,19 +21,19 @@ router = APIRouter(prefix="/people")
 
 
 @router.get("")
-@requires(OPERATE)
-def show_people(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+@requires(ADMIN)
+def show_people(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show all accounts, with their roles."""
-    return _people(request, session, visitor)
+    return _people(request, session, principal)
 
 
 @router.post("")
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("name", "role", "project")
 def invite(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     _at_browser: AtBrowser,
     name: Annotated[Text, Form()] = "",
     project: Annotated[Text, Form()] = projects.DEFAULT,
@@ -45,18 +45,18 @@ def invite(
             user = people.invite(session, name, project=project, role=role)
             token = accounts.make_link_token(session, user)
     except Invalid as error:
-        return _people(request, session, visitor, name=name, errors=error.errors)
-    return _people(request, session, visitor, invited=user.name, token=token)
+        return _people(request, session, principal, name=name, errors=error.errors)
+    return _people(request, session, principal, invited=user.name, token=token)
 
 
 @router.post("/{user_id}/{change}")
-@requires(OPERATE)
+@requires(ADMIN)
 def change(
     user_id: RowId,
     change: people.Change,
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     _at_browser: AtBrowser,
 ) -> Response:
     """Change an account; a reset one gets a link, shown this once."""
@@ -64,17 +64,17 @@ def change(
     try:
         people.CHANGES[change](session, user)
     except HalfstepError as error:
-        return _people(request, session, visitor, errors={"change": str(error)})
+        return _people(request, session, principal, errors={"change": str(error)})
     if change == "reset":
         token = accounts.make_link_token(session, user)
-        return _people(request, session, visitor, invited=user.name, token=token)
+        return _people(request, session, principal, invited=user.name, token=token)
     return RedirectResponse("/people", status_code=303)
 
 
 def _people(
     request: Request,
     session: Session,
-    visitor: Visitor,
+    principal: Principal,
     *,
     name: str = "",
     invited: str = "",
@@ -85,7 +85,7 @@ def _people(
     return page(
         request,
         "auth/users.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if errors else 200,
         people=people.listed(session),
         projects=[each.name for each in projects.listed(session)],

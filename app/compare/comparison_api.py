@@ -7,14 +7,14 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.compare import comparison
 from app.dependencies import Db, TheSettings
 from app.http.parameters import RowId, RunId, Step, Text, as_run_ids
 from app.http.responses import written
 from app.runs.summary import Number, RunSummary
 from app.telemetry.series_api import LEAST_POINTS, MOST_POINTS, SERIES, SeriesWindow, windows_of
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.runs import comparisons, runs
 from db.settings import Settings
@@ -92,32 +92,32 @@ class SeriesOfRuns(BaseModel):
 
 
 @router.post("/runs/{run_id}/comparison", status_code=201)
-@requires(Right.SUBMIT)
-def compare(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> Comparison:
+@requires(Permission.SUBMIT_RUN)
+def compare(run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn) -> Comparison:
     """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16.
 
     Precisions that no worker offers are left out, and named in the answer. Where all devices that
     may train it have TF32, fp32 comes a second time, with training.tf32; where some have fp8, so
     does that.
     """
-    queued = comparison.queue(session, visitor.user, runs.get(session, run_id))
+    queued = comparison.queue(session, principal.user, runs.get(session, run_id))
     session.flush()
     return _group(session, queued[0].id, settings)
 
 
 @router.get("/groups/{group_id}")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def get_group(
-    group_id: RowId, session: Db, settings: TheSettings, _visitor: SignedIn
+    group_id: RowId, session: Db, settings: TheSettings, _principal: SignedIn
 ) -> Comparison:
     """Look at a group."""
     return _group(session, group_id, settings)
 
 
 @router.get("/comparison")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def get_comparison(
-    runs: Runs, session: Db, settings: TheSettings, _visitor: SignedIn
+    runs: Runs, session: Db, settings: TheSettings, _principal: SignedIn
 ) -> RunComparison:
     """Lay runs side by side: how each went, and the settings in which they differ."""
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
@@ -125,11 +125,11 @@ def get_comparison(
 
 
 @router.get("/comparison/series", response_model=SeriesOfRuns)
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def get_series_of_runs(
     runs: Runs,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     series: Annotated[
         list[Text],
         Query(description=f"Any of {', '.join(SERIES)}, and names of metrics"),

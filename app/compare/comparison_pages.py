@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn, Visitor
-from app.auth.permissions import ANYBODY, requires
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import SIGNED_IN, requires
 from app.compare import comparison
 from app.compare.comparison import MOST_RUNS, Comparison
 from app.compare.shared_links_pages import sharing_of
@@ -17,7 +17,7 @@ from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import RunId, Text, as_run_ids
 from app.live.run_updates import list_cursor
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.queue import pending_reasons
 from db.queue.pending_reasons import Queue
@@ -73,20 +73,20 @@ TheView = Annotated[View, Depends(_view)]
 
 
 @router.post("/runs/{run_id}/comparison")
-@requires(Right.SUBMIT)
-def queue_comparison(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+@requires(Permission.SUBMIT_RUN)
+def queue_comparison(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
     """Queue the run in each precision, and lead to where they are compared."""
-    queued = comparison.queue(session, visitor.user, runs.get(session, run_id))
+    queued = comparison.queue(session, principal.user, runs.get(session, run_id))
     return RedirectResponse(f"/groups/{queued[0].group_id}", status_code=303)
 
 
 @router.get("/compare")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def compare(
     request: Request,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     view: TheView,
     runs: Annotated[str, Query()] = "",
 ) -> HTMLResponse:
@@ -96,31 +96,32 @@ def compare(
     return _page(
         request,
         session,
-        visitor,
+        principal,
         "compare/compare.html",
         laid_out,
         view,
         is_free=True,
         note="" if laid_out.missing else notes.read(session, notes.of_runs(ids)),
         note_of=f"runs={','.join(map(str, ids))}",
-        may_write=not laid_out.missing and _may_write(visitor, laid_out),
+        may_write=not laid_out.missing and _may_write(principal, laid_out),
     )
 
 
-def _may_write(visitor: Visitor, laid_out: Comparison) -> bool:
+def _may_write(principal: Principal, laid_out: Comparison) -> bool:
     return all(
-        visitor.standing.may(Right.SUBMIT, column.run.project) for column in laid_out.columns
+        principal.grants.may(Permission.SUBMIT_RUN, column.run.project)
+        for column in laid_out.columns
     )
 
 
 @router.get("/groups/{group_id}")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def show_group(
     group_id: RunId,
     request: Request,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     view: TheView,
 ) -> HTMLResponse:
     """Lay a group side by side in the same way, with ratios."""
@@ -128,7 +129,7 @@ def show_group(
     return _page(
         request,
         session,
-        visitor,
+        principal,
         "compare/group.html",
         laid_out,
         view,
@@ -140,7 +141,7 @@ def show_group(
 def _page(
     request: Request,
     session: Session,
-    visitor: Visitor,
+    principal: Principal,
     template: str,
     laid_out: Comparison,
     view: View,
@@ -153,11 +154,11 @@ def _page(
     return page(
         request,
         template,
-        visitor=visitor,
+        principal=principal,
         likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
-        sharing=sharing_of(session, visitor, [column.run for column in laid_out.columns]),
+        sharing=sharing_of(session, principal, [column.run for column in laid_out.columns]),
         **shown_of(laid_out, view),
         **values,
     )

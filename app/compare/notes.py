@@ -6,13 +6,13 @@ from app.auth.permissions import check_project
 from app.compare import comparison
 from app.http.parameters import as_run_ids
 from db.access import projects
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.runs import notes, runs
 
 
 def subject_of(
-    session: Session, right: Right, project: str | None, typed: str = ""
+    session: Session, permission: Permission, project: str | None, typed: str = ""
 ) -> tuple[str, str]:
     """Return what a note is on, a project or runs, and the page that shows it.
 
@@ -22,9 +22,9 @@ def subject_of(
     if project is not None and typed:
         raise Invalid({"runs": f"{typed[:100]!r} beside a project; allowed: one of the two"})
     if project is not None:
-        check_project(session, right, project)
+        check_project(session, permission, project)
         return notes.of_project(projects.get(session, project).name), "/projects"
     ids = as_run_ids("runs", typed, most=comparison.MOST_RUNS)
     for name in {runs.get(session, run_id).project for run_id in ids}:
-        check_project(session, right, name)
+        check_project(session, permission, name)
     return notes.of_runs(ids), f"/compare?runs={','.join(map(str, ids))}"

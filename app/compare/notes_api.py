@@ -7,11 +7,11 @@ from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.compare.notes import subject_of
 from app.dependencies import Db
 from app.http.parameters import Body, Text, flaw
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.runs import notes
 
@@ -42,27 +42,27 @@ class NoteWanted(Body):
 
 
 @router.get("")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def read_note(
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     project: Annotated[Text | None, Query()] = None,
     runs: Annotated[Text, Query()] = "",
 ) -> Note:
     """Read the note on a project, or on these runs side by side."""
-    subject, _page = subject_of(session, Right.SEE, project, runs)
+    subject, _page = subject_of(session, Permission.VIEW_RUN, project, runs)
     return Note(note=notes.read(session, subject))
 
 
 @router.put("")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 @audited("project", "runs")
-def write_note(wanted: NoteWanted, session: Db, visitor: SignedIn) -> Note:
+def write_note(wanted: NoteWanted, session: Db, principal: SignedIn) -> Note:
     """Put a text in a note's place. For who may submit to the project, or to that of each run."""
-    subject, _page = subject_of(session, Right.SUBMIT, wanted.project, wanted.runs)
+    subject, _page = subject_of(session, Permission.SUBMIT_RUN, wanted.project, wanted.runs)
     if wrong := flaw(wanted.note):
         raise Invalid({"note": wrong})
     seen = notes.read(session, subject) if wanted.seen is None else wanted.seen
-    notes.write(session, visitor.user, subject, wanted.note, seen)
+    notes.write(session, principal.user, subject, wanted.note, seen)
     session.flush()
     return Note(note=notes.read(session, subject))

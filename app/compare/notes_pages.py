@@ -6,14 +6,14 @@ from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from app.auth.audit import audited
-from app.auth.authentication import SignedIn, Visitor
-from app.auth.permissions import ANYBODY, requires
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import SIGNED_IN, requires
 from app.compare.notes import subject_of
 from app.dependencies import Db
 from app.html.flash import back_to
 from app.html.rendering import page
 from app.http.parameters import Text, flaw
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Changed, Invalid
 from db.runs import notes
 from db.runs.run_metadata import LENGTHS
@@ -22,38 +22,38 @@ router = APIRouter(prefix="/notes")
 
 
 @router.get("")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def edit_note(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     project: Annotated[Text | None, Query()] = None,
     runs: Annotated[Text, Query()] = "",
 ) -> HTMLResponse:
     """Show what a note is, to be written anew. project: whose; or runs: of these side by side."""
-    subject, back = subject_of(session, Right.SUBMIT, project, runs)
+    subject, back = subject_of(session, Permission.SUBMIT_RUN, project, runs)
     text = notes.read(session, subject)
-    return _page(request, visitor, project, runs, back, text=text, seen=text)
+    return _page(request, principal, project, runs, back, text=text, seen=text)
 
 
 @router.post("")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 @audited("project", "runs")
 def write_note(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     project: Annotated[Text | None, Form()] = None,
     runs: Annotated[Text, Form()] = "",
     note: Annotated[str, Form()] = "",
     seen: Annotated[str, Form()] = "",
 ) -> Response:
     """Save it, or show what was typed and what is wrong with it."""
-    subject, back = subject_of(session, Right.SUBMIT, project, runs)
+    subject, back = subject_of(session, Permission.SUBMIT_RUN, project, runs)
     problem = flaw(note)
     try:
         if not problem:
-            notes.write(session, visitor.user, subject, note, seen)
+            notes.write(session, principal.user, subject, note, seen)
             return back_to(request, back, "The note is saved.")
     except Invalid as error:
         problem = error.errors["note"]
@@ -61,13 +61,13 @@ def write_note(
         seen = notes.read(session, subject)
         text = "Somebody else has changed this meanwhile: theirs is shown above. Save again to put"
         problem = f"{text} yours in its place."
-        return _page(request, visitor, project, runs, back, note, seen, problem, others=seen)
-    return _page(request, visitor, project, runs, back, note, seen, problem)
+        return _page(request, principal, project, runs, back, note, seen, problem, others=seen)
+    return _page(request, principal, project, runs, back, note, seen, problem)
 
 
 def _page(
     request: Request,
-    visitor: Visitor,
+    principal: Principal,
     project: str | None,
     typed: str,
     back: str,
@@ -79,7 +79,7 @@ def _page(
     return page(
         request,
         "compare/note.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if problem else 200,
         project=project,
         runs=typed,

@@ -15,7 +15,7 @@ from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import Body, RowId, RunId, as_run_ids
 from db.access import shared_links
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.runs import runs
 
 router = APIRouter(prefix="/links", tags=["links"])
@@ -54,7 +54,7 @@ class Links(ListPage):
 @requires(ACCOUNT)
 def list_links(
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     runs: Annotated[str, Query(description="Numbers of runs, with commas between them")],
     after: After = "",
     limit: Limit = 1000,
@@ -68,27 +68,29 @@ def list_links(
 @router.post("", status_code=201)
 @requires(ACCOUNT)
 @audited("runs", "days")
-def make_link(wanted: NewLink, session: Db, visitor: SignedIn, _at_browser: AtBrowser) -> MadeLink:
+def make_link(
+    wanted: NewLink, session: Db, principal: SignedIn, _at_browser: AtBrowser
+) -> MadeLink:
     """Make a link. Only a browser may: what a stolen token made would outlive its revocation."""
     ids = check_shareable(session, list(dict.fromkeys(wanted.runs)))
-    secret, link = shared_links.make(session, visitor.user, ids, wanted.days)
+    secret, link = shared_links.make(session, principal.user, ids, wanted.days)
     audit.done_to(session, ids)
-    told = _row(link, visitor.user.name, len(ids)).model_dump()
+    told = _row(link, principal.user.name, len(ids)).model_dump()
     return MadeLink(**told, address=address_of(secret))
 
 
 @router.delete("/{link_id}", status_code=204)
 @requires(ACCOUNT)
-def revoke_link(link_id: RowId, session: Db, visitor: SignedIn) -> None:
+def revoke_link(link_id: RowId, session: Db, principal: SignedIn) -> None:
     """End a link of yours, or to a run of a project that you maintain."""
-    shared_links.revoke(session, link_id, visitor.standing)
+    shared_links.revoke(session, link_id, principal.grants)
 
 
 def check_shareable(session: Session, run_ids: list[int]) -> list[int]:
     """See that somebody may share runs. Raises NotFound, Forbidden."""
     for run_id in run_ids:
         runs.get(session, run_id)
-        check(session, Right.SHARE, run_id)
+        check(session, Permission.SHARE_RUN, run_id)
     return run_ids
 
 

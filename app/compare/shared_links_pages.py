@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import audited
-from app.auth.authentication import AtBrowser, SignedIn, Visitor, local_path
+from app.auth.authentication import AtBrowser, Principal, SignedIn, local_path
 from app.auth.permissions import ACCOUNT, requires
 from app.compare.comparison import MOST_RUNS
 from app.compare.shared_links_api import address_of, check_shareable
@@ -19,7 +19,7 @@ from app.http.parameters import RowId, Text, as_run_ids
 from app.http.path_prefix import public_address
 from app.runs.summary import RunSummary
 from db.access import shared_links
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.tables import Run
 
@@ -34,7 +34,7 @@ SHOWN = 50
 def make_link(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     _at_browser: AtBrowser,
     runs: Annotated[Text, Form()] = "",
     days: Annotated[Text, Form()] = "",
@@ -43,14 +43,14 @@ def make_link(
     ids = check_shareable(session, as_run_ids("runs", runs, most=MOST_RUNS))
     secret, errors = "", dict[str, str]()
     try:
-        secret, _link = shared_links.make(session, visitor.user, ids, _days(days))
+        secret, _link = shared_links.make(session, principal.user, ids, _days(days))
         audit.done_to(session, ids)
     except Invalid as error:
         errors = error.errors
     return page(
         request,
         "compare/shared_made.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if errors else 200,
         address=f"{public_address(request)}{address_of(secret)}" if secret else "",
         sharing=_sharing(session, ids),
@@ -62,19 +62,19 @@ def make_link(
 @router.post("/{link_id}/revocation")
 @requires(ACCOUNT)
 def revoke_link(
-    link_id: RowId, session: Db, visitor: SignedIn, back: Annotated[Text, Form()] = "/runs"
+    link_id: RowId, session: Db, principal: SignedIn, back: Annotated[Text, Form()] = "/runs"
 ) -> RedirectResponse:
     """End one, and lead back."""
-    shared_links.revoke(session, link_id, visitor.standing)
+    shared_links.revoke(session, link_id, principal.grants)
     return RedirectResponse(local_path(back), status_code=303)
 
 
 def sharing_of(
-    session: Session, visitor: Visitor, some_runs: Sequence[Run | RunSummary]
+    session: Session, principal: Principal, some_runs: Sequence[Run | RunSummary]
 ) -> dict[str, Any] | None:
     """Return what the panel of a page needs; None of who may not share these runs."""
-    may = visitor.standing.may
-    if not some_runs or not all(may(Right.SHARE, run.project) for run in some_runs):
+    may = principal.grants.may
+    if not some_runs or not all(may(Permission.SHARE_RUN, run.project) for run in some_runs):
         return None
     return _sharing(session, [run.id for run in some_runs])
 

@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import LinkNeeded, check_came_from_here, cookie_name, is_secure
-from app.auth.permissions import LINK, access_of, check, requires
+from app.auth.permissions import SHARED_LINK, access_of, check, requires
 from app.compare import comparison
 from app.compare.comparison import Comparison
 from app.compare.comparison_api import ComparedRun, SeriesOfRuns, series_of
@@ -29,7 +29,7 @@ from app.telemetry import config_values
 from app.telemetry.metric_names import Choice, Chosen
 from app.telemetry.series_api import MOST_POINTS, SeriesPage, page_of_series
 from db.access import permissions, shared_links
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.access.shared_links import Shown
 from db.database import now
 from db.health.spikes import spikes
@@ -57,12 +57,12 @@ def _cookie_of(settings: Settings) -> str:
 def _shown(request: Request, session: Db, settings: TheSettings, link_id: RowId) -> Shown:
     """Let whoever has the link see its runs, as the request's session does from here on."""
     found = shared_links.find(session, request.cookies.get(_cookie_of(settings), ""))
-    is_open = access_of(request.scope["endpoint"]).need == LINK
+    is_open = access_of(request.scope["endpoint"]).need == SHARED_LINK
     if found is None or found.link.id != link_id or not is_open:
         raise LinkNeeded
-    permissions.limit(session, found.standing)
+    permissions.limit(session, found.grants)
     if "run_id" in request.path_params:
-        check(session, Right.SEE, int(request.path_params["run_id"]))
+        check(session, Permission.VIEW_RUN, int(request.path_params["run_id"]))
     return found
 
 
@@ -105,7 +105,7 @@ def redeem(
 
 
 @router.get("/{link_id}")
-@requires(LINK)
+@requires(SHARED_LINK)
 def show(
     request: Request,
     session: Db,
@@ -127,7 +127,7 @@ def show(
 
 
 @router.get("/{link_id}/runs/{run_id}/series")
-@requires(LINK)
+@requires(SHARED_LINK)
 def get_series(
     run_id: RunId,
     session: Db,
@@ -141,7 +141,7 @@ def get_series(
 
 
 @router.get("/{link_id}/comparison")
-@requires(LINK)
+@requires(SHARED_LINK)
 def get_comparison(session: Db, settings: TheSettings, shown: ByLink) -> JSONResponse:
     """Return what is drawn of the runs, one against another."""
     laid_out = _laid_out(session, shown.runs, settings)
@@ -156,7 +156,7 @@ def get_comparison(session: Db, settings: TheSettings, shown: ByLink) -> JSONRes
 
 
 @router.get("/{link_id}/comparison/series")
-@requires(LINK)
+@requires(SHARED_LINK)
 def get_series_of_runs(
     session: Db,
     _shown: ByLink,

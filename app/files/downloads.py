@@ -23,7 +23,7 @@ from app.files.file_names import artifact_name, file_name, log_name
 from app.http.active_requests import DOWNLOAD
 from app.http.parameters import RowId, RunId
 from app.live.live_log import live_parts
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import NotFound, StorageUnreachable
 from db.files import artifacts, checkpoints
 from db.files.storage import Stored, is_own, open_store, signed_address, why
@@ -57,14 +57,14 @@ PATH = "/runs/{run_id}/checkpoints/{checkpoint_id}/download"
 
 @router.head(PATH, include_in_schema=False)
 @router.get(PATH, response_class=Response, tags=["checkpoints"])
-@requires(Right.DOWNLOAD, lasts=DOWNLOAD)
+@requires(Permission.DOWNLOAD_FILES, lasts=DOWNLOAD)
 def download(
     request: Request,
     run_id: RunId,
     checkpoint_id: RowId,
     session: Db,
     settings: TheSettings,
-    _visitor: SignedIn,
+    _principal: SignedIn,
 ) -> Response:
     """Download a checkpoint or its weights. Takes Range, If-Range and If-None-Match.
 
@@ -80,14 +80,14 @@ ARTIFACT_PATH = "/runs/{run_id}/artifacts/{artifact_id}/download"
 
 @router.head(ARTIFACT_PATH, include_in_schema=False)
 @router.get(ARTIFACT_PATH, response_class=Response, tags=["artifacts"])
-@requires(Right.DOWNLOAD, lasts=DOWNLOAD)
+@requires(Permission.DOWNLOAD_FILES, lasts=DOWNLOAD)
 def download_artifact(
     request: Request,
     run_id: RunId,
     artifact_id: RowId,
     session: Db,
     settings: TheSettings,
-    _visitor: SignedIn,
+    _principal: SignedIn,
 ) -> Response:
     """Download an artifact. Takes Range, If-Range and If-None-Match."""
     run, row = runs.get(session, run_id), artifacts.get(session, run_id, artifact_id)
@@ -104,9 +104,9 @@ LOG_PATH = "/runs/{run_id}/log/download"
 
 
 @router.get(LOG_PATH, response_class=Response, tags=["runs"])
-@requires(Right.DOWNLOAD, lasts=DOWNLOAD)
+@requires(Permission.DOWNLOAD_FILES, lasts=DOWNLOAD)
 def download_log(
-    run_id: RunId, session: Db, settings: TheSettings, database: TheDatabase, _visitor: SignedIn
+    run_id: RunId, session: Db, settings: TheSettings, database: TheDatabase, _principal: SignedIn
 ) -> StreamingResponse:
     """Download all that a run has printed, compressed by gzip: its parts, one by one.
 

@@ -3,10 +3,10 @@
 import re
 
 from app.runs.summary import RunSummary
-from db.tables import RECIPE, Artifact, Checkpoint, Run
+from db.tables import RECIPE, Artifact, CheckpointFile, Run
 
 
-def file_name(run: Run | RunSummary, row: Checkpoint) -> str:
+def file_name(run: Run | RunSummary, row: CheckpointFile) -> str:
     """Return a name that says the run and the step: digits-fp16-run12-step400.pt.
 
     Of a loop that is not ours the file's own name is part of it, as it may be of any format.
@@ -33,7 +33,7 @@ def log_name(run: Run | RunSummary) -> str:
     return f"{_stem_of_run(run)}-log.txt.gz"
 
 
-def _stem(run: Run | RunSummary, row: Checkpoint | Artifact) -> str:
+def _stem(run: Run | RunSummary, row: CheckpointFile | Artifact) -> str:
     return f"{_stem_of_run(run)}-step{row.step}"
 
 

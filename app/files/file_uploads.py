@@ -13,7 +13,7 @@ import obstore
 
 from app.files.downloads import RETRY_SECONDS
 from db.database import Database
-from db.errors import Invalid, Misplaced, StorageUnreachable
+from db.errors import Invalid, OffsetMismatch, StorageUnreachable
 from db.files.storage import is_full, open_store, put_file, storage_full
 from db.settings import Settings
 from db.tables import User
@@ -65,7 +65,7 @@ def take_file(
 def _append(content: BinaryIO, file: Arrival, offset: int, piece: bytes) -> int:
     size = content.seek(0, 2)
     if offset != size:
-        raise Misplaced(offset=size)
+        raise OffsetMismatch(offset=size)
     if size + len(piece) > file.size_bytes:
         text = f"it ends at {size + len(piece)}; allowed: at most size, {file.size_bytes}"
         raise Invalid({"body": text})

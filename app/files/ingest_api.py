@@ -17,7 +17,7 @@ from app.auth.authentication import Sender, check_may_send
 from app.dependencies import Db, TheSettings, ingesting
 from app.files import spool_ingest as pieces
 from app.files.file_uploads import Arrival, take_file
-from app.files.spool_ingest import Place
+from app.files.spool_ingest import SpoolPosition
 from app.http.parameters import RowId, flaws, outsized
 from db.access import projects
 from db.errors import Invalid
@@ -168,7 +168,7 @@ async def send_spool(
 
     The answer's offset is where the last whole frame ends. A higher sequence begins at offset 0.
     """
-    place = Place(sender, run_id, attempt, sequence, offset)
+    place = SpoolPosition(sender, run_id, attempt, sequence, offset)
 
     def work() -> int:
         return pieces.take_spool(request.app.state.database, place, _unpacked(request, body))

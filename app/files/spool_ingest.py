@@ -24,7 +24,7 @@ TRANSACTION_ITEMS = 1000
 WORK_SECONDS, PAUSE_SECONDS = 0.2, 0.1
 
 
-class Place(NamedTuple):
+class SpoolPosition(NamedTuple):
     """The part of a run's spool that a piece claims to go on with, and who sends it."""
 
     user: User
@@ -53,7 +53,7 @@ def unpacked(body: bytes, encoding: str) -> bytes:
     return piece
 
 
-def take_spool(database: Database, place: Place, piece: bytes) -> int:
+def take_spool(database: Database, place: SpoolPosition, piece: bytes) -> int:
     """Record the whole frames of a piece; return the offset at which they end.
 
     What is recorded and how far that is go into one transaction, bounded in bytes and items.
@@ -78,13 +78,13 @@ def take_spool(database: Database, place: Place, piece: bytes) -> int:
 
 
 def _record_what_can_be(
-    database: Database, place: Place, items: Sequence[Any], offset: int
+    database: Database, place: SpoolPosition, items: Sequence[Any], offset: int
 ) -> None:
     """Record items, but for those that nobody can: these the run's log names."""
-    faults = [item.fault for item in items if isinstance(item, Unrecordable)]
+    problems = [item.problem for item in items if isinstance(item, Unrecordable)]
     items = [item for item in items if not isinstance(item, Unrecordable)]
     try:
-        _record(database, place, items, offset, faults)
+        _record(database, place, items, offset, problems)
     except Exception as error:
         if isinstance(error, HalfstepError) or is_outage(error):
             raise
@@ -96,17 +96,21 @@ def _record_what_can_be(
                 if isinstance(problem, HalfstepError) or is_outage(problem):
                     raise
                 traceback.print_exception(problem)
-                faults.append(f"{type(problem).__name__}: {shown(item)}")
-        _record(database, place, [], offset, faults)
+                problems.append(f"{type(problem).__name__}: {shown(item)}")
+        _record(database, place, [], offset, problems)
 
 
 def _record(
-    database: Database, place: Place, items: Sequence[Any], offset: int, faults: Sequence[str]
+    database: Database,
+    place: SpoolPosition,
+    items: Sequence[Any],
+    offset: int,
+    problems: Sequence[str],
 ) -> None:
     remarks = []
-    if faults:
-        more = f", and {len(faults) - 1:,} more frames" if len(faults) > 1 else ""
-        remarks.append(f"it told what cannot be recorded: {faults[0]}{more}")
+    if problems:
+        more = f", and {len(problems) - 1:,} more frames" if len(problems) > 1 else ""
+        remarks.append(f"it told what cannot be recorded: {problems[0]}{more}")
     with database.writing() as session:
         run, at = ingest.held(session, place.user, place.run_id, place.attempt)
         ingest.check_place(run, at, place.sequence, place.offset)

@@ -20,7 +20,7 @@ from db.errors import Invalid, StorageUnreachable
 from db.files import uploads
 from db.files.storage import is_full, open_store, put_file, storage_full
 from db.settings import Settings
-from halfstep.run_settings import UPLOAD
+from halfstep.config_groups import UPLOAD
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from starlette.requests import ClientDisconnect
 
 from app.auth import audit
 from app.auth.authentication import Uploader
-from app.auth.permissions import SUBMITTER, requires
+from app.auth.permissions import ANY_SUBMITTER, requires
 from app.dependencies import TheSettings, ingesting
 from app.files.weight_uploads import Stored, Upload
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.database import Database
 from db.files import uploads
 from db.tables import User
@@ -38,7 +38,7 @@ class Uploaded(BaseModel):
     status_code=201,
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {}}}},
 )
-@requires(SUBMITTER, token_right=Right.SUBMIT)
+@requires(ANY_SUBMITTER, token_permission=Permission.SUBMIT_RUN)
 async def upload_weights(
     name: Annotated[str, Path(max_length=1000, description="Ends in .safetensors or .pt")],
     request: Request,

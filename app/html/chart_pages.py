@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.compare.comparison_api import series_of
 from app.dependencies import Db
 from app.html import chart_links
@@ -19,10 +19,10 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 
 @router.get("/charts.svg")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def show_chart(
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     runs: Annotated[Text, Query()],
     series: Annotated[Text, Query(max_length=200)] = "loss",
 ) -> Response:

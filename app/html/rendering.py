@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import DictLoader, Environment, StrictUndefined
 
 from app.auth import audit
-from app.auth.authentication import Visitor
+from app.auth.authentication import Principal
 from app.files.file_names import file_name
 from app.html import formats
 from app.html.documents import term
@@ -38,7 +38,7 @@ def page(
     request: Request,
     template: str,
     *,
-    visitor: Visitor | None = None,
+    principal: Principal | None = None,
     status_code: int = 200,
     **values: Any,
 ) -> HTMLResponse:
@@ -48,7 +48,7 @@ def page(
     prefix = request.app.state.settings.path_prefix
     text = fragment(
         template,
-        visitor=visitor,
+        principal=principal,
         assets=request.app.state.assets,
         nonce=request.state.nonce,
         path=request.url.path,

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from db.access import accounts
-from db.access.permissions import Right, Standing
+from db.access.permissions import Grants, Permission
 from db.database import Database, is_outage
 from db.errors import HalfstepError
 from db.tables import Run
@@ -46,36 +46,38 @@ class TooManyAtOnce(HalfstepError):
     seconds = RETRY_SECONDS
 
 
-class ShutOut(HalfstepError):
+class AccessRevoked(HalfstepError):
     """What this request came with lets nobody in any more."""
 
     code = "sign_in_needed"
 
 
 @dataclass(eq=False)
-class Flight:
+class ActiveRequest:
     """One request. secret: the hash of what it came with, once that has let somebody in.
     run_id: that it names.
     """
 
     task: "asyncio.Task[object] | None" = None
     secret: str = ""
-    standing: Standing | None = None
+    grants: Grants | None = None
     kind: str = ""
     run_id: int | None = None
     has_started: bool = False
     is_over: bool = False
 
-    def may_go_on(self, now: Standing | None, project: str | None) -> bool:
+    def may_go_on(self, now: Grants | None, project: str | None) -> bool:
         """Tell whether it is still allowed. now: what its secret lets somebody do, if anything.
         project: in which its run is, which may have been moved.
         """
-        if self.standing is None:
+        if self.grants is None:
             return True
-        if now is None or not now.covers(self.standing):
+        if now is None or not now.covers(self.grants):
             return False
-        right = Right.DOWNLOAD if self.kind in (DOWNLOAD, EXPORT) else Right.SEE
-        return project is None or now.may(right, project)
+        permission = (
+            Permission.DOWNLOAD_FILES if self.kind in (DOWNLOAD, EXPORT) else Permission.VIEW_RUN
+        )
+        return project is None or now.may(permission, project)
 
     def break_off(self) -> None:
         """Let it go on no more: an answer that has begun ends here, a body is read no further."""
@@ -104,31 +106,31 @@ class Queue:
             self._count -= 1
 
 
-class InFlight:
+class ActiveRequests:
     """All requests under way in this process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = Lock()  # requests are admitted in threads
-        self._admitted: set[Flight] = set()
-        self._lasting: set[Flight] = set()
+        self._admitted: set[ActiveRequest] = set()
+        self._lasting: set[ActiveRequest] = set()
         self._turns: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
 
     def admit(
-        self, flight: Flight, standing: Standing, secret: str, kind: str, run_id: int | None
+        self, flight: ActiveRequest, grants: Grants, secret: str, kind: str, run_id: int | None
     ) -> None:
         """Note whose request it is, by what, and of which run. Raises TooManyAtOnce."""
         with self._lock:
             same = [each for each in self._admitted if kind and each.kind == kind]
-            mine = [each.standing for each in same if each.standing]
-            count = sum(each.user_id == standing.user_id for each in mine)
+            mine = [each.grants for each in same if each.grants]
+            count = sum(each.user_id == grants.user_id for each in mine)
             if kind and count >= MOST_OF_USER[kind]:
                 text = f"You have {count} {kind}s open; allowed: {MOST_OF_USER[kind]} at once."
                 raise TooManyAtOnce(text)
             if kind == EXPORT and len(same) >= MOST_EXPORTS:
                 raise TooManyAtOnce(f"{MOST_EXPORTS} exports are under way; allowed: no more.")
-            flight.standing, flight.kind, flight.run_id = standing, kind, run_id
+            flight.grants, flight.kind, flight.run_id = grants, kind, run_id
             flight.secret = accounts.hash_of(secret)
             self._admitted.add(flight)
 
@@ -145,13 +147,13 @@ class InFlight:
         if not self._turns[client]:
             del self._turns[client]
 
-    def lasts(self, flight: Flight) -> None:
+    def lasts(self, flight: ActiveRequest) -> None:
         """Look after a request from here on: there is more of it to come."""
         self._lasting.add(flight)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look_after())
 
-    def leave(self, flight: Flight) -> None:
+    def leave(self, flight: ActiveRequest) -> None:
         """Forget a request that is over."""
         self._lasting.discard(flight)
         with self._lock:
@@ -159,7 +161,7 @@ class InFlight:
 
     async def _look_after(self) -> None:
         while self._lasting:
-            known = [each for each in self._lasting if each.standing and not each.is_over]
+            known = [each for each in self._lasting if each.grants and not each.is_over]
             if known:
                 found = await asyncio.to_thread(self._rights, known)
                 for flight in known:
@@ -168,8 +170,8 @@ class InFlight:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _rights(
-        self, flights: Collection[Flight]
-    ) -> Callable[[Flight], tuple[Standing | None, str | None]] | None:
+        self, flights: Collection[ActiveRequest]
+    ) -> Callable[[ActiveRequest], tuple[Grants | None, str | None]] | None:
         """Return what tells of each what is allowed now, and where its run is; None while the
         database is away.
         """
@@ -177,7 +179,7 @@ class InFlight:
         run_ids = {each.run_id for each in flights if each.run_id is not None}
         try:
             with self._database.reading() as session:
-                standings = accounts.standings(session, secrets)
+                all_grants = accounts.all_grants(session, secrets)
                 rows = session.execute(select(Run.id, Run.project).where(Run.id.in_(run_ids)))
                 projects = {row[0]: row[1] for row in rows}
         except Exception as error:
@@ -186,38 +188,38 @@ class InFlight:
                 return lambda _flight: (None, None)
             logger.warning("open streams are not checked: %s", error)
             return None
-        return lambda flight: (standings.get(flight.secret), projects.get(flight.run_id or 0))
+        return lambda flight: (all_grants.get(flight.secret), projects.get(flight.run_id or 0))
 
 
-class Flights:
+class ActiveRequestsMiddleware:
     """Knows each request from its beginning to its end."""
 
-    def __init__(self, app: ASGIApp, in_flight: InFlight) -> None:
-        self.app, self.in_flight = app, in_flight
+    def __init__(self, app: ASGIApp, active_requests: ActiveRequests) -> None:
+        self.app, self.active_requests = app, active_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        flight = Flight(asyncio.current_task())
+        flight = ActiveRequest(asyncio.current_task())
         scope.setdefault("state", {})["flight"] = flight
 
         async def receive_while_allowed() -> Message:
             message = await receive()
             if flight.is_over and not flight.has_started:
-                raise ShutOut
+                raise AccessRevoked
             if message.get("more_body"):
-                self.in_flight.lasts(flight)
+                self.active_requests.lasts(flight)
             return message
 
         async def send_noting(message: Message) -> None:
             flight.has_started = True
             if message["type"] == "http.response.body":
                 if message.get("more_body"):
-                    self.in_flight.lasts(flight)
+                    self.active_requests.lasts(flight)
                 else:
-                    self.in_flight.leave(flight)
+                    self.active_requests.leave(flight)
             await send(message)
 
         try:
@@ -228,7 +230,7 @@ class Flights:
             flight.task.uncancel()
             await _abort(scope, receive)
         finally:
-            self.in_flight.leave(flight)
+            self.active_requests.leave(flight)
 
 
 async def _abort(scope: Scope, receive: Receive) -> None:
@@ -239,7 +241,7 @@ async def _abort(scope: Scope, receive: Receive) -> None:
             pass
 
 
-def flight_of(request: Request) -> Flight:
+def active_request_of(request: Request) -> ActiveRequest:
     """Return what is known of a request under way."""
-    flight: Flight = request.state.flight
+    flight: ActiveRequest = request.state.flight
     return flight

@@ -20,7 +20,7 @@ REQUEST_SECONDS = 30.0
 BODY_BYTES = 64 << 10
 
 
-class PatientProtocol(H11Protocol):
+class TimeoutProtocol(H11Protocol):
     """HTTP, with a time limit on each request's arrival. An answer may take as long as it likes,
     and may be broken off.
     """

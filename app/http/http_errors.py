@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.auth.authentication import (
-    Forgery,
+    CsrfError,
     LinkNeeded,
     NoPasswords,
     NotForScripts,
@@ -32,11 +32,11 @@ from app.auth.authentication import (
 from app.auth.permissions import Forbidden
 from app.auth.sso import SsoFailed
 from app.html.rendering import page
-from app.http.active_requests import ShutOut, TooManyAtOnce
+from app.http.active_requests import AccessRevoked, TooManyAtOnce
 from app.runs.filters import BadFilter
 from db import errors
 from db.access import secrets
-from db.access.login_attempts import TooManyTries
+from db.access.login_attempts import TooManyAttempts
 from db.database import is_outage
 
 logger = logging.getLogger(__name__)
@@ -45,27 +45,27 @@ STATUS_CODES: dict[type[Exception], int] = {
     SignInNeeded: 401,
     UnknownToken: 401,
     LinkNeeded: 401,
-    ShutOut: 401,
-    errors.Refused: 401,
-    Forgery: 403,
+    AccessRevoked: 401,
+    errors.InvalidCredentials: 401,
+    CsrfError: 403,
     NotForScripts: 403,
     WriteOnly: 403,
     NoPasswords: 403,
     SsoFailed: 502,
     NotForSending: 403,
     Forbidden: 403,
-    errors.NotYours: 403,
+    errors.NotOwner: 403,
     errors.NotFound: 404,
-    errors.InTheBin: 404,
+    errors.InTrash: 404,
     errors.Conflict: 409,
     errors.Changed: 409,
-    errors.Fenced: 409,
+    errors.StaleAttempt: 409,
     errors.Ended: 409,
-    errors.Misplaced: 409,
+    errors.OffsetMismatch: 409,
     errors.OverQuota: 409,
     errors.Invalid: 422,
     BadFilter: 422,
-    TooManyTries: 429,
+    TooManyAttempts: 429,
     TooManyAtOnce: 429,
     secrets.Unreadable: 500,
     errors.DatabaseUnreachable: 503,
@@ -148,11 +148,11 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
     place: dict[str, Any] = {}
     if isinstance(error, BadFilter):
         place = {"words": [mistake.number for mistake in error.mistakes]}
-    if isinstance(error, errors.Misplaced):
+    if isinstance(error, errors.OffsetMismatch):
         place = {"sequence": error.sequence, "offset": error.offset}
-    links = {"/bin": "To the bin"} if isinstance(error, errors.InTheBin) else {}
+    links = {"/trash": "To the bin"} if isinstance(error, errors.InTrash) else {}
     answer = _answer(request, status, str(error), _code(type(error)), fields, place, links)
-    if isinstance(error, TooManyTries | TooManyAtOnce):
+    if isinstance(error, TooManyAttempts | TooManyAtOnce):
         answer.headers["Retry-After"] = str(error.seconds)
     return answer
 
@@ -227,9 +227,9 @@ def _answer(
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
         content = problem.model_dump(exclude_none=True)
         return JSONResponse(content, status, headers, media_type=PROBLEM_TYPE)
-    visitor = who_asked(request) if status != 503 else None
+    principal = who_asked(request) if status != 503 else None
     said = {"title": title, "message": message, "links": links}
-    return page(request, "base/error.html", visitor=visitor, status_code=status, **said)
+    return page(request, "base/error.html", principal=principal, status_code=status, **said)
 
 
 def _encodable(text: str) -> str:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app.dependencies import TheDatabase, TheSettings
 from db.database import is_outage
-from db.errors import NotFound, Refused
+from db.errors import InvalidCredentials, NotFound
 from db.health import monitoring_metrics
 from db.health.monitoring_metrics import Readings
 from db.tables import Status
@@ -31,7 +31,7 @@ def _scraper(request: Request, settings: TheSettings) -> None:
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
     is_right = hmac.compare_digest(sent.strip().encode(), wanted.encode())
     if scheme.lower() != "bearer" or not is_right:
-        raise Refused('Send HALFSTEP_METRICS_TOKEN as "Authorization: Bearer ...".')
+        raise InvalidCredentials('Send HALFSTEP_METRICS_TOKEN as "Authorization: Bearer ...".')
 
 
 @router.get("/metrics", dependencies=[Depends(_scraper)])
@@ -46,12 +46,12 @@ def metrics(request: Request, settings: TheSettings, database: TheDatabase) -> R
             raise
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_Told(readings, time.perf_counter() - start))
+    registry.register(_Figures(readings, time.perf_counter() - start))
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), headers={"Content-Type": media_type})
 
 
-class _Told(Collector):
+class _Figures(Collector):
     def __init__(self, readings: Readings | None, seconds: float) -> None:
         self.readings, self.seconds = readings, seconds
 

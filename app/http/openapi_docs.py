@@ -7,7 +7,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse
 
 from app.auth.authentication import SignedIn, cookie_name
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.html.rendering import page
 from app.http.http_errors import PROBLEM_TYPE, Problem
 from app.http.path_prefix import public_address
@@ -16,15 +16,15 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/openapi.json")
-@requires(ANYBODY)
-def openapi(request: Request, _visitor: SignedIn) -> dict[str, Any]:
+@requires(SIGNED_IN)
+def openapi(request: Request, _principal: SignedIn) -> dict[str, Any]:
     """Return the OpenAPI description."""
     return describe(request.app)
 
 
 @router.get("/docs")
-@requires(ANYBODY)
-def docs(request: Request, visitor: SignedIn) -> HTMLResponse:
+@requires(SIGNED_IN)
+def docs(request: Request, principal: SignedIn) -> HTMLResponse:
     """Show it."""
     description = describe(request.app)
     by_tag: dict[str, list[dict[str, Any]]] = {}
@@ -37,7 +37,7 @@ def docs(request: Request, visitor: SignedIn) -> HTMLResponse:
     return page(
         request,
         "base/docs.html",
-        visitor=visitor,
+        principal=principal,
         address=public_address(request),
         by_tag=by_tag,
         schemas=schemas,

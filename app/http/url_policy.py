@@ -71,7 +71,8 @@ async def forbidden(url: str, *, private: bool) -> str:
         async with asyncio.timeout(RESOLVE_SECONDS):
             await resolved(parts.hostname or "", port_of(parts), private=private)
     except Forbidden as error:
-        return f"{error}; allowed: an address on the public Internet, or HALFSTEP_ALERTS_PRIVATE"
+        allowed = "a public address, or any with HALFSTEP_ALERTS_ALLOW_PRIVATE_ADDRESSES=yes"
+        return f"{error}; allowed: {allowed}"
     except (OSError, ValueError, TimeoutError):
         return ""
     return ""

@@ -43,7 +43,7 @@ class LogLine(_FromRow):
     text: str
 
 
-class CheckpointFile(_FromRow):
+class CheckpointFileRow(_FromRow):
     """A file to download from /runs/{run_id}/checkpoints/{id}/download, if it is_stored.
 
     path: in the run's folder on the machine that trained it; null of files of earlier versions.

@@ -12,7 +12,7 @@ from zlib import crc32
 from sqlalchemy.orm import Session
 
 from app.html.rendering import fragment
-from app.live.json_rows import CheckpointFile, Event, LogLine, MetricPoint
+from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.live.live import Look, News
 from app.runs import columns as list_columns
 from app.runs.columns import Column
@@ -21,7 +21,7 @@ from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import FIRST, Choice
 from app.telemetry.suggested_actions import advised
 from db.access import permissions
-from db.access.permissions import Standing
+from db.access.permissions import Grants
 from db.database import Database
 from db.errors import NotFound
 from db.files import artifacts, checkpoints
@@ -69,7 +69,7 @@ def of_run(
     run_id: int,
     clock: Callable[[], float] = time.monotonic,
     parts: Collection[str] = PARTS,
-    standing: Standing | None = None,
+    grants: Grants | None = None,
     chosen: Choice = FIRST,
 ) -> Look:
     """Return what looks for news of one run. parts: those that are told.  standing: of whoever sees
@@ -89,8 +89,8 @@ def of_run(
         if is_training and (revision, silence) == (since.revision, since.waiting):
             return None
         with database.reading() as session:
-            if standing is not None:
-                permissions.limit(session, standing)
+            if grants is not None:
+                permissions.limit(session, grants)
             try:
                 run = runs.get(session, run_id)
             except NotFound:  # it was moved away, and app.http.active_requests ends the stream
@@ -149,7 +149,7 @@ def _message(
         ("events", Event, changes.events),
         ("metrics", MetricPoint, [row for row in changes.metrics if row.name in {*shown}]),
         ("log", LogLine, changes.log_lines),
-        ("checkpoints", CheckpointFile, changes.checkpoints),
+        ("checkpoints", CheckpointFileRow, changes.checkpoints),
     ):
         if name in parts:
             message[name] = _dumped(model, rows)
@@ -292,7 +292,7 @@ def of_list(
     settings: Settings,
     clock: Callable[[], float] = time.monotonic,
     columns: Sequence[Column] = tuple(list_columns.chosen("")),
-    standing: Standing | None = None,
+    grants: Grants | None = None,
 ) -> Look:
     """Return what looks for changed rows of the list. columns: of its rows.  standing: of whoever
     sees it; None: everything.
@@ -309,8 +309,8 @@ def of_list(
         nonlocal queue, read_at
         seen_newest, seen = _parse(cursor)
         with database.reading() as session:
-            if standing is not None:
-                permissions.limit(session, standing)
+            if grants is not None:
+                permissions.limit(session, grants)
             if queue is None or clock() - read_at >= PLACES_SECONDS:
                 queue, read_at = Queue.read(session), clock()
             newest = runs.newest_id(session)

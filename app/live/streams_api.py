@@ -9,14 +9,14 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db, TheDatabase, TheLive, TheSettings
 from app.http.active_requests import STREAM
 from app.http.parameters import RunId, Text
 from app.live import run_updates
 from app.runs import columns as list_columns
 from app.telemetry.metric_names import Chosen
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.runs import runs
 
 router = APIRouter(prefix="/runs", tags=["live"])
@@ -45,22 +45,22 @@ Parts = Annotated[
 
 
 @router.get("/live", response_class=EventSourceResponse)
-@requires(ANYBODY, lasts=STREAM)
+@requires(SIGNED_IN, lasts=STREAM)
 async def stream_list(
     database: TheDatabase,
     settings: TheSettings,
     live: TheLive,
-    visitor: SignedIn,
+    principal: SignedIn,
     after: After = "",
     last_event_id: LastEventId = "",
     columns: Annotated[Text, Query(description="Of the rows, with commas between them")] = "",
 ) -> AsyncIterator[ServerSentEvent]:
     """Send each row of the list of runs that changed, as HTML."""
     shown = list_columns.chosen(columns)
-    look = run_updates.of_list(database, settings, columns=shown, standing=visitor.standing)
+    look = run_updates.of_list(database, settings, columns=shown, grants=principal.grants)
     # Viewers of the same columns and projects share a look.
     names = ",".join(column.name for column in shown)
-    subject = f"runs {names} {visitor.standing.projects}"
+    subject = f"runs {names} {principal.grants.projects}"
     async for event in live.stream(subject, last_event_id or after, look, seconds=LIST_SECONDS):
         yield event
 
@@ -70,12 +70,12 @@ def _existing(run_id: RunId, session: Db) -> int:
 
 
 @router.get("/{run_id}/live", response_class=EventSourceResponse)
-@requires(Right.SEE, lasts=STREAM)
+@requires(Permission.VIEW_RUN, lasts=STREAM)
 async def stream_run(
     database: TheDatabase,
     settings: TheSettings,
     live: TheLive,
-    visitor: SignedIn,
+    principal: SignedIn,
     run_id: Annotated[int, Depends(_existing)],
     chosen: Chosen,
     after: After = "",
@@ -89,9 +89,9 @@ async def stream_run(
     """
     asked = [name for name in run_updates.PARTS if name in parts.split(",")]
     look = run_updates.of_run(
-        database, settings, run_id, parts=asked, standing=visitor.standing, chosen=chosen
+        database, settings, run_id, parts=asked, grants=principal.grants, chosen=chosen
     )
     # Viewers of the same parts and projects share a look; all pages ask for the same parts.
-    subject = " ".join((f"run {run_id}", *asked, str(visitor.standing.projects), str(chosen)))
+    subject = " ".join((f"run {run_id}", *asked, str(principal.grants.projects), str(chosen)))
     async for event in live.stream(subject, last_event_id or after, look, seconds=RUN_SECONDS):
         yield event

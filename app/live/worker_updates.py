@@ -5,7 +5,7 @@ import json
 from app.html.rendering import fragment
 from app.live.live import Look, News
 from db.access import permissions
-from db.access.permissions import Standing
+from db.access.permissions import Grants
 from db.database import Database
 from db.queue import device_grid
 from db.queue.device_grid import Row
@@ -15,12 +15,12 @@ LIVE_SECONDS = 2.0  # as often as machines are sampled
 MOST_FOLLOWED = 300
 
 
-def of_workers(database: Database, standing: Standing) -> Look:
+def of_workers(database: Database, grants: Grants) -> Look:
     """Return what looks for rows that changed. A cursor has the marks of those that are shown."""
 
     def look(cursor: str) -> News | None:
         with database.reading() as session:
-            permissions.limit(session, standing)
+            permissions.limit(session, grants)
             rows = device_grid.read(session, MOST_FOLLOWED)
         now = cursor_of(rows)
         if now == cursor:

@@ -2,14 +2,14 @@
 
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import Visitor
+from app.auth.authentication import Principal
 from db.access import projects
-from db.access.permissions import Right
+from db.access.permissions import Permission
 
 
-def elsewhere(session: Session, visitor: Visitor, project: str) -> list[str]:
+def elsewhere(session: Session, principal: Principal, project: str) -> list[str]:
     """The other projects that a visitor may move something into, if out of this one as well."""
-    if not visitor.standing.may(Right.MOVE, project):
+    if not principal.grants.may(Permission.MOVE_RUN, project):
         return []
-    seen = (each.name for each in projects.listed(session, visitor.standing.projects))
-    return [each for each in visitor.destinations(seen) if each != project]
+    seen = (each.name for each in projects.listed(session, principal.grants.projects))
+    return [each for each in principal.destinations(seen) if each != project]

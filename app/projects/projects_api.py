@@ -8,11 +8,11 @@ from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ACCOUNT, ANYBODY, OPERATE, check_project, requires
+from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN, check_project, requires
 from app.dependencies import Db
 from app.http.parameters import Body, Text
 from db.access import people, projects
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.queue import quotas
 from db.tables import Project
 
@@ -76,35 +76,35 @@ class Member(Body):
 
 
 @router.get("")
-@requires(ANYBODY)
-def list_projects(session: Db, visitor: SignedIn) -> list[ProjectRow]:
+@requires(SIGNED_IN)
+def list_projects(session: Db, principal: SignedIn) -> list[ProjectRow]:
     """List the projects that you see."""
-    return _rows(session, projects.listed(session, visitor.standing.projects))
+    return _rows(session, projects.listed(session, principal.grants.projects))
 
 
 @router.post("", status_code=201)
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("name")
-def make_project(wanted: ProjectName, session: Db, _visitor: SignedIn) -> ProjectRow:
+def make_project(wanted: ProjectName, session: Db, _principal: SignedIn) -> ProjectRow:
     """Make a project. For operators."""
     return _rows(session, [projects.make(session, wanted.name)])[0]
 
 
 @router.patch("")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 @audited("name", "viewers_download")
-def change_project(wanted: ProjectChange, session: Db, _visitor: SignedIn) -> ProjectRow:
+def change_project(wanted: ProjectChange, session: Db, _principal: SignedIn) -> ProjectRow:
     """Change what viewers may do in one. For its maintainers."""
-    check_project(session, Right.MANAGE, wanted.name, "change")
+    check_project(session, Permission.MANAGE_MEMBERS, wanted.name, "change")
     project = projects.get(session, wanted.name)
     project.viewers_download = wanted.viewers_download
     return _rows(session, [project])[0]
 
 
 @router.patch("/name")
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("name", "new_name")
-def rename_project(wanted: Rename, session: Db, _visitor: SignedIn) -> ProjectRow:
+def rename_project(wanted: Rename, session: Db, _principal: SignedIn) -> ProjectRow:
     """Call a project otherwise; its runs, sweeps, roles, tokens and rules stay its own. For
     operators.
     """
@@ -112,17 +112,17 @@ def rename_project(wanted: Rename, session: Db, _visitor: SignedIn) -> ProjectRo
 
 
 @router.delete("", status_code=204)
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("name")
-def delete_project(session: Db, _visitor: SignedIn, name: Annotated[Text, Query()]) -> None:
+def delete_project(session: Db, _principal: SignedIn, name: Annotated[Text, Query()]) -> None:
     """Delete a project without runs, with its sweeps. For operators."""
     projects.delete_empty(session, name)
 
 
 @router.put("/quota")
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("name", "devices", "queued", "stored_gib", "share")
-def set_quota(wanted: Quota, session: Db, _visitor: SignedIn) -> ProjectRow:
+def set_quota(wanted: Quota, session: Db, _principal: SignedIn) -> ProjectRow:
     """Set what the runs of a project may use; what is left out has no limit. For operators."""
     project = projects.get(session, wanted.name)
     quotas.set_limits(project, wanted.model_dump(exclude={"name"}))
@@ -140,12 +140,12 @@ def _rows(session: Session, found: list[Project]) -> list[ProjectRow]:
 
 
 @router.get("/roles")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def list_members(
-    session: Db, _visitor: SignedIn, project: Annotated[Text, Query()] = projects.DEFAULT
+    session: Db, _principal: SignedIn, project: Annotated[Text, Query()] = projects.DEFAULT
 ) -> list[Member]:
     """List who has which role in one that you see."""
-    check_project(session, Right.SEE, project)
+    check_project(session, Permission.VIEW_RUN, project)
     found = projects.members(session, project)
     return [Member(project=project, user=user.name, role=role) for user, role in found]
 
@@ -153,9 +153,9 @@ def list_members(
 @router.put("/roles", status_code=204)
 @requires(ACCOUNT)
 @audited("user", "role", "project")
-def set_role(wanted: Member, session: Db, _visitor: SignedIn) -> None:
+def set_role(wanted: Member, session: Db, _principal: SignedIn) -> None:
     """Give somebody a role, in place of the one before. For maintainers."""
-    check_project(session, Right.MANAGE, wanted.project)
+    check_project(session, Permission.MANAGE_MEMBERS, wanted.project)
     user = people.named(session, wanted.user)
     projects.set_role(session, user, wanted.project, wanted.role)
 
@@ -165,10 +165,10 @@ def set_role(wanted: Member, session: Db, _visitor: SignedIn) -> None:
 @audited("user", "role", "project")
 def take_role(
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     user: Annotated[Text, Query()],
     project: Annotated[Text, Query()] = projects.DEFAULT,
 ) -> None:
     """Take somebody's role away. For maintainers."""
-    check_project(session, Right.MANAGE, project)
+    check_project(session, Permission.MANAGE_MEMBERS, project)
     projects.take_role(session, people.named(session, user), project)

@@ -7,14 +7,14 @@ from fastapi.responses import HTMLResponse, Response
 from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
-from app.auth.authentication import SignedIn, Visitor
-from app.auth.permissions import ACCOUNT, ANYBODY, OPERATE, check_project, requires
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import ACCOUNT, ADMIN, SIGNED_IN, check_project, requires
 from app.dependencies import Db, Posted
 from app.html.flash import back_to
 from app.html.rendering import page
 from app.http.parameters import Text
 from db.access import people, permissions, projects
-from db.access.permissions import ROLES, Right
+from db.access.permissions import ROLES, Permission
 from db.errors import Conflict, Invalid, NotFound
 from db.queue import quotas
 from db.runs import notes
@@ -25,33 +25,33 @@ Project = Annotated[Text, Form()]
 
 
 @router.get("")
-@requires(ANYBODY)
-def list_projects(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+@requires(SIGNED_IN)
+def list_projects(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show the projects that one sees, each with its people."""
-    return _projects(request, session, visitor)
+    return _projects(request, session, principal)
 
 
 @router.post("")
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("name")
 def make_project(
-    request: Request, session: Db, visitor: SignedIn, name: Annotated[Text, Form()] = ""
+    request: Request, session: Db, principal: SignedIn, name: Annotated[Text, Form()] = ""
 ) -> Response:
     """Make one."""
     try:
         projects.make(session, name)
     except Invalid as error:
-        return _projects(request, session, visitor, name=name, errors=error.errors)
+        return _projects(request, session, principal, name=name, errors=error.errors)
     return back_to(request, "/projects", "The project is made.")
 
 
 @router.post("/name")
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("project", "new_name")
 def rename_project(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     project: Project = projects.DEFAULT,
     new_name: Annotated[Text, Form()] = "",
 ) -> Response:
@@ -61,48 +61,48 @@ def rename_project(
     except Invalid as error:
         errors = {"new_name": error.errors["name"]}
         typed = {"new_name": new_name}
-        return _projects(request, session, visitor, errors=errors, at=project, typed=typed)
+        return _projects(request, session, principal, errors=errors, at=project, typed=typed)
     return back_to(request, "/projects", f"The project is called {new_name} now.")
 
 
 @router.post("/deletion")
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("project")
 def delete_project(
-    request: Request, session: Db, visitor: SignedIn, project: Project = projects.DEFAULT
+    request: Request, session: Db, principal: SignedIn, project: Project = projects.DEFAULT
 ) -> Response:
     """Delete it, if it is empty."""
     try:
         projects.delete_empty(session, project)
     except (Conflict, Invalid) as error:
         errors = {"deletion": str(error)}
-        return _projects(request, session, visitor, errors=errors, at=project)
+        return _projects(request, session, principal, errors=errors, at=project)
     return back_to(request, "/projects", f"The project {project} is deleted.")
 
 
 @router.post("/change")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 @audited("project", "viewers_download")
 def change_project(
     request: Request,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     project: Project = projects.DEFAULT,
     viewers_download: Annotated[bool, Form()] = False,
 ) -> Response:
     """Change what viewers may do in it."""
-    check_project(session, Right.MANAGE, project, "change")
+    check_project(session, Permission.MANAGE_MEMBERS, project, "change")
     projects.get(session, project).viewers_download = viewers_download
     return back_to(request, "/projects", "Saved.")
 
 
 @router.post("/quota")
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("project", "devices", "queued", "stored_gib", "share")
 def set_quota(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     posted: Posted,
     project: Project = projects.DEFAULT,
 ) -> Response:
@@ -112,7 +112,7 @@ def set_quota(
     try:
         quotas.set_limits(found, typed)
     except Invalid as error:
-        return _projects(request, session, visitor, errors=error.errors, at=project, typed=typed)
+        return _projects(request, session, principal, errors=error.errors, at=project, typed=typed)
     return back_to(request, "/projects", "The limits are set.")
 
 
@@ -122,19 +122,19 @@ def set_quota(
 def set_role(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     project: Project = projects.DEFAULT,
     user: Annotated[Text, Form()] = "",
     role: Annotated[Text, Form()] = "",
 ) -> Response:
     """Give somebody a role in it."""
-    check_project(session, Right.MANAGE, project)
+    check_project(session, Permission.MANAGE_MEMBERS, project)
     try:
         projects.set_role(session, people.named(session, user), project, role)
     except Invalid as error:
-        return _projects(request, session, visitor, errors=error.errors, at=project)
+        return _projects(request, session, principal, errors=error.errors, at=project)
     except NotFound as error:
-        return _projects(request, session, visitor, errors={"user": str(error)}, at=project)
+        return _projects(request, session, principal, errors={"user": str(error)}, at=project)
     return back_to(request, "/projects", "The role is given.")
 
 
@@ -144,12 +144,12 @@ def set_role(
 def take_role(
     request: Request,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     project: Project = projects.DEFAULT,
     user: Annotated[Text, Form()] = "",
 ) -> Response:
     """Take somebody's role in it away."""
-    check_project(session, Right.MANAGE, project)
+    check_project(session, Permission.MANAGE_MEMBERS, project)
     projects.take_role(session, people.named(session, user), project)
     return back_to(request, "/projects", "The role is taken away.")
 
@@ -157,25 +157,31 @@ def take_role(
 def _projects(
     request: Request,
     session: Session,
-    visitor: Visitor,
+    principal: Principal,
     *,
     name: str = "",
     at: str = "",
     errors: dict[str, str] | None = None,
     typed: dict[str, str] | None = None,
 ) -> HTMLResponse:
-    shown = projects.listed(session, visitor.standing.projects)
+    shown = projects.listed(session, principal.grants.projects)
     return page(
         request,
         "projects/projects.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if errors else 200,
         projects=[(each, projects.members(session, each.name)) for each in shown],
-        may_manage={each.name for each in shown if visitor.standing.may(Right.MANAGE, each.name)},
-        may_write={each.name for each in shown if visitor.standing.may(Right.SUBMIT, each.name)},
+        may_manage={
+            each.name
+            for each in shown
+            if principal.grants.may(Permission.MANAGE_MEMBERS, each.name)
+        },
+        may_write={
+            each.name for each in shown if principal.grants.may(Permission.SUBMIT_RUN, each.name)
+        },
         notes=notes.of_projects(session, [each.name for each in shown]),
         roles=ROLES,
-        allowed=permissions.RIGHTS_OF,
+        allowed=permissions.PERMISSIONS_OF,
         name=name,
         at=at,
         used=quotas.used(session, [each.name for each in shown]),

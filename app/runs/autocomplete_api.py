@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db
 from app.runs import filters
 from db.runs import autocomplete
@@ -25,9 +25,9 @@ class Words(BaseModel):
     values: Annotated[dict[str, list[str]], Field(description="Of keys")]
 
 
-@router.get("/vocabulary")
-@requires(ANYBODY)
-def get_vocabulary(session: Db, _visitor: SignedIn) -> Words:
+@router.get("/autocomplete")
+@requires(SIGNED_IN)
+def get_vocabulary(session: Db, _principal: SignedIn) -> Words:
     """List the words that a filter of runs can have, of the newest runs that you see."""
     known = autocomplete.vocabulary(session)
     return Words(

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from app.auth.permissions import Forbidden, check, check_project
 from db.access import projects
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Conflict, Invalid, NotFound
 from db.queue import run_control
 from db.runs import run_metadata, trash
@@ -33,11 +33,11 @@ def _restore(session: Session, run_id: int, user: User) -> Run:
 
 
 #: What can be done with many: the rest of it is said in app.runs.bulk_api.
-ACTIONS: dict[str, tuple[Right, Callable[[Session, int, User], object]]] = {
-    "cancel": (Right.STEER, run_control.cancel),
-    "delete": (Right.DELETE, trash.delete),
-    "restore": (Right.DELETE, _restore),
-    "erase": (Right.DELETE, trash.erase),
+ACTIONS: dict[str, tuple[Permission, Callable[[Session, int, User], object]]] = {
+    "cancel": (Permission.CONTROL_RUN, run_control.cancel),
+    "delete": (Permission.DELETE_RUN, trash.delete),
+    "restore": (Permission.DELETE_RUN, _restore),
+    "erase": (Permission.DELETE_RUN, trash.erase),
 }
 TAGGING: dict[str, Callable[[Session, int, User, str], object]] = {
     "add_tag": run_metadata.add_tag,
@@ -62,20 +62,20 @@ def act(
     """
     done, refused = [], []
     if action == MOVE:
-        check_project(session, Right.MOVE, project)
+        check_project(session, Permission.MOVE_RUN, project)
         projects.get(session, project)
     # By id, as everybody locks runs: two that lock in other orders would wait for each other.
     for run_id in sorted(set(run_ids)):
         try:
             if action in TAGGING:
-                check(session, Right.STEER, run_id)
+                check(session, Permission.CONTROL_RUN, run_id)
                 TAGGING[action](session, run_id, user, tag)
             elif action == MOVE:
-                check(session, Right.MOVE, run_id)
+                check(session, Permission.MOVE_RUN, run_id)
                 projects.move(session, run_id, user, project)
             else:
-                right, do = ACTIONS[action]
-                check(session, right, run_id)
+                permission, do = ACTIONS[action]
+                check(session, permission, run_id)
                 do(session, run_id, user)
             done.append(run_id)
         except (

@@ -8,11 +8,11 @@ from pydantic import BaseModel, Field
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db
 from app.http.parameters import Body, RunId, Text
 from app.runs import bulk
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 
 router = APIRouter(prefix="/runs", tags=["runs"])
@@ -45,9 +45,9 @@ class BulkAnswer(BaseModel):
 
 
 @router.post("/bulk")
-@requires(ANYBODY, token_right=Right.STEER)
+@requires(SIGNED_IN, token_permission=Permission.CONTROL_RUN)
 @audited("action", "tag", "project")
-def act_on_runs(wanted: BulkAction, session: Db, visitor: SignedIn) -> BulkAnswer:
+def act_on_runs(wanted: BulkAction, session: Db, principal: SignedIn) -> BulkAnswer:
     """Do one thing with many runs. What can be done is done; the rest is named with its reason."""
     if bool(wanted.tag.strip()) != (wanted.action in bulk.TAGGING):
         text = f"{wanted.tag[:100]!r} with {wanted.action}; allowed: a text with add_tag, "
@@ -60,7 +60,7 @@ def act_on_runs(wanted: BulkAction, session: Db, visitor: SignedIn) -> BulkAnswe
         raise Invalid({"project": text})
     done, refused = bulk.act(
         session,
-        visitor.user,
+        principal.user,
         wanted.action,
         wanted.runs,
         tag=wanted.tag,

@@ -18,7 +18,9 @@ from db.tables import ENDED, KEPT, Run, Status, User
 CUT_SHORT = (Status.CANCELLED, Status.FAILED)
 
 
-def go_on(session: Session, user: User, run_id: int, *, idempotency_key: str | None = None) -> Run:
+def continue_run(
+    session: Session, user: User, run_id: int, *, idempotency_key: str | None = None
+) -> Run:
     """Queue the steps that a run has not made; another run, for the first one's end stays told.
 
     Raises Conflict where there is nothing to go on from, or a run does already.

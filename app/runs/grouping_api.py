@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db
 from app.http.parameters import Name, Sort, Text
 from app.runs import columns, filters, grouping
@@ -48,10 +48,10 @@ class GroupList(BaseModel):
 
 
 @router.get("/groups")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def list_groups(
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     group: Annotated[
         Name, Query(min_length=1, description=f"{', '.join(GROUPED_BY)}, or the name of a setting")
     ],
@@ -64,7 +64,7 @@ def list_groups(
     ] = "loss",
 ) -> GroupList:
     """Group runs, newest first if not told otherwise: the first 200 groups."""
-    terms = filters.read(filter, me=visitor.user.name)
+    terms = filters.read(filter, me=principal.user.name)
     names = [each.sort for each in grouping.figures(columns.chosen(values))]
     sorted_by = sort.removeprefix("-")
     allowed = ("id", "runs", group, *names)

@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import Name, RowId, RunId, Sort, Text
@@ -32,12 +32,12 @@ PAGE_SIZE = 50
 
 
 @router.get("/runs")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def list_runs(
     request: Request,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     typed: Annotated[str, Query(alias="filter")] = "",
     sort: Sort = NEWEST_FIRST,
     chosen: Annotated[Text, Query(alias="columns")] = "",
@@ -58,7 +58,7 @@ def list_runs(
     terms: Filter = ()
     mistakes: list[filters.Mistake] = []
     try:
-        terms = filters.read(typed, me=visitor.user.name)
+        terms = filters.read(typed, me=principal.user.name)
     except filters.BadFilter as error:
         mistakes = error.mistakes
     rows: list[tuple[Run, str]] = []
@@ -93,7 +93,7 @@ def list_runs(
         request,
         "runs/runs.html",
         status_code=422 if mistakes else 200,
-        visitor=visitor,
+        principal=principal,
         rows=[
             (summary, lines[summary.id], values[summary.id])
             for summary in summarise_all(session, rows, settings, queue)
@@ -110,7 +110,7 @@ def list_runs(
         columns=shown,
         others=[each for each in BUILT_IN.values() if each not in shown],
         chosen=columns.address(shown),
-        destinations=visitor.destinations(queue.usage.shares),
+        destinations=principal.destinations(queue.usage.shares),
         group=group,
         groups=found,
         narrowed_filters=[
@@ -121,11 +121,11 @@ def list_runs(
         grouped_by=GROUPED_BY,
         at=at,
         address_of=columns.list_address,
-        views=views.listed(session, visitor.user),
+        views=views.listed(session, principal.user),
         before=before,
         ended=ended,
         deleted=trash.restorable(session, deleted),
-        days=settings.bin_days,
+        days=settings.trash_days,
         bin=binned,
         disk=disk(settings),
     )

@@ -11,13 +11,13 @@ from starlette.datastructures import FormData
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn, local_path
-from app.auth.permissions import ANYBODY, check, check_project, requires
+from app.auth.permissions import SIGNED_IN, check, check_project, requires
 from app.dependencies import Db, Posted
 from app.http.parameters import RunId, Text, as_run_id
 from app.runs import continue_run
 from app.submission.submission import PriorityNumber
 from db.access import projects
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.queue import run_control
 from db.runs import runs
 from db.tables import User
@@ -26,15 +26,15 @@ router = APIRouter()
 
 
 @router.post("/runs/cancellation")
-@requires(ANYBODY)
-def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
+@requires(SIGNED_IN)
+def cancel_runs(session: Db, posted: Posted, principal: SignedIn) -> RedirectResponse:
     """Cancel the ticked runs that have not ended."""
     cancelled, ended = [], 0
     # By id, as everybody locks runs: two that lock in other orders would wait for each other.
     for run_id in sorted({as_run_id("run", str(text)) for text in posted.getlist("run")}):
-        check(session, Right.STEER, run_id)
+        check(session, Permission.CONTROL_RUN, run_id)
         if runs.get(session, run_id, lock=True).ended_at is None:
-            run_control.cancel(session, run_id, visitor.user)
+            run_control.cancel(session, run_id, principal.user)
             cancelled.append(run_id)
         else:
             ended += 1
@@ -43,68 +43,68 @@ def cancel_runs(session: Db, posted: Posted, visitor: SignedIn) -> RedirectRespo
 
 
 @router.post("/runs/{run_id}/place")
-@requires(Right.ORDER)
+@requires(Permission.PRIORITIZE_RUN)
 def move_to_front(
-    run_id: RunId, session: Db, posted: Posted, visitor: SignedIn
+    run_id: RunId, session: Db, posted: Posted, principal: SignedIn
 ) -> RedirectResponse:
     """Put a waiting run before all others."""
-    run_control.move_to_front(session, run_id, visitor.user)
+    run_control.move_to_front(session, run_id, principal.user)
     return _back_to_list(posted)
 
 
 @router.post("/runs/{run_id}/priority")
-@requires(Right.ORDER)
+@requires(Permission.PRIORITIZE_RUN)
 @audited("priority")
 def set_priority(
     run_id: RunId,
     session: Db,
     posted: Posted,
-    visitor: SignedIn,
+    principal: SignedIn,
     priority: Annotated[PriorityNumber, Form()],
 ) -> RedirectResponse:
     """Let a waiting run start sooner or later than others."""
-    run_control.set_priority(session, run_id, priority, visitor.user)
+    run_control.set_priority(session, run_id, priority, principal.user)
     return _back_to_list(posted)
 
 
 @router.post("/runs/{run_id}/project")
-@requires(Right.MOVE)
+@requires(Permission.MOVE_RUN)
 @audited("project")
 def move_to_project(
-    run_id: RunId, session: Db, visitor: SignedIn, project: Annotated[Text, Form()] = ""
+    run_id: RunId, session: Db, principal: SignedIn, project: Annotated[Text, Form()] = ""
 ) -> RedirectResponse:
     """Let it belong to another project."""
-    check_project(session, Right.MOVE, project)
-    projects.move(session, run_id, visitor.user, project)
+    check_project(session, Permission.MOVE_RUN, project)
+    projects.move(session, run_id, principal.user, project)
     return _back(run_id)
 
 
 @router.post("/runs/{run_id}/continuation")
-@requires(Right.SUBMIT)
-def go_on(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+@requires(Permission.SUBMIT_RUN)
+def continue_from_checkpoint(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
     """Queue what a cancelled or failed run has not made, and show that run."""
-    return _back(continue_run.go_on(session, visitor.user, run_id).id)
+    return _back(continue_run.continue_run(session, principal.user, run_id).id)
 
 
 @router.post("/runs/{run_id}/scale")
-@requires(Right.STEER)
+@requires(Permission.CONTROL_RUN)
 @audited("scale")
 def set_scale(
-    run_id: RunId, session: Db, visitor: SignedIn, scale: Annotated[float, Form()]
+    run_id: RunId, session: Db, principal: SignedIn, scale: Annotated[float, Form()]
 ) -> RedirectResponse:
     """Go on with another loss scale."""
-    run_control.request_scale(session, run_id, visitor.user, scale)
+    run_control.request_scale(session, run_id, principal.user, scale)
     return _back(run_id)
 
 
 @router.post("/runs/{run_id}/replays")
-@requires(Right.STEER)
+@requires(Permission.CONTROL_RUN)
 @audited("step")
 def replay(
-    run_id: RunId, session: Db, visitor: SignedIn, step: Annotated[int, Form()]
+    run_id: RunId, session: Db, principal: SignedIn, step: Annotated[int, Form()]
 ) -> RedirectResponse:
     """Replay a step."""
-    run_control.request_replay(session, run_id, visitor.user, step)
+    run_control.request_replay(session, run_id, principal.user, step)
     return _back(run_id)
 
 
@@ -124,9 +124,9 @@ def _back(run_id: int) -> RedirectResponse:
 
 
 def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
-    @requires(Right.STEER)
-    def steer(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
-        act(session, run_id, visitor.user)
+    @requires(Permission.CONTROL_RUN)
+    def steer(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
+        act(session, run_id, principal.user)
         return _back(run_id)
 
     return steer

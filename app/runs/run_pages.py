@@ -21,7 +21,7 @@ from app.telemetry import config_values
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import Chosen
 from app.telemetry.suggested_actions import advised
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.database import now
 from db.files import artifacts, checkpoints
 from db.health.spikes import spikes
@@ -50,13 +50,13 @@ TABS = {
 
 
 @router.get("/runs/{run_id}")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def show_run(
     run_id: RunId,
     request: Request,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     chosen: Chosen,
 ) -> HTMLResponse:
     """Show all there is of a run; the browser goes on from the cursor of this moment."""
@@ -68,10 +68,10 @@ def show_run(
     return page(
         request,
         "run/run.html",
-        visitor=visitor,
-        may=visitor.rights(run),
-        destinations=elsewhere(session, visitor, run.project),
-        sharing=sharing_of(session, visitor, [run]),
+        principal=principal,
+        may=principal.permissions(run),
+        destinations=elsewhere(session, principal, run.project),
+        sharing=sharing_of(session, principal, [run]),
         tabs=TABS.items(),
         tab=tab if tab in TABS else next(iter(TABS)),
         run=summarise(session, run, owner, settings),

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from app.auth import audit
 from app.auth.audit import audited
 from app.auth.authentication import AdmittedEarly, SignedIn
-from app.auth.permissions import ANYBODY, check_project, requires
+from app.auth.permissions import SIGNED_IN, check_project, requires
 from app.dependencies import Db, TheSettings
 from app.files import weight_uploads
 from app.http.parameters import Body, RunId, Sort, Text, flaws
@@ -21,7 +21,7 @@ from app.submission.submission import PriorityNumber, Submission, submit
 from app.telemetry import config_values
 from app.telemetry.config_values import Setting
 from db.access import projects
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.queue import run_control
 from db.runs import run_metadata, runs
@@ -63,7 +63,7 @@ class StatusChange(BaseModel):
     attempt: int
     status: Status
     reason: str | None
-    fault: str | None
+    failure_kind: str | None
     time: float
 
 
@@ -99,7 +99,7 @@ class Labels(SeenLabels):
     ] = None
 
 
-class Place(Body):
+class QueuePosition(Body):
     """Where in the queue a run shall be."""
 
     before_id: Annotated[RunId, Field(description="The run that it goes before")]
@@ -136,11 +136,11 @@ class Asked(BaseModel):
 
 
 @router.get("", response_model=RunList)
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def list_runs(
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     filter: Annotated[  # noqa: A002 - as it is called in the address
         str,
         Query(
@@ -162,7 +162,7 @@ def list_runs(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
     """List runs, newest first if not told otherwise; those without a loss come last by it."""
-    terms = filters.read(filter, me=visitor.user.name)
+    terms = filters.read(filter, me=principal.user.name)
     rows, total = runs.newest_and_count(
         session, conditions=terms, sort=sort, before=before, limit=limit
     )
@@ -189,28 +189,28 @@ Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
 @router.post("", status_code=201)
-@requires(ANYBODY, token_right=Right.SUBMIT)
+@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
 @audited("name", "recipe", "project")
 def submit_run(
     submission: Submission,
     lost: Lost,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     idempotency_key: Annotated[
         Text | None,
         Header(max_length=200, description="A request that repeats it queues no second run"),
     ] = None,
 ) -> RunSummary:
     """Queue a run. 422 names each bad field, its value and what is allowed."""
-    run = submit(session, visitor.user, submission, idempotency_key=idempotency_key, known=lost)
+    run = submit(session, principal.user, submission, idempotency_key=idempotency_key, known=lost)
     audit.done_to(session, [run.id])
-    return summarise(session, run, visitor.user.name, settings)
+    return summarise(session, run, principal.user.name, settings)
 
 
 @router.get("/{run_id}", response_model=RunDetail)
-@requires(Right.SEE)
-def get_run(run_id: RunId, session: Db, settings: TheSettings, _visitor: SignedIn) -> Response:
+@requires(Permission.VIEW_RUN)
+def get_run(run_id: RunId, session: Db, settings: TheSettings, _principal: SignedIn) -> Response:
     """Look at one run."""
     return written(_detail(session, run_id, settings))
 
@@ -236,130 +236,136 @@ def _detail(session: Session, run_id: int, settings: Settings) -> RunDetail:
 
 
 @router.patch("/{run_id}")
-@requires(Right.STEER)
+@requires(Permission.CONTROL_RUN)
 @audited("name", "tags")
 def edit_run(
-    run_id: RunId, wanted: Labels, session: Db, settings: TheSettings, visitor: SignedIn
+    run_id: RunId, wanted: Labels, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunDetail:
     """Change name, tags or note of a run, whatever its status."""
     changes = wanted.model_dump(exclude_none=True, exclude={"seen"})
     if errors := flaws(changes):
         raise Invalid(errors)
     seen = wanted.seen.model_dump(exclude_none=True) if wanted.seen else None
-    run_metadata.edit(session, run_id, visitor.user, changes, seen)
+    run_metadata.edit(session, run_id, principal.user, changes, seen)
     return _detail(session, run_id, settings)
 
 
 @router.put("/{run_id}/project")
-@requires(Right.MOVE)
+@requires(Permission.MOVE_RUN)
 @audited("project")
 def move_run(
-    run_id: RunId, wanted: Destination, session: Db, settings: TheSettings, visitor: SignedIn
+    run_id: RunId, wanted: Destination, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
     """Let a run belong to another project. For who maintains both."""
-    check_project(session, Right.MOVE, wanted.project)
-    projects.move(session, run_id, visitor.user, wanted.project)
+    check_project(session, Permission.MOVE_RUN, wanted.project)
+    projects.move(session, run_id, principal.user, wanted.project)
     return _summary(session, run_id, settings)
 
 
 @router.get("/{run_id}/config")
-@requires(Right.SEE)
-def get_config(run_id: RunId, session: Db, _visitor: SignedIn) -> dict[str, Any]:
+@requires(Permission.VIEW_RUN)
+def get_config(run_id: RunId, session: Db, _principal: SignedIn) -> dict[str, Any]:
     """Return a run's configuration, to be submitted again."""
     return runs.get(session, run_id).config
 
 
 @router.post("/{run_id}/cancellation")
-@requires(Right.STEER)
-def cancel_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+@requires(Permission.CONTROL_RUN)
+def cancel_run(
+    run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn
+) -> RunSummary:
     """Cancel: a training run leaves a checkpoint first. Asked again, it changes nothing."""
-    run_control.cancel(session, run_id, visitor.user)
+    run_control.cancel(session, run_id, principal.user)
     return _summary(session, run_id, settings)
 
 
 @router.post("/{run_id}/kill")
-@requires(Right.STEER)
-def kill_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+@requires(Permission.CONTROL_RUN)
+def kill_run(run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn) -> RunSummary:
     """End a training run at once: what it did since its last checkpoint is lost."""
-    run_control.kill(session, run_id, visitor.user)
+    run_control.kill(session, run_id, principal.user)
     return _summary(session, run_id, settings)
 
 
 @router.post("/{run_id}/pause")
-@requires(Right.STEER)
-def pause_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+@requires(Permission.CONTROL_RUN)
+def pause_run(run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn) -> RunSummary:
     """Pause, with a checkpoint."""
-    run_control.pause(session, run_id, visitor.user)
+    run_control.pause(session, run_id, principal.user)
     return _summary(session, run_id, settings)
 
 
 @router.post("/{run_id}/resumption")
-@requires(Right.STEER)
-def resume_run(run_id: RunId, session: Db, settings: TheSettings, visitor: SignedIn) -> RunSummary:
+@requires(Permission.CONTROL_RUN)
+def resume_run(
+    run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn
+) -> RunSummary:
     """Queue a paused run again."""
-    run_control.resume(session, run_id, visitor.user)
+    run_control.resume(session, run_id, principal.user)
     return _summary(session, run_id, settings)
 
 
 @router.post("/{run_id}/continuation", status_code=201)
-@requires(Right.SUBMIT)
-def go_on(
+@requires(Permission.SUBMIT_RUN)
+def continue_from_checkpoint(
     run_id: RunId,
     session: Db,
     settings: TheSettings,
-    visitor: SignedIn,
+    principal: SignedIn,
     idempotency_key: Annotated[
         Text | None,
         Header(max_length=200, description="A request that repeats it queues no second run"),
     ] = None,
 ) -> RunSummary:
     """Queue a run of the steps that a cancelled or failed one has not made, from its checkpoint."""
-    run = continue_run.go_on(session, visitor.user, run_id, idempotency_key=idempotency_key)
-    return summarise(session, run, visitor.user.name, settings)
+    run = continue_run.continue_run(
+        session, principal.user, run_id, idempotency_key=idempotency_key
+    )
+    return summarise(session, run, principal.user.name, settings)
 
 
 @router.post("/{run_id}/checkpoints", status_code=202)
-@requires(Right.STEER)
-def request_checkpoint(run_id: RunId, session: Db, visitor: SignedIn) -> Asked:
+@requires(Permission.CONTROL_RUN)
+def request_checkpoint(run_id: RunId, session: Db, principal: SignedIn) -> Asked:
     """Ask for a checkpoint now."""
-    return Asked(id=run_control.request_checkpoint(session, run_id, visitor.user).id)
+    return Asked(id=run_control.request_checkpoint(session, run_id, principal.user).id)
 
 
 @router.post("/{run_id}/scale", status_code=202)
-@requires(Right.STEER)
+@requires(Permission.CONTROL_RUN)
 @audited("scale")
-def set_scale(run_id: RunId, wanted: WantedScale, session: Db, visitor: SignedIn) -> Asked:
+def set_scale(run_id: RunId, wanted: WantedScale, session: Db, principal: SignedIn) -> Asked:
     """Ask a running fp16 run to go on with another loss scale."""
-    return Asked(id=run_control.request_scale(session, run_id, visitor.user, wanted.scale).id)
+    return Asked(id=run_control.request_scale(session, run_id, principal.user, wanted.scale).id)
 
 
 @router.post("/{run_id}/replays", status_code=202)
-@requires(Right.STEER)
+@requires(Permission.CONTROL_RUN)
 @audited("step")
-def replay_step(run_id: RunId, wanted: WantedReplay, session: Db, visitor: SignedIn) -> Asked:
+def replay_step(run_id: RunId, wanted: WantedReplay, session: Db, principal: SignedIn) -> Asked:
     """Ask a running run to replay a step, to name the operation that overflowed."""
-    return Asked(id=run_control.request_replay(session, run_id, visitor.user, wanted.step).id)
+    return Asked(id=run_control.request_replay(session, run_id, principal.user, wanted.step).id)
 
 
 @router.put("/{run_id}/priority")
-@requires(Right.ORDER)
+@requires(Permission.PRIORITIZE_RUN)
 @audited("priority")
 def set_priority(
-    run_id: RunId, wanted: Priority, session: Db, settings: TheSettings, visitor: SignedIn
+    run_id: RunId, wanted: Priority, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
     """Change the priority of a run that waits."""
-    run_control.set_priority(session, run_id, wanted.priority, visitor.user)
+    run_control.set_priority(session, run_id, wanted.priority, principal.user)
     return _summary(session, run_id, settings)
 
 
 @router.put("/{run_id}/place")
-@requires(Right.ORDER)
+@requires(Permission.PRIORITIZE_RUN)
 @audited("before_id")
 def set_place(
-    run_id: RunId, wanted: Place, session: Db, settings: TheSettings, visitor: SignedIn
+    run_id: RunId, wanted: QueuePosition, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
     """Move a run that waits before another one in the queue."""
-    run_control.move(session, run_id, wanted.before_id, visitor.user)
+    run_control.move(session, run_id, wanted.before_id, principal.user)
     return _summary(session, run_id, settings)
 
 

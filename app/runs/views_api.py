@@ -35,28 +35,28 @@ class Saved(View):
 
 @router.get("")
 @requires(ACCOUNT)
-def list_views(session: Db, visitor: SignedIn) -> list[Saved]:
+def list_views(session: Db, principal: SignedIn) -> list[Saved]:
     """List your own views by name."""
     return [
         Saved.model_validate(view, from_attributes=True)
-        for view in views.listed(session, visitor.user)
+        for view in views.listed(session, principal.user)
     ]
 
 
 @router.post("", status_code=201)
 @requires(ACCOUNT)
-def save_view(view: View, session: Db, visitor: SignedIn) -> Saved:
+def save_view(view: View, session: Db, principal: SignedIn) -> Saved:
     """Save a view, in place of your own of the same name."""
-    filters.read(view.filter, me=visitor.user.name)
+    filters.read(view.filter, me=principal.user.name)
     columns.chosen(view.columns)
     saved = views.save(
-        session, visitor.user, view.name.strip(), **view.model_dump(exclude={"name"})
+        session, principal.user, view.name.strip(), **view.model_dump(exclude={"name"})
     )
     return Saved.model_validate(saved, from_attributes=True)
 
 
 @router.delete("/{view_id}", status_code=204)
 @requires(ACCOUNT)
-def delete_view(view_id: RowId, session: Db, visitor: SignedIn) -> None:
+def delete_view(view_id: RowId, session: Db, principal: SignedIn) -> None:
     """Delete one of your own views."""
-    views.delete(session, visitor.user, view_id)
+    views.delete(session, principal.user, view_id)

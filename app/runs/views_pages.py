@@ -20,7 +20,7 @@ router = APIRouter(prefix="/views")
 @requires(ACCOUNT)
 def save_view(
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     name: Annotated[Text, Form()] = "",
     typed: Annotated[str, Form(alias="filter")] = "",
     sort: Annotated[Sort, Form()] = "-id",
@@ -28,17 +28,17 @@ def save_view(
     group: Annotated[Name, Form()] = "",
 ) -> RedirectResponse:
     """Save what the list shows under a name."""
-    filters.read(typed, me=visitor.user.name)
+    filters.read(typed, me=principal.user.name)
     columns.chosen(chosen)
     place = {"filter": typed, "sort": sort, "columns": chosen, "group": group}
-    views.save(session, visitor.user, name.strip(), **place)
+    views.save(session, principal.user, name.strip(), **place)
     return RedirectResponse(list_address(**place), status_code=303)
 
 
 @router.post("/{view_id}/deletion")
 @requires(ACCOUNT)
-def delete_view(view_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
+def delete_view(view_id: RowId, session: Db, principal: SignedIn) -> RedirectResponse:
     """Delete a view, and show what it showed, so that it can be saved again."""
-    view = views.delete(session, visitor.user, view_id)
+    view = views.delete(session, principal.user, view_id)
     place = {name: getattr(view, name) for name in ("filter", "sort", "columns", "group")}
     return RedirectResponse(list_address(**place), status_code=303)

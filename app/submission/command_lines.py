@@ -132,8 +132,8 @@ def _mistakes(session: Session, command: Command, devices: int) -> dict[str, str
         if long := [name for name in names if len(name) > command_line.NAME_CHARACTERS]:
             most = command_line.NAME_CHARACTERS
             raise ValueError(f"{long[0][:100]} is long; allowed: names of at most {most}")
-        if devices > 1 and (fault := command_line.ranks_fault(command.line)):
-            raise ValueError(fault)
+        if devices > 1 and (failure_kind := command_line.ranks_fault(command.line)):
+            raise ValueError(failure_kind)
     except ValueError as error:
         errors["command.line"] = str(error)
     return errors | _place_mistakes(command) | _environment_mistakes(session, command)

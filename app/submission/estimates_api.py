@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db
 from app.html.formats import count, duration, memory, number, size
 from app.http.parameters import LARGEST_STEP, Text
@@ -55,10 +55,10 @@ class Cost(BaseModel):
 
 
 @router.get("/estimates")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def estimate(
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     recipe: Text,
     precision: Text,
     steps: Annotated[Steps, Query(description="That it shall make")] = None,

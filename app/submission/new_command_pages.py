@@ -7,8 +7,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from app.auth.authentication import SignedIn, Visitor
-from app.auth.permissions import COMMAND, requires
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import RUN_COMMANDS, requires
 from app.dependencies import Db, Posted
 from app.html.rendering import page
 from app.http.parameters import RunId
@@ -25,16 +25,16 @@ router = APIRouter()
 
 
 @router.get("/runs/new/command")
-@requires(COMMAND)
+@requires(RUN_COMMANDS)
 def new_command(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     source: Annotated[RunId | None, Query(alias="from")] = None,
 ) -> HTMLResponse:
     """Show the form, empty or with what another command had."""
     if source is None:
-        return _form(request, session, visitor, CommandForm(), {})
+        return _form(request, session, principal, CommandForm(), {})
     run = runs.get(session, source)
     if run.command is None:
         raise Conflict(f"Run {run.id} is no command.")
@@ -42,12 +42,12 @@ def new_command(
     values["project"] = run.project
     values["devices_per_node"] = str(run.devices_per_node)
     form = command_form.shown(run.command, run.config)
-    return _form(request, session, visitor, form, values)
+    return _form(request, session, principal, form, values)
 
 
 @router.post("/runs/new/command")
-@requires(COMMAND)
-def submit_command(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> Response:
+@requires(RUN_COMMANDS)
+def submit_command(request: Request, session: Db, posted: Posted, principal: SignedIn) -> Response:
     """Queue the command, or show the form again with what was typed and what is wrong with it."""
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
     form = command_form.typed(posted, {})
@@ -66,7 +66,7 @@ def submit_command(request: Request, session: Db, posted: Posted, visitor: Signe
         )
         if errors | wrong:
             raise Invalid(errors | wrong | check(session, submission).errors)
-        run = submit(session, visitor.user, submission)
+        run = submit(session, principal.user, submission)
     except ValidationError as error:
         errors |= {".".join(map(str, each["loc"])): each["msg"] for each in error.errors()}
     except Invalid as error:
@@ -74,13 +74,13 @@ def submit_command(request: Request, session: Db, posted: Posted, visitor: Signe
     else:
         return RedirectResponse(f"/runs/{run.id}", status_code=303)
     form = command_form.typed(posted, errors)
-    return _form(request, session, visitor, form, values, errors)
+    return _form(request, session, principal, form, values, errors)
 
 
 def _form(
     request: Request,
     session: Session,
-    visitor: Visitor,
+    principal: Principal,
     form: CommandForm,
     values: dict[str, Any],
     errors: dict[str, str] | None = None,
@@ -89,14 +89,14 @@ def _form(
     return page(
         request,
         "submission/new_command.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if errors else 200,
         form=form,
         parameter_kinds=KINDS,
         known_secrets=secrets.names(session),
         offered=workers.recipes(session),
         offers_commands=workers.offer_commands(session),
-        projects=may_submit_to(session, visitor.standing),
+        projects=may_submit_to(session, principal.grants),
         values=dict.fromkeys(RUN_FIELDS, "") | defaults | values,
         errors=errors or {},
     )

@@ -12,15 +12,15 @@ from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import unaudited
-from app.auth.authentication import AdmittedEarly, SignedIn, Visitor
-from app.auth.permissions import SUBMITTER, check_project, requires
+from app.auth.authentication import AdmittedEarly, Principal, SignedIn
+from app.auth.permissions import ANY_SUBMITTER, check_project, requires
 from app.dependencies import Db, Posted, TheSettings
 from app.files import weight_uploads
 from app.html.rendering import page
 from app.http.parameters import RowId, RunId, Step, Text
 from app.submission import config_schema, forms
 from app.submission.submission import LIMITS, Submission, check, may_submit_to, submit
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid, NotFound
 from db.files import checkpoints
 from db.files.uploads import SETTING
@@ -59,11 +59,11 @@ RUN_FIELDS = ("name", "tags", "project", "filled_from", *WHOLE_NUMBERS)
 
 
 @router.get("/runs/new")
-@requires(SUBMITTER)
+@requires(ANY_SUBMITTER)
 def new_run(
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     recipe: Text = "",
     source: Annotated[RunId | None, Query(alias="from")] = None,
     step: Step | None = None,
@@ -81,7 +81,7 @@ def new_run(
     as JSON has it, of settings that shall be otherwise.  preset: what fills it instead.
     """
     if preset is not None:
-        return _preset(request, session, visitor, preset)
+        return _preset(request, session, principal, preset)
     config: dict[str, Any] = {}
     values = {"priority": "0", "nodes": "1", "devices_per_node": "1"}
     if source is not None:
@@ -107,15 +107,17 @@ def new_run(
         if step is not None:
             config.pop("weights", None)  # a checkpoint has its own
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
-    return form(request, session, visitor, recipe, config, values)
+    return form(request, session, principal, recipe, config, values)
 
 
-def _preset(request: Request, session: Session, visitor: Visitor, preset_id: int) -> HTMLResponse:
+def _preset(
+    request: Request, session: Session, principal: Principal, preset_id: int
+) -> HTMLResponse:
     found = presets.get(session, preset_id)
-    check_project(session, Right.SUBMIT, found.project)
+    check_project(session, Permission.SUBMIT_RUN, found.project)
     values = {"priority": "0", "nodes": "1", "devices_per_node": "1", "project": found.project}
     values |= {name: str(value) for name, value in found.place.items()} | {"preset": found.name}
-    return form(request, session, visitor, found.recipe, deepcopy(found.config), values)
+    return form(request, session, principal, found.recipe, deepcopy(found.config), values)
 
 
 def _change(text: str) -> tuple[str, Any]:
@@ -131,8 +133,10 @@ def _change(text: str) -> tuple[str, Any]:
 
 @router.post("/runs/new")
 @unaudited
-@requires(SUBMITTER)
-def other_recipe(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
+@requires(ANY_SUBMITTER)
+def other_recipe(
+    request: Request, session: Db, posted: Posted, principal: SignedIn
+) -> HTMLResponse:
     """Show the form of another recipe, with what was changed in this one's as far as it goes."""
     recipe, wanted = str(posted.get("recipe", "")), str(posted.get("other", ""))
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
@@ -144,7 +148,7 @@ def other_recipe(request: Request, session: Db, posted: Posted, visitor: SignedI
     if before and after:
         typed = forms.read(before["schema"], posted)
         config, refused = forms.carried(before["schema"], after["schema"], typed)
-    return form(request, session, visitor, wanted, config, values, refused=refused)
+    return form(request, session, principal, wanted, config, values, refused=refused)
 
 
 def _lost(_user: AdmittedEarly, posted: Posted, settings: TheSettings) -> dict[str, str]:
@@ -156,9 +160,9 @@ Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
 @router.post("/runs")
-@requires(SUBMITTER)
+@requires(ANY_SUBMITTER)
 def submit_run(
-    request: Request, lost: Lost, session: Db, posted: Posted, visitor: SignedIn
+    request: Request, lost: Lost, session: Db, posted: Posted, principal: SignedIn
 ) -> Response:
     """Queue the run, or show the form again with what was typed and what is wrong with it."""
     recipe = str(posted.get("recipe", ""))
@@ -172,12 +176,12 @@ def submit_run(
         errors |= lost
         if errors:
             raise Invalid(errors | check(session, submission).errors)
-        run = submit(session, visitor.user, submission)
+        run = submit(session, principal.user, submission)
         audit.done_to(session, [run.id])
     except NotFound as error:
-        return form(request, session, visitor, recipe, {}, values, {"recipe": str(error)})
+        return form(request, session, principal, recipe, {}, values, {"recipe": str(error)})
     except Invalid as error:
-        return form(request, session, visitor, recipe, config, values, error.errors)
+        return form(request, session, principal, recipe, config, values, error.errors)
     return RedirectResponse(f"/runs/{run.id}", status_code=303)
 
 
@@ -209,7 +213,7 @@ def _name(session: Session, recipe: str) -> str:
 def form(
     request: Request,
     session: Session,
-    visitor: Visitor,
+    principal: Principal,
     recipe: str,
     config: dict[str, Any],
     values: dict[str, str],
@@ -225,11 +229,11 @@ def form(
     chosen = chosen or (offered[0] if offered else None)
     schema = chosen["schema"] if chosen else {}
     everyone = workers.everyone(session)
-    projects = may_submit_to(session, visitor.standing)
+    projects = may_submit_to(session, principal.grants)
     return page(
         request,
         "submission/new_run.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if errors else 200,
         offered=offered,
         offers_commands=workers.offer_commands(session),

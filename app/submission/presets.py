@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app.auth.permissions import check_project
 from app.submission import config_schema, forms
 from app.submission.submission import Submission, check, usual_project
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.queue import workers
 from db.runs import presets
@@ -30,7 +30,7 @@ def save(
     project = wanted.project
     if project is None:
         project = usual_project(session, user)
-    check_project(session, Right.SUBMIT, project)
+    check_project(session, Permission.SUBMIT_RUN, project)
     wanted = wanted.model_copy(update={"project": project})
     if wrong := {**known, **check(session, wanted).errors}:
         raise Invalid(wrong)

@@ -7,12 +7,12 @@ from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ACCOUNT, ANYBODY, check_project, requires
+from app.auth.permissions import ACCOUNT, SIGNED_IN, check_project, requires
 from app.dependencies import Db
 from app.http.parameters import Body, RowId, Text, flaw
 from app.submission.presets import save
 from app.submission.submission import Submission, may_submit_to
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.runs import presets, run_metadata
 from db.tables import Preset
@@ -54,15 +54,15 @@ class PresetRow(BaseModel):
 
 
 @router.get("")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def list_presets(
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     name: Annotated[Text | None, Query(description="Those that are called so, alone")] = None,
     project: Annotated[Text | None, Query(description="Of this one alone")] = None,
 ) -> list[PresetRow]:
     """List the presets of projects that you may submit to, by name, 500 at most."""
-    names = may_submit_to(session, visitor.standing)
+    names = may_submit_to(session, principal.grants)
     if project is not None:
         names = [each for each in names if each == project]
     return [_told(each) for each in presets.found(session, names, name=name)]
@@ -71,20 +71,20 @@ def list_presets(
 @router.post("", status_code=201)
 @requires(ACCOUNT)
 @audited("name", "recipe", "project")
-def save_preset(wanted: PresetWanted, session: Db, visitor: SignedIn) -> PresetRow:
+def save_preset(wanted: PresetWanted, session: Db, principal: SignedIn) -> PresetRow:
     """Save a preset, in place of the project's own of that name. For who may submit to it."""
     if wrong := flaw(wanted.recipe):
         raise Invalid({"recipe": wrong})
     submission = Submission(**wanted.model_dump(exclude={"name"}))
-    return _told(save(session, visitor.user, wanted.name, submission))
+    return _told(save(session, principal.user, wanted.name, submission))
 
 
 @router.delete("/{preset_id}", status_code=204)
 @requires(ACCOUNT)
-def delete_preset(preset_id: RowId, session: Db, _visitor: SignedIn) -> None:
+def delete_preset(preset_id: RowId, session: Db, _principal: SignedIn) -> None:
     """Delete a preset. For who may submit to its project."""
     preset = presets.get(session, preset_id)
-    check_project(session, Right.SUBMIT, preset.project)
+    check_project(session, Permission.SUBMIT_RUN, preset.project)
     session.delete(preset)
 
 

@@ -15,7 +15,7 @@ from app.submission import forms, new_run_pages
 from app.submission.new_run_pages import RUN_FIELDS
 from app.submission.presets import save
 from app.submission.submission import Submission
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.queue import workers
 from db.runs import presets
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/presets")
 @router.post("")
 @requires(ACCOUNT)
 @audited("preset", "recipe", "project")
-def save_preset(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> Response:
+def save_preset(request: Request, session: Db, posted: Posted, principal: SignedIn) -> Response:
     """Save what the form holds under a name, or show it again with what is wrong with it."""
     recipe = str(posted.get("recipe", ""))
     schema = workers.recipe(session, recipe)["schema"]
@@ -38,22 +38,22 @@ def save_preset(request: Request, session: Db, posted: Posted, visitor: SignedIn
         kept["tags"] = values["tags"]
         kept["project"] = values["project"] or None
         wanted = Submission(recipe=recipe, config=config, **kept)
-        saved = save(session, visitor.user, values["preset"], wanted, known=errors)
+        saved = save(session, principal.user, values["preset"], wanted, known=errors)
     except Invalid as error:
         # Of the form `name` is the run's, which no preset keeps.
         wrong = {"preset" if each == "name" else each: text for each, text in error.errors.items()}
-        return new_run_pages.form(request, session, visitor, recipe, config, values, wrong)
+        return new_run_pages.form(request, session, principal, recipe, config, values, wrong)
     return back_to(request, f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
 
 
 @router.post("/{preset_id}/deletion")
 @requires(ACCOUNT)
 def delete_preset(
-    request: Request, preset_id: RowId, session: Db, _visitor: SignedIn
+    request: Request, preset_id: RowId, session: Db, _principal: SignedIn
 ) -> RedirectResponse:
     """Delete one."""
     preset = presets.get(session, preset_id)
-    check_project(session, Right.SUBMIT, preset.project)
+    check_project(session, Permission.SUBMIT_RUN, preset.project)
     session.delete(preset)
     return back_to(
         request, f"/runs/new?recipe={preset.recipe}", f"The preset {preset.name} is deleted."

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db
 from app.html.rendering import page
 from app.http.parameters import Text
@@ -45,15 +45,15 @@ class Offered:
 
 
 @router.get("/recipes")
-@requires(ANYBODY)
-def list_recipes(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+@requires(SIGNED_IN)
+def list_recipes(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show what can be trained now, where it comes from, and what could not be loaded."""
     up = [worker for worker, is_alive in workers.everyone(session) if is_alive]
     offered = by_name(up)
     return page(
         request,
         "submission/recipes.html",
-        visitor=visitor,
+        principal=principal,
         up=up,
         broken=[each for each in offered if "error" in each.recipe],
         lacking=[each for each in offered if "needs" in each.recipe],
@@ -62,8 +62,8 @@ def list_recipes(request: Request, session: Db, visitor: SignedIn) -> HTMLRespon
 
 
 @router.get("/recipes/{name:path}")
-@requires(ANYBODY)
-def show_recipe(name: Text, request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+@requires(SIGNED_IN)
+def show_recipe(name: Text, request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show one with all of its settings. Raises NotFound."""
     up = [worker for worker, is_alive in workers.everyone(session) if is_alive]
     offered = [each for each in by_name(up) if "schema" in each.recipe]
@@ -72,7 +72,7 @@ def show_recipe(name: Text, request: Request, session: Db, visitor: SignedIn) ->
         known = ", ".join(each.recipe["name"] for each in offered) or "none: no worker is up"
         raise NotFound(f"No worker that is up offers the recipe {name!r}. They offer: {known}.")
     each = next(each for each in offered if each.recipe is found)
-    return page(request, "submission/recipe.html", visitor=visitor, each=each)
+    return page(request, "submission/recipe.html", principal=principal, each=each)
 
 
 def by_name(up: Iterable[Worker]) -> list[Offered]:

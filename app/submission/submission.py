@@ -13,7 +13,7 @@ from app.http.parameters import LARGEST_STEP, flaw, flaws, outsized
 from app.submission import command_lines, config_schema, forms
 from app.submission.command_lines import Command
 from db.access import permissions, projects
-from db.access.permissions import Right, Standing
+from db.access.permissions import Grants, Permission
 from db.errors import Invalid, NotFound
 from db.files import checkpoints, uploads
 from db.names import cleaned
@@ -97,14 +97,14 @@ def submit(
     errors = {**known, **checked.errors}
     if submission.command is not None:
         errors |= check_commands(session, user)
-    standing = permissions.limits(session)
-    if standing is None:  # a sweep that goes on without its owner
-        standing = permissions.standing(session, user)
-        errors |= check_project(session, standing, submission.project or projects.DEFAULT)
-        errors |= check_sources(session, standing, submission, checked.config)
+    grants = permissions.limits(session)
+    if grants is None:  # a sweep that goes on without its owner
+        grants = permissions.grants(session, user)
+        errors |= check_project(session, grants, submission.project or projects.DEFAULT)
+        errors |= check_sources(session, grants, submission, checked.config)
     if errors:
         raise Invalid(errors)
-    project = _project(session, standing, submission)
+    project = _project(session, grants, submission)
     projects.hold(session, project)
     quotas.check_submission(session, user, project)
     name = cleaned(submission.name)
@@ -170,69 +170,69 @@ def same_sizes(settings: dict[str, Any], asked: Mapping[str, str]) -> bool:
 
 def check_commands(session: Session, user: User) -> dict[str, str]:
     """Say that somebody may queue no command lines, or their token may not."""
-    standing = permissions.limits(session)
-    is_whole = standing is None or (standing.most == frozenset(Right) and standing.only is None)
+    grants = permissions.limits(session)
+    is_whole = grants is None or (grants.most == frozenset(Permission) and grants.only is None)
     if not is_whole:
         allowed = "allowed: a recipe, or a token that may do all that you may, in every project"
         return {"command": f"this token queues no command lines; {allowed}"}
-    if user.is_operator or user.runs_commands:
+    if user.is_admin or user.runs_commands:
         return {}
     return {"command": "it needs a right of its own, which operators give; allowed: a recipe"}
 
 
-def check_project(session: Session, standing: Standing, project: str) -> dict[str, str]:
+def check_project(session: Session, grants: Grants, project: str) -> dict[str, str]:
     """Say what is wrong with the project that somebody's run shall belong to."""
-    is_there = standing.may(Right.SUBMIT, project) and (
+    is_there = grants.may(Permission.SUBMIT_RUN, project) and (
         project == projects.DEFAULT or session.get(Project, project) is not None
     )
     if is_there:
         return {}
-    allowed = ", ".join(map(repr, may_submit_to(session, standing)))
+    allowed = ", ".join(map(repr, may_submit_to(session, grants)))
     if not allowed:
         return {"project": NO_SUBMITTING}
     return {"project": f"{project[:100]!r} is not allowed; allowed: {allowed}"}
 
 
-def _project(session: Session, standing: Standing, submission: Submission) -> str:
+def _project(session: Session, grants: Grants, submission: Submission) -> str:
     """Return the project of a run: where nobody says, its parent's, or the first that may be."""
     if submission.project is not None:
         return submission.project
     if submission.parent_id is not None:
         parent = session.get(Run, submission.parent_id)
         return parent.project if parent is not None else projects.DEFAULT
-    return _first(session, standing)
+    return _first(session, grants)
 
 
 def usual_project(session: Session, user: User) -> str:
     """Return the project of what somebody submits where nobody says one."""
-    return _first(session, permissions.limits(session) or permissions.standing(session, user))
+    return _first(session, permissions.limits(session) or permissions.grants(session, user))
 
 
-def _first(session: Session, standing: Standing) -> str:
-    return next(iter(may_submit_to(session, standing)), projects.DEFAULT)
+def _first(session: Session, grants: Grants) -> str:
+    return next(iter(may_submit_to(session, grants)), projects.DEFAULT)
 
 
 def most_priority(session: Session, project: str, wanted: int) -> int:
     """Return a priority, lowered to the usual one for who may not order the queue."""
-    standing = permissions.limits(session)
-    may = standing is None or standing.may(Right.ORDER, project)
+    grants = permissions.limits(session)
+    may = grants is None or grants.may(Permission.PRIORITIZE_RUN, project)
     return wanted if may else min(wanted, 0)
 
 
-def _check_rights(
-    session: Session, standing: Standing, submission: Submission, config: dict[str, Any]
+def _check_permissions(
+    session: Session, grants: Grants, submission: Submission, config: dict[str, Any]
 ) -> dict[str, str]:
     """Say what of a run asks for more than whoever submits it may."""
-    project = _project(session, standing, submission)
-    errors = check_project(session, standing, project)
-    if submission.priority > 0 and not standing.may(Right.ORDER, project):
+    project = _project(session, grants, submission)
+    errors = check_project(session, grants, project)
+    if submission.priority > 0 and not grants.may(Permission.PRIORITIZE_RUN, project):
         allowed = "allowed: at most 0, for you may not order the queue of this project"
         errors["priority"] = f"{submission.priority} is not allowed; {allowed}"
-    return errors | check_sources(session, standing, submission, config)
+    return errors | check_sources(session, grants, submission, config)
 
 
 def check_sources(
-    session: Session, standing: Standing, submission: Submission, config: dict[str, Any]
+    session: Session, grants: Grants, submission: Submission, config: dict[str, Any]
 ) -> dict[str, str]:
     """Return what is wrong with the files that a run starts from, and the run it is compared with.
 
@@ -248,23 +248,23 @@ def check_sources(
     }
     for field, run_id in sources.items():
         source = session.get(Run, run_id) if run_id is not None else None
-        if source is not None and not standing.may(Right.DOWNLOAD, source.project):
+        if source is not None and not grants.may(Permission.DOWNLOAD_FILES, source.project):
             errors[field] = f"run {run_id} is of a project that you may download nothing of"
     upload = weights.get("upload")
-    if upload is not None and not uploads.may_download(session, standing, upload):
+    if upload is not None and not uploads.may_download(session, grants, upload):
         errors[uploads.SETTING] = uploads.NOT_YOURS.format(upload)
     compared_id = submission.compared_with
     compared = session.get(Run, compared_id) if compared_id is not None else None
-    if compared is not None and not standing.may(Right.SUBMIT, compared.project):
+    if compared is not None and not grants.may(Permission.SUBMIT_RUN, compared.project):
         text = f"run {compared_id} is of a project that you may not submit to"
         errors["compared_with"] = f"{text}; allowed: a run of a project that you may"
     return errors
 
 
-def may_submit_to(session: Session, standing: Standing) -> list[str]:
+def may_submit_to(session: Session, grants: Grants) -> list[str]:
     """List the projects that somebody's run may belong to."""
-    known = projects.listed(session, standing.projects)
-    return [each.name for each in known if standing.may(Right.SUBMIT, each.name)]
+    known = projects.listed(session, grants.projects)
+    return [each.name for each in known if grants.may(Permission.SUBMIT_RUN, each.name)]
 
 
 def _recipe_name(session: Session, submission: Submission) -> str:
@@ -309,9 +309,9 @@ def check(session: Session, submission: Submission) -> Checked:
     if any(path in errors for path in ("recipe", "config")):
         return Checked(command, config, errors)  # too much to be told more of
     errors |= _check_place(session, submission)
-    standing = permissions.limits(session)
-    if standing is not None and not errors.keys() & {"parent_id", "project", "priority"}:
-        errors |= _check_rights(session, standing, submission, config)
+    grants = permissions.limits(session)
+    if grants is not None and not errors.keys() & {"parent_id", "project", "priority"}:
+        errors |= _check_permissions(session, grants, submission, config)
     return Checked(command, config, errors)
 
 

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import unaudited
-from app.auth.authentication import SignedIn, Visitor
-from app.auth.permissions import COMMAND, requires
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import RUN_COMMANDS, requires
 from app.dependencies import Db, Posted
 from app.html.rendering import page
 from app.submission import command_form
@@ -32,26 +32,26 @@ TAKEN = ("tags", "project", "priority", "devices_per_node")
 
 
 @router.get("/sweeps/new/command")
-@requires(COMMAND)
-def new_sweep(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+@requires(RUN_COMMANDS)
+def new_sweep(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show the form, empty."""
-    return _form(request, session, visitor, CommandForm(), FIELDS)
+    return _form(request, session, principal, CommandForm(), FIELDS)
 
 
 @router.post("/sweeps/new/command")
 @unaudited
-@requires(COMMAND)
-def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
+@requires(RUN_COMMANDS)
+def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn) -> HTMLResponse:
     """Show it with what was typed into the form of a run."""
     values = {name: str(posted[name])[:TYPED] for name in TAKEN if name in posted}
     form = command_form.typed(posted, {})
-    return _form(request, session, visitor, form, FIELDS | values)
+    return _form(request, session, principal, form, FIELDS | values)
 
 
 @router.post("/sweeps/command", response_model=None)
-@requires(COMMAND)
+@requires(RUN_COMMANDS)
 def begin(
-    request: Request, session: Db, posted: Posted, visitor: SignedIn
+    request: Request, session: Db, posted: Posted, principal: SignedIn
 ) -> HTMLResponse | RedirectResponse:
     """Begin the sweep once it is confirmed how many runs it is; or say that, or what is wrong."""
     values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
@@ -60,7 +60,7 @@ def begin(
     try:
         told = {"command": command, "config": config, "space": space, **plan(values)}
         given = SweepSubmission.model_validate(told)
-        checked = sweep_submission.check(session, visitor.user, given)
+        checked = sweep_submission.check(session, principal.user, given)
         errors |= checked.errors
     except ValidationError as error:
         errors |= {".".join(map(str, each["loc"])): each["msg"] for each in error.errors()}
@@ -68,12 +68,12 @@ def begin(
         errors |= error.errors
     if errors:
         form = command_form.typed(posted, errors)
-        return _form(request, session, visitor, form, values, errors)
+        return _form(request, session, principal, form, values, errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
         audit.forget(request)
-        return _form(request, session, visitor, form, values, runs=checked.runs)
+        return _form(request, session, principal, form, values, runs=checked.runs)
     key = str(posted.get("key", ""))[:64] or None
-    sweep = sweep_submission.begin(session, visitor.user, given, idempotency_key=key)
+    sweep = sweep_submission.begin(session, principal.user, given, idempotency_key=key)
     audit.tell(session, f"sweep {sweep.id} of {checked.runs} runs")
     return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
 
@@ -81,7 +81,7 @@ def begin(
 def _form(
     request: Request,
     session: Session,
-    visitor: Visitor,
+    principal: Principal,
     form: CommandForm,
     values: Mapping[str, str],
     errors: dict[str, str] | None = None,
@@ -91,7 +91,7 @@ def _form(
     return page(
         request,
         "sweeps/new_command_sweep.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if errors else 200,
         form=form,
         searched=space,
@@ -102,7 +102,7 @@ def _form(
         known_secrets=secrets.names(session),
         offered=workers.recipes(session),
         offers_commands=workers.offer_commands(session),
-        projects=may_submit_to(session, visitor.standing),
+        projects=may_submit_to(session, principal.grants),
         values=values,
         errors=errors or {},
         runs=runs,

@@ -11,8 +11,8 @@ from starlette.datastructures import FormData
 
 from app.auth import audit
 from app.auth.audit import unaudited
-from app.auth.authentication import SignedIn, Visitor
-from app.auth.permissions import SUBMITTER, requires
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import ANY_SUBMITTER, requires
 from app.dependencies import Db, Posted
 from app.html.rendering import page
 from app.http.parameters import Text
@@ -50,34 +50,36 @@ TYPED = 1000
 
 
 @router.get("/sweeps/new")
-@requires(SUBMITTER)
-def new_sweep(request: Request, session: Db, visitor: SignedIn, recipe: Text = "") -> HTMLResponse:
+@requires(ANY_SUBMITTER)
+def new_sweep(
+    request: Request, session: Db, principal: SignedIn, recipe: Text = ""
+) -> HTMLResponse:
     """Show the form with the recipe's defaults."""
-    return _form(request, session, visitor, recipe, {}, FIELDS)
+    return _form(request, session, principal, recipe, {}, FIELDS)
 
 
 @router.post("/sweeps/new")
 @unaudited
-@requires(SUBMITTER)
-def from_run(request: Request, session: Db, posted: Posted, visitor: SignedIn) -> HTMLResponse:
+@requires(ANY_SUBMITTER)
+def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn) -> HTMLResponse:
     """Show it with what was typed into the form of a run."""
     recipe, taken = str(posted.get("recipe", "")), ("tags", "project", "nodes", "devices_per_node")
     values = {name: str(posted[name])[:TYPED] for name in taken if name in posted}
     try:
         schema = workers.recipe(session, recipe)["schema"]
     except NotFound:
-        return _form(request, session, visitor, recipe, {}, FIELDS)
+        return _form(request, session, principal, recipe, {}, FIELDS)
     typed = _typed(schema, posted)
     for field in config_schema.properties(schema):
         if field.rules.get("type") == "boolean" and not typed[field.path]:
             typed[field.path] = "false"  # a box that is not ticked sends nothing
-    return _form(request, session, visitor, recipe, typed, FIELDS | values)
+    return _form(request, session, principal, recipe, typed, FIELDS | values)
 
 
 @router.post("/sweeps", response_model=None)
-@requires(SUBMITTER)
+@requires(ANY_SUBMITTER)
 def begin(
-    request: Request, session: Db, posted: Posted, visitor: SignedIn
+    request: Request, session: Db, posted: Posted, principal: SignedIn
 ) -> HTMLResponse | RedirectResponse:
     """Begin the sweep once it is confirmed how many runs it is; or say that, or what is wrong."""
     recipe = str(posted.get("recipe", ""))
@@ -87,19 +89,19 @@ def begin(
         schema = workers.recipe(session, recipe)["schema"]
         typed = _typed(schema, posted)
         given = _submission(recipe, schema, typed, values)
-        checked = sweep_submission.check(session, visitor.user, given)
+        checked = sweep_submission.check(session, principal.user, given)
         if checked.errors:
             raise Invalid(checked.errors)
     except NotFound as error:
         errors = {"recipe": str(error)}
-        return _form(request, session, visitor, recipe, typed, values, errors)
+        return _form(request, session, principal, recipe, typed, values, errors)
     except Invalid as error:
-        return _form(request, session, visitor, recipe, typed, values, error.errors)
+        return _form(request, session, principal, recipe, typed, values, error.errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
         audit.forget(request)
-        return _form(request, session, visitor, recipe, typed, values, runs=checked.runs)
+        return _form(request, session, principal, recipe, typed, values, runs=checked.runs)
     key = str(posted.get("key", ""))[:64] or None
-    sweep = sweep_submission.begin(session, visitor.user, given, idempotency_key=key)
+    sweep = sweep_submission.begin(session, principal.user, given, idempotency_key=key)
     audit.tell(session, f"sweep {sweep.id} of {checked.runs} runs, recipe {sweep.recipe}")
     return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
 
@@ -167,7 +169,7 @@ def _value(field: Property, text: str) -> Any:
 def _form(
     request: Request,
     session: Session,
-    visitor: Visitor,
+    principal: Principal,
     recipe: str,
     typed: Mapping[str, str],
     values: Mapping[str, str],
@@ -189,7 +191,7 @@ def _form(
     return page(
         request,
         "sweeps/new_sweep.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if errors else 200,
         offered=offered,
         offers_commands=workers.offer_commands(session),
@@ -203,7 +205,7 @@ def _form(
         changed={f.path for f in fields if texts[f.path] != forms.input_text(f.default)},
         searchable={f.path for f in fields if search_space.is_searchable(f)},
         values=values,
-        projects=may_submit_to(session, visitor.standing),
+        projects=may_submit_to(session, principal.grants),
         kinds=KIND_TITLES,
         lacking=None if tpe.is_installed() else tpe.NEEDED,
         goals=(MINIMISE, MAXIMISE),

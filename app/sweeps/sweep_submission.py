@@ -130,8 +130,8 @@ def _check_searched(session: Session, space: SpaceGiven) -> dict[str, str]:
 
     Later runs of a sweep are submitted with its owner's rights, which may be more.
     """
-    standing = permissions.limits(session)
-    if standing is None or standing.only is None:
+    grants = permissions.limits(session)
+    if grants is None or grants.only is None:
         return {}
     text = "a token of one project does not search weights; allowed: one value, in config"
     return {path: text for path in space if path.partition(".")[0] == "weights"}
@@ -393,7 +393,7 @@ def resume(session: Session, sweep_id: int, user: User) -> None:
     _go_on(session, sweep)
 
 
-def go_on(session: Session, sweep_id: int) -> None:
+def continue_run(session: Session, sweep_id: int) -> None:
     """Write down which trials have ended, and submit runs until enough are under way.
 
     Raises Invalid, or what else keeps a run from being submitted.
@@ -454,7 +454,7 @@ def _look_at(database: Database, sweep_id: int, queued_per_user: int) -> None:
     try:
         with database.writing() as session:
             quotas.allow(session, queued_per_user=queued_per_user)
-            go_on(session, sweep_id)
+            continue_run(session, sweep_id)
     except Exception as error:
         if is_outage(error):
             raise

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import AdmittedEarly, SignedIn
-from app.auth.permissions import ANYBODY, check_project, requires
+from app.auth.permissions import SIGNED_IN, check_project, requires
 from app.dependencies import Db, TheDatabase, TheLive, TheSettings
 from app.files import weight_uploads
 from app.http.active_requests import STREAM
@@ -23,7 +23,7 @@ from app.submission.command_lines import Command, as_submitted
 from app.sweeps import search_space, sweep_submission
 from app.sweeps.sweep_submission import MOST_RUNS, SpaceGiven, SweepSubmission
 from db.access import projects
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.sweeps import sweeps
 from db.sweeps.sweeps import Tally
 from db.tables import Run, Status, Sweep, Trial, User
@@ -106,10 +106,10 @@ class Extension(Body):
 
 
 @router.get("")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def list_sweeps(
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     before: Annotated[RowId | None, Query(description="Only sweeps older than this id")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> SweepList:
@@ -132,13 +132,13 @@ Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
 @router.post("", status_code=201)
-@requires(ANYBODY, token_right=Right.SUBMIT)
+@requires(SIGNED_IN, token_permission=Permission.SUBMIT_RUN)
 @audited("name", "recipe", "project")
 def begin_sweep(
     submission: SweepSubmission,
     lost: Lost,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     idempotency_key: Annotated[
         Text | None,
         Header(max_length=200, description="A request that repeats it begins no second sweep"),
@@ -146,24 +146,24 @@ def begin_sweep(
 ) -> SweepDetail:
     """Begin a sweep. 422 names each bad field, its value and what is allowed."""
     sweep = sweep_submission.begin(
-        session, visitor.user, submission, idempotency_key=idempotency_key, known=lost
+        session, principal.user, submission, idempotency_key=idempotency_key, known=lost
     )
     return detail(session, sweep)
 
 
 @router.get("/{sweep_id}")
-@requires(Right.SEE)
-def get_sweep(sweep_id: SweepId, session: Db, _visitor: SignedIn) -> SweepDetail:
+@requires(Permission.VIEW_RUN)
+def get_sweep(sweep_id: SweepId, session: Db, _principal: SignedIn) -> SweepDetail:
     """Look at one sweep."""
     return detail(session, sweeps.get(session, sweep_id))
 
 
 @router.get("/{sweep_id}/trials")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def list_trials(
     sweep_id: SweepId,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     sort: Annotated[
         Text, Query(description="number, newest first; or value, the best first")
     ] = "number",
@@ -180,44 +180,46 @@ def list_trials(
 
 
 @router.put("/{sweep_id}/project")
-@requires(Right.MOVE)
+@requires(Permission.MOVE_RUN)
 @audited("project")
 def move_sweep(
-    sweep_id: SweepId, wanted: Destination, session: Db, visitor: SignedIn
+    sweep_id: SweepId, wanted: Destination, session: Db, principal: SignedIn
 ) -> SweepDetail:
     """Let a sweep and all of its runs belong to another project. For who maintains both."""
-    check_project(session, Right.MOVE, wanted.project)
-    projects.move_sweep(session, sweep_id, visitor.user, wanted.project)
+    check_project(session, Permission.MOVE_RUN, wanted.project)
+    projects.move_sweep(session, sweep_id, principal.user, wanted.project)
     return detail(session, sweeps.get(session, sweep_id))
 
 
 @router.post("/{sweep_id}/cancellation")
-@requires(Right.STEER)
-def cancel_sweep(sweep_id: SweepId, session: Db, visitor: SignedIn) -> SweepDetail:
+@requires(Permission.CONTROL_RUN)
+def cancel_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDetail:
     """Submit no more runs, and cancel those that wait or train."""
-    return detail(session, sweeps.cancel(session, sweep_id, visitor.user))
+    return detail(session, sweeps.cancel(session, sweep_id, principal.user))
 
 
 @router.post("/{sweep_id}/pause")
-@requires(Right.STEER)
-def pause_sweep(sweep_id: SweepId, session: Db, _visitor: SignedIn) -> SweepDetail:
+@requires(Permission.CONTROL_RUN)
+def pause_sweep(sweep_id: SweepId, session: Db, _principal: SignedIn) -> SweepDetail:
     """Submit no more runs for now; those that wait or train go on."""
     return detail(session, sweeps.pause(session, sweep_id))
 
 
 @router.post("/{sweep_id}/resumption")
-@requires(Right.STEER)
-def resume_sweep(sweep_id: SweepId, session: Db, visitor: SignedIn) -> SweepDetail:
+@requires(Permission.CONTROL_RUN)
+def resume_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDetail:
     """Go on with a paused sweep, or with one that failed."""
-    sweep_submission.resume(session, sweep_id, visitor.user)
+    sweep_submission.resume(session, sweep_id, principal.user)
     return detail(session, sweeps.get(session, sweep_id))
 
 
 @router.post("/{sweep_id}/extension")
-@requires(Right.STEER)
-def extend_sweep(sweep_id: SweepId, more: Extension, session: Db, visitor: SignedIn) -> SweepDetail:
+@requires(Permission.CONTROL_RUN)
+def extend_sweep(
+    sweep_id: SweepId, more: Extension, session: Db, principal: SignedIn
+) -> SweepDetail:
     """Add runs to a sweep; a grid takes more values too."""
-    sweep_submission.extend(session, sweep_id, visitor.user, runs=more.runs, space=more.space)
+    sweep_submission.extend(session, sweep_id, principal.user, runs=more.runs, space=more.space)
     return detail(session, sweeps.get(session, sweep_id))
 
 
@@ -226,11 +228,11 @@ def _existing(sweep_id: SweepId, session: Db) -> int:
 
 
 @router.get("/{sweep_id}/live", response_class=EventSourceResponse)
-@requires(Right.SEE, lasts=STREAM)
+@requires(Permission.VIEW_RUN, lasts=STREAM)
 async def stream_sweep(
     database: TheDatabase,
     live: TheLive,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     sweep_id: Annotated[int, Depends(_existing)],
     after: After = "",
     last_event_id: LastEventId = "",

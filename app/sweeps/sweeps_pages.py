@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, check_project, requires
+from app.auth.permissions import SIGNED_IN, check_project, requires
 from app.dependencies import Db, Posted
 from app.html.rendering import page
 from app.http.parameters import RowId, Text
@@ -18,7 +18,7 @@ from app.sweeps import new_command_sweep_pages, new_sweep_pages, sweep_submissio
 from app.sweeps import sweeps_api as api
 from app.sweeps.search_space import GRID
 from db.access import projects
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.queue import quotas
 from db.sweeps import sweeps
@@ -34,16 +34,16 @@ COMPARED = 10
 
 
 @router.get("/sweeps")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def list_sweeps(
-    request: Request, session: Db, visitor: SignedIn, before: RowId | None = None
+    request: Request, session: Db, principal: SignedIn, before: RowId | None = None
 ) -> HTMLResponse:
     """Show the sweeps, newest first."""
     rows = sweeps.newest(session, before=before, limit=PAGE_SIZE)
     return page(
         request,
         "sweeps/sweeps.html",
-        visitor=visitor,
+        principal=principal,
         rows=[api.summary(*row) for row in rows],
         older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
         before=before,
@@ -51,23 +51,23 @@ def list_sweeps(
 
 
 @router.get("/sweeps/{sweep_id}")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def show_sweep(
     sweep_id: RowId,
     request: Request,
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     sort: Literal["number", "value"] = "number",
     after: int = 0,
 ) -> HTMLResponse:
     """Show a sweep; the browser fetches the page anew when something has changed."""
-    return _page(request, session, visitor, sweep_id, sort=sort, after=max(min(after, 10**6), 0))
+    return _page(request, session, principal, sweep_id, sort=sort, after=max(min(after, 10**6), 0))
 
 
 def _page(
     request: Request,
     session: Session,
-    visitor: SignedIn,
+    principal: SignedIn,
     sweep_id: int,
     *,
     sort: str = "number",
@@ -83,10 +83,10 @@ def _page(
     return page(
         request,
         "sweeps/sweep.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if problem else 200,
         cursor=sweeps.mark(session, sweep_id),
-        destinations=elsewhere(session, visitor, sweep.project),
+        destinations=elsewhere(session, principal, sweep.project),
         sweep=shown,
         waits=_waits(session, sweep, is_wanting=shown.open < shown.at_once),
         config_changes=new_sweep_pages.changed(session, sweep),
@@ -119,31 +119,36 @@ def _waits(session: Session, sweep: Sweep, *, is_wanting: bool) -> list[str]:
 
 
 @router.post("/sweeps/{sweep_id}/extension", response_model=None)
-@requires(Right.STEER)
+@requires(Permission.CONTROL_RUN)
 def extend(
-    sweep_id: RowId, request: Request, session: Db, posted: Posted, visitor: SignedIn
+    sweep_id: RowId, request: Request, session: Db, posted: Posted, principal: SignedIn
 ) -> HTMLResponse | RedirectResponse:
     """Add runs, or values of a grid's setting; or show what is wrong with them."""
     setting, text = str(posted.get("setting", "")), str(posted.get("more", "")).strip()[:1000]
     try:
         with session.begin_nested():
-            sweep_submission.extend(session, sweep_id, visitor.user, **_more(setting, text))
+            sweep_submission.extend(session, sweep_id, principal.user, **_more(setting, text))
     except Invalid as error:
         return _page(
-            request, session, visitor, sweep_id, more=text, problem="; ".join(error.errors.values())
+            request,
+            session,
+            principal,
+            sweep_id,
+            more=text,
+            problem="; ".join(error.errors.values()),
         )
     return _back(sweep_id)
 
 
 @router.post("/sweeps/{sweep_id}/project")
-@requires(Right.MOVE)
+@requires(Permission.MOVE_RUN)
 @audited("project")
 def move_to_project(
-    sweep_id: RowId, session: Db, visitor: SignedIn, project: Annotated[Text, Form()] = ""
+    sweep_id: RowId, session: Db, principal: SignedIn, project: Annotated[Text, Form()] = ""
 ) -> RedirectResponse:
     """Let it belong to another project, with all of its runs."""
-    check_project(session, Right.MOVE, project)
-    projects.move_sweep(session, sweep_id, visitor.user, project)
+    check_project(session, Permission.MOVE_RUN, project)
+    projects.move_sweep(session, sweep_id, principal.user, project)
     return _back(sweep_id)
 
 
@@ -160,9 +165,9 @@ def _back(sweep_id: int) -> RedirectResponse:
 
 
 def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
-    @requires(Right.STEER)
-    def steer(sweep_id: RowId, session: Db, visitor: SignedIn) -> RedirectResponse:
-        act(session, sweep_id, visitor.user)
+    @requires(Permission.CONTROL_RUN)
+    def steer(sweep_id: RowId, session: Db, principal: SignedIn) -> RedirectResponse:
+        act(session, sweep_id, principal.user)
         return _back(sweep_id)
 
     return steer

@@ -12,7 +12,7 @@ from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId
 from app.runs.summary import Number
 from app.telemetry.suggested_actions import AdvisedFinding, advised
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.files import artifacts
 from db.paging import page_of_list
 from db.runs import runs
@@ -93,9 +93,9 @@ class Findings(ListPage):
 
 
 @router.get("/findings")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_findings(
-    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Findings:
     """Return what is wrong with a run, the gravest first, and what can be done about it now."""
     found = page_of_list(advised(session, runs.get(session, run_id)), after=after, limit=limit)
@@ -103,11 +103,11 @@ def get_findings(
 
 
 @router.get("/histograms")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_histograms(
     run_id: RunId,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     module: Annotated[str | None, Query(description="Without it: all modules together")] = None,
     most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
 ) -> Histograms:
@@ -120,11 +120,11 @@ def get_histograms(
 
 
 @router.get("/layer-norms")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_layer_norms(
     run_id: RunId,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
 ) -> LayerNorms:
     """Return the gradient norm of each layer over time, evenly thinned where there are many."""
@@ -133,11 +133,11 @@ def get_layer_norms(
 
 
 @router.get("/headroom")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_headroom(
     run_id: RunId,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
 ) -> HeadroomLooks:
     """Return the headroom of each module over time, evenly thinned where there are many looks."""
@@ -146,9 +146,9 @@ def get_headroom(
 
 
 @router.get("/replays")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_replays(
-    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Replays:
     """Return what replays of skipped steps found."""
     runs.get(session, run_id)
@@ -158,9 +158,9 @@ def get_replays(
 
 
 @router.get("/artifacts")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_artifacts(
-    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Artifacts:
     """Return the files that the recipe left."""
     runs.get(session, run_id)

@@ -10,7 +10,7 @@ from app.auth.permissions import requires
 from app.dependencies import Db, TheDatabase
 from app.http.active_requests import EXPORT
 from app.http.parameters import RunId
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.runs import runs
 from db.telemetry import export
 
@@ -26,14 +26,14 @@ CONTENT = {media_type: {"schema": {"type": "string"}} for _, media_type in FORMA
 @router.get(
     "/{name}.{kind}", response_class=StreamingResponse, responses={200: {"content": CONTENT}}
 )
-@requires(Right.DOWNLOAD, lasts=EXPORT)
+@requires(Permission.DOWNLOAD_FILES, lasts=EXPORT)
 def export_rows(
     run_id: RunId,
     name: Literal["steps", "events", "metrics"],
     kind: Literal["csv", "parquet"],
     session: Db,
     database: TheDatabase,
-    _visitor: SignedIn,
+    _principal: SignedIn,
 ) -> StreamingResponse:
     """Export all steps, all that the scaler did, or all metrics: page by page, never sampled."""
     runs.get(session, run_id)

@@ -13,9 +13,9 @@ from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId, Step
 from app.http.responses import written
-from app.live.json_rows import CheckpointFile, Event, LogLine, MetricPoint
+from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.telemetry.metric_names import Choice, Chosen
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.files import checkpoints
 from db.health.spikes import spikes
 from db.runs import history, runs
@@ -60,7 +60,9 @@ class Spike(BaseModel):
     step: int
     loss: float | str
     z: float | str
-    rewound_to: Annotated[int | None, Field(description="Step that the run went back to for it")]
+    rolled_back_to: Annotated[
+        int | None, Field(description="Step that the run went back to for it")
+    ]
 
 
 class SeriesWindow(BaseModel):
@@ -126,7 +128,7 @@ class Log(BaseModel):
 class Checkpoints(ListPage):
     """Files, newest step first."""
 
-    checkpoints: list[CheckpointFile]
+    checkpoints: list[CheckpointFileRow]
 
 
 class FlaggedSteps(BaseModel):
@@ -143,11 +145,11 @@ class FlaggedSteps(BaseModel):
 
 
 @router.get("/series", response_model=SeriesPage)
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_series(
     run_id: RunId,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     chosen: Chosen,
     first: Step = 1,
     last: Step | None = None,
@@ -283,11 +285,11 @@ def _skips_before(session: Session, ids: list[int], step: int) -> dict[int, int]
 
 
 @router.get("/flagged")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_flagged_steps(
     run_id: RunId,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     after: Annotated[Step | None, Query(description="Only steps after this one")] = None,
     limit: Limit = 5000,
 ) -> FlaggedSteps:
@@ -302,9 +304,9 @@ def get_flagged_steps(
 
 
 @router.get("/events")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_events(
-    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Events:
     """Return what the scaler did, with the parameters that overflowed."""
     runs.get(session, run_id)
@@ -331,9 +333,9 @@ class MetricSummaries(ListPage):
 
 
 @router.get("/metrics/summary")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_metrics_summary(
-    run_id: RunId, session: Db, _visitor: SignedIn, chosen: Chosen
+    run_id: RunId, session: Db, _principal: SignedIn, chosen: Chosen
 ) -> MetricSummaries:
     """Sum up a page of the run's metrics; `next` is what `metric_after` is for the next one."""
     runs.get(session, run_id)
@@ -346,9 +348,9 @@ def get_metrics_summary(
 
 
 @router.get("/metrics")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_metrics(
-    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Metrics:
     """Return what the recipe measured."""
     runs.get(session, run_id)
@@ -358,11 +360,11 @@ def get_metrics(
 
 
 @router.get("/log")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_log(
     run_id: RunId,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     before: Annotated[Step | None, Query(description="Only lines before this number")] = None,
     limit: Limit = 1000,
 ) -> Log:
@@ -377,12 +379,12 @@ def get_log(
 
 
 @router.get("/checkpoints")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_checkpoints(
-    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Checkpoints:
     """Return the run's files."""
     runs.get(session, run_id)
     found = checkpoints.page_of_run(session, run_id, after=after, limit=limit)
-    files = [CheckpointFile.model_validate(row) for (row,) in found.rows]
+    files = [CheckpointFileRow.model_validate(row) for (row,) in found.rows]
     return Checkpoints(checkpoints=files, total=found.total, next=found.next)

@@ -8,7 +8,7 @@ from app.auth.permissions import requires
 from app.dependencies import Db
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.paging import page_of_list
 from db.runs import runs
 from db.telemetry import system
@@ -40,9 +40,9 @@ class SystemSamples(ListPage):
 
 
 @router.get("/system")
-@requires(Right.SEE)
+@requires(Permission.VIEW_RUN)
 def get_system(
-    run_id: RunId, session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+    run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> SystemSamples:
     """Return how busy the host and each GPU of the run were."""
     runs.get(session, run_id)

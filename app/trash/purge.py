@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 AGAIN_SECONDS = 600.0
 
 
-class Eraser:
+class Purge:
     """What it was stopped in the middle of, the next one goes on with."""
 
     def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
@@ -27,7 +27,7 @@ class Eraser:
     def look(self) -> None:
         """Look once, and erase what is due. What one run does keeps none of the others."""
         with self._database.reading() as session:
-            due = erasure.due(session, self._settings.bin_days)
+            due = erasure.due(session, self._settings.trash_days)
         for run_id in due:
             if time.monotonic() < self._put_off.get(run_id, 0.0):
                 continue

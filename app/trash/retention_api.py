@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db
 from app.http.parameters import Body, Text
 from app.trash.retention_job import project_of, scope_of
@@ -62,25 +62,25 @@ class RulePreview(BaseModel):
 
 
 @router.get("")
-@requires(ANYBODY)
-def list_rules(session: Db, visitor: SignedIn) -> list[Rule]:
+@requires(SIGNED_IN)
+def list_rules(session: Db, principal: SignedIn) -> list[Rule]:
     """List the instance's rule, and those of the projects that you see."""
-    names = {each.name for each in projects.listed(session, visitor.standing.projects)}
+    names = {each.name for each in projects.listed(session, principal.grants.projects)}
     seen = (rule for rule in retention.listed(session) if rule.project in {None, *names})
     return [_told(rule) for rule in seen]
 
 
 @router.get("/preview")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def preview_rule(
     session: Db,
-    visitor: SignedIn,
+    principal: SignedIn,
     scope: Annotated[Text, Query()],
     checkpoint_days: Annotated[float | None, Query()] = None,
     log_days: Annotated[float | None, Query()] = None,
 ) -> RulePreview:
     """Say what a rule would delete, were it set now. For who may set it."""
-    project = project_of(session, visitor.standing, scope)
+    project = project_of(session, principal.grants, scope)
     found = retention.preview(session, project, _read(checkpoint_days, log_days))
     return RulePreview(
         runs=found.count,
@@ -91,23 +91,23 @@ def preview_rule(
 
 
 @router.put("")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 @audited("scope", "checkpoint_days", "log_days")
-def set_rule(wanted: RuleWanted, session: Db, visitor: SignedIn) -> Rule:
+def set_rule(wanted: RuleWanted, session: Db, principal: SignedIn) -> Rule:
     """Set a rule in place of the one before; within the hour it deletes, for good, what a preview
     tells. For a project's maintainers; that of all for operators.
     """
-    project = project_of(session, visitor.standing, wanted.scope)
+    project = project_of(session, principal.grants, wanted.scope)
     rules = _read(wanted.checkpoint_days, wanted.log_days)
-    return _told(retention.set_rule(session, visitor.user, project, rules))
+    return _told(retention.set_rule(session, principal.user, project, rules))
 
 
 @router.delete("", status_code=204)
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 @audited("scope")
-def end_rule(session: Db, visitor: SignedIn, scope: Annotated[Text, Query()]) -> None:
+def end_rule(session: Db, principal: SignedIn, scope: Annotated[Text, Query()]) -> None:
     """Let nothing more be deleted by a rule. For who may set it."""
-    retention.end_rule(session, project_of(session, visitor.standing, scope))
+    retention.end_rule(session, project_of(session, principal.grants, scope))
 
 
 def _read(checkpoint_days: float | None, log_days: float | None) -> Rules:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app.auth.permissions import Forbidden, check_project
 from app.files.downloads import RETRY_SECONDS
 from db.access import projects
-from db.access.permissions import Right, Standing
+from db.access.permissions import Grants, Permission
 from db.database import Database, is_outage
 from db.errors import Invalid
 from db.files import pruning, retention
@@ -29,20 +29,20 @@ def scope_of(project: str | None) -> str:
     return ALL if project is None else f"{OF_PROJECT}{project}"
 
 
-def project_of(session: Session, standing: Standing, scope: str) -> str | None:
+def project_of(session: Session, grants: Grants, scope: str) -> str | None:
     """Return whose runs a rule is about, for who may set it; None: the instance's.
 
     Raises NotFound, Forbidden, Invalid.
     """
     if scope == ALL:
-        if standing.projects is not None or Right.MANAGE not in standing.most:
+        if grants.projects is not None or Permission.MANAGE_MEMBERS not in grants.most:
             raise Forbidden("Only an operator of this server may do this.")
         return None
     if not scope.startswith(OF_PROJECT):
         text = f"{scope[:100]!r} is not allowed; allowed: all, or in: and a project"
         raise Invalid({"scope": text})
     project = scope.removeprefix(OF_PROJECT)
-    check_project(session, Right.MANAGE, project, "set rules of retention of")
+    check_project(session, Permission.MANAGE_MEMBERS, project, "set rules of retention of")
     return projects.get(session, project).name
 
 

@@ -8,15 +8,15 @@ from sqlalchemy.orm import Session
 
 from app.auth import audit
 from app.auth.audit import audited
-from app.auth.authentication import SignedIn, Visitor
-from app.auth.permissions import ANYBODY, requires
+from app.auth.authentication import Principal, SignedIn
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db, Posted
 from app.html.flash import back_to
 from app.html.rendering import page
 from app.http.parameters import Text
 from app.trash.retention_job import project_of
 from db.access import projects
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.errors import Invalid
 from db.files import retention
 from db.files.pruning import PINNED
@@ -28,61 +28,63 @@ Scope = Annotated[Text, Form()]
 
 
 @router.get("")
-@requires(ANYBODY)
-def show_rules(request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+@requires(SIGNED_IN)
+def show_rules(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show the rules of the projects that one sees."""
-    return _page(request, session, visitor, {})
+    return _page(request, session, principal, {})
 
 
 @router.post("")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 @audited("scope", "checkpoint_days", "log_days")
 def set_rule(
-    request: Request, session: Db, visitor: SignedIn, posted: Posted, scope: Scope = ""
+    request: Request, session: Db, principal: SignedIn, posted: Posted, scope: Scope = ""
 ) -> Response:
     """Set a rule once it is confirmed what it deletes; or say that, or what is wrong."""
-    project = project_of(session, visitor.standing, scope)
+    project = project_of(session, principal.grants, scope)
     typed = {"scope": scope} | {name: str(posted.get(name, ""))[:50] for name in FIELDS}
     try:
         rules = retention.checked(typed)
     except Invalid as error:
-        return _page(request, session, visitor, typed, errors=error.errors)
+        return _page(request, session, principal, typed, errors=error.errors)
     said = repr(rules)
     if str(posted.get("confirmed", "")) != said:
         audit.forget(request)  # nothing is done yet
         preview = retention.preview(session, project, rules)
-        return _page(request, session, visitor, typed, preview=preview, said=said)
-    retention.set_rule(session, visitor.user, project, rules)
+        return _page(request, session, principal, typed, preview=preview, said=said)
+    retention.set_rule(session, principal.user, project, rules)
     return back_to(request, "/retention", "The rule is set.")
 
 
 @router.post("/deletion")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 @audited("scope")
-def end_rule(request: Request, session: Db, visitor: SignedIn, scope: Scope = "") -> Response:
+def end_rule(request: Request, session: Db, principal: SignedIn, scope: Scope = "") -> Response:
     """Let nothing more be deleted by a rule."""
-    retention.end_rule(session, project_of(session, visitor.standing, scope))
+    retention.end_rule(session, project_of(session, principal.grants, scope))
     return back_to(request, "/retention", "The rule has ended.")
 
 
 def _page(
     request: Request,
     session: Session,
-    visitor: Visitor,
+    principal: Principal,
     typed: dict[str, str],
     *,
     errors: dict[str, str] | None = None,
     preview: Preview | None = None,
     said: str = "",
 ) -> HTMLResponse:
-    seen = projects.listed(session, visitor.standing.projects)
+    seen = projects.listed(session, principal.grants.projects)
     names = {each.name for each in seen}
-    managed = [each.name for each in seen if visitor.standing.may(Right.MANAGE, each.name)]
+    managed = [
+        each.name for each in seen if principal.grants.may(Permission.MANAGE_MEMBERS, each.name)
+    ]
     rules = retention.listed(session)
     return page(
         request,
         "trash/retention.html",
-        visitor=visitor,
+        principal=principal,
         status_code=422 if errors else 200,
         rules=[rule for rule in rules if rule.project is None or rule.project in names],
         managed=managed,

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db, TheSettings
 from app.trash.disk import disk
 from db.runs import runs, trash
@@ -26,18 +26,18 @@ class Storage(BaseModel):
 
     disk: Annotated[DiskSpace | None, Field(description="Null where a bucket has the files")]
     stored_bytes: Annotated[int, Field(description="Checkpoints and artifacts of all runs")]
-    bin_bytes: Annotated[int, Field(description="Of those in the bin, which are not among these")]
-    bin_runs: int
+    trash_bytes: Annotated[int, Field(description="Of those in the bin, which are not among these")]
+    trash_runs: int
 
 
 @router.get("/storage")
-@requires(ANYBODY)
-def get_storage(session: Db, settings: TheSettings, _visitor: SignedIn) -> Storage:
+@requires(SIGNED_IN)
+def get_storage(session: Db, settings: TheSettings, _principal: SignedIn) -> Storage:
     """Look at the disk."""
     space, binned = disk(settings), trash.contents(session)
     return Storage(
         disk=DiskSpace(**vars(space)) if space else None,
         stored_bytes=runs.stored_bytes(session),
-        bin_bytes=binned.stored_bytes,
-        bin_runs=binned.runs,
+        trash_bytes=binned.stored_bytes,
+        trash_runs=binned.runs,
     )

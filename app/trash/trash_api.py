@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db, TheSettings
 from app.http.list_pages import After, Limit, ListPage
 from app.http.parameters import RunId
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.runs import trash
 from db.settings import Settings
 from db.tables import Run, Status
@@ -31,21 +31,21 @@ class DeletedRun(BaseModel):
     erasing: Annotated[bool, Field(description="Whether it is going: nothing brings it back")]
 
 
-class Bin(ListPage):
+class Trash(ListPage):
     """A page of the bin, newest run first."""
 
     runs: list[DeletedRun]
     stored_bytes: Annotated[int, Field(description="Of all that is in the bin")]
 
 
-@router.get("/bin")
-@requires(ANYBODY)
-def list_bin(
-    session: Db, settings: TheSettings, _visitor: SignedIn, after: After = "", limit: Limit = 50
-) -> Bin:
+@router.get("/trash")
+@requires(SIGNED_IN)
+def list_trash(
+    session: Db, settings: TheSettings, _principal: SignedIn, after: After = "", limit: Limit = 50
+) -> Trash:
     """List deleted runs that are not erased yet."""
     found = trash.listed(session, after=after, limit=limit)
-    return Bin(
+    return Trash(
         runs=[deleted(run, owner, settings) for run, owner in found.rows],
         stored_bytes=trash.contents(session).stored_bytes,
         total=found.total,
@@ -54,28 +54,30 @@ def list_bin(
 
 
 @router.delete("/runs/{run_id}", status_code=204)
-@requires(Right.DELETE)
-def delete_run(run_id: RunId, session: Db, visitor: SignedIn) -> None:
+@requires(Permission.DELETE_RUN)
+def delete_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
     """Put a run that has ended into the bin. Asked again, it changes nothing."""
-    trash.delete(session, run_id, visitor.user)
+    trash.delete(session, run_id, principal.user)
 
 
 @router.post("/runs/{run_id}/restoration", status_code=204)
-@requires(Right.DELETE)
-def restore_run(run_id: RunId, session: Db, visitor: SignedIn) -> None:
+@requires(Permission.DELETE_RUN)
+def restore_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
     """Take a run out of the bin. Asked again, it changes nothing."""
-    trash.restore(session, run_id, visitor.user)
+    trash.restore(session, run_id, principal.user)
 
 
 @router.post("/runs/{run_id}/erasure", status_code=202)
-@requires(Right.DELETE)
-def erase_run(run_id: RunId, session: Db, visitor: SignedIn) -> None:
+@requires(Permission.DELETE_RUN)
+def erase_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
     """Let a run of the bin be erased now, rows and files; nothing brings it back."""
-    trash.erase(session, run_id, visitor.user)
+    trash.erase(session, run_id, principal.user)
 
 
 def deleted(run: Run, owner: str, settings: Settings) -> DeletedRun:
     """Say of a run in the bin what a page and a program are told."""
     columns = ("id", "name", "status", "stored_bytes", "deleted_at", "erasing")
     said = {name: getattr(run, name) for name in columns}
-    return DeletedRun(**said, owner=owner, erased_after=trash.erased_after(run, settings.bin_days))
+    return DeletedRun(
+        **said, owner=owner, erased_after=trash.erased_after(run, settings.trash_days)
+    )

@@ -4,14 +4,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from app.auth.authentication import SignedIn, local_path
-from app.auth.permissions import ANYBODY, requires
+from app.auth.permissions import SIGNED_IN, requires
 from app.dependencies import Db, Posted, TheSettings
 from app.html.rendering import page
 from app.http.list_pages import After
 from app.http.parameters import RunId
 from app.trash.disk import disk
 from app.trash.trash_api import deleted
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.runs import trash
 
 router = APIRouter()
@@ -19,45 +19,47 @@ router = APIRouter()
 PAGE_SIZE = 50
 
 
-@router.get("/bin")
-@requires(ANYBODY)
-def show_bin(
-    request: Request, session: Db, settings: TheSettings, visitor: SignedIn, after: After = ""
+@router.get("/trash")
+@requires(SIGNED_IN)
+def show_trash(
+    request: Request, session: Db, settings: TheSettings, principal: SignedIn, after: After = ""
 ) -> HTMLResponse:
     """Show what was deleted, and until when it can be restored."""
     found = trash.listed(session, after=after, limit=PAGE_SIZE)
     return page(
         request,
         "trash/trash.html",
-        visitor=visitor,
+        principal=principal,
         rows=[deleted(run, owner, settings) for run, owner in found.rows],
         older=found.next,
         bin=trash.contents(session),
         disk=disk(settings),
-        days=settings.bin_days,
+        days=settings.trash_days,
     )
 
 
 @router.post("/runs/{run_id}/deletion")
-@requires(Right.DELETE)
-def delete_run(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+@requires(Permission.DELETE_RUN)
+def delete_run(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
     """Put a run into the bin, and lead to the list, which offers to undo it."""
-    trash.delete(session, run_id, visitor.user)
+    trash.delete(session, run_id, principal.user)
     return RedirectResponse(f"/runs?deleted={run_id}", status_code=303)
 
 
 @router.post("/runs/{run_id}/restoration")
-@requires(Right.DELETE)
-def restore_run(run_id: RunId, session: Db, posted: Posted, visitor: SignedIn) -> RedirectResponse:
+@requires(Permission.DELETE_RUN)
+def restore_run(
+    run_id: RunId, session: Db, posted: Posted, principal: SignedIn
+) -> RedirectResponse:
     """Take a run out of the bin."""
-    trash.restore(session, run_id, visitor.user)
+    trash.restore(session, run_id, principal.user)
     back = local_path(str(posted.get("back", f"/runs/{run_id}")))
     return RedirectResponse(back, status_code=303)
 
 
 @router.post("/runs/{run_id}/erasure")
-@requires(Right.DELETE)
-def erase_run(run_id: RunId, session: Db, visitor: SignedIn) -> RedirectResponse:
+@requires(Permission.DELETE_RUN)
+def erase_run(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
     """Let a run of the bin go for good."""
-    trash.erase(session, run_id, visitor.user)
-    return RedirectResponse("/bin", status_code=303)
+    trash.erase(session, run_id, principal.user)
+    return RedirectResponse("/trash", status_code=303)

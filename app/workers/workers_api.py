@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.auth.audit import audited
 from app.auth.authentication import SignedIn
-from app.auth.permissions import ANYBODY, OPERATE, requires
+from app.auth.permissions import ADMIN, SIGNED_IN, requires
 from app.dependencies import Db, TheDatabase, TheLive
 from app.http.active_requests import STREAM
 from app.http.list_pages import After, Limit, ListPage
@@ -34,11 +34,11 @@ class WorkerState(BaseModel):
     devices: list[dict[str, Any]]
     recipes: list[dict[str, Any]]
     offers_commands: Annotated[bool, Field(description="Whether it runs command lines")]
-    walls_stand: Annotated[
+    is_sandboxed: Annotated[
         bool,
         Field(description="Whether the sandbox of its runs held when the worker probed it"),
     ]
-    walls: Annotated[
+    sandbox: Annotated[
         dict[str, str],
         Field(
             description="users, memory, processes, cpus, if asked for: '' or why it does not "
@@ -65,9 +65,9 @@ class Workers(ListPage):
 
 
 @router.get("/workers")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def list_workers(
-    session: Db, _visitor: SignedIn, after: After = "", limit: Limit = 1000
+    session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Workers:
     """List workers; those that are silent are not alive."""
     found = workers.page_of_everyone(session, after=after, limit=limit)
@@ -84,42 +84,42 @@ class Drain(Body):
 
 
 @router.post("/workers/{worker_id}/drain")
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("stop")
-def drain_worker(worker_id: RowId, wanted: Drain, session: Db, _visitor: SignedIn) -> WorkerState:
+def drain_worker(worker_id: RowId, wanted: Drain, session: Db, _principal: SignedIn) -> WorkerState:
     """Have a worker take nothing more."""
     workers.drain(session, worker_id, stop=wanted.stop)
     return _found(session, worker_id)
 
 
 @router.post("/workers/{worker_id}/undrain")
-@requires(OPERATE)
-def undrain_worker(worker_id: RowId, session: Db, _visitor: SignedIn) -> WorkerState:
+@requires(ADMIN)
+def undrain_worker(worker_id: RowId, session: Db, _principal: SignedIn) -> WorkerState:
     """Let a worker take runs again."""
     workers.undrain(session, worker_id)
     return _found(session, worker_id)
 
 
 @router.get("/workers/live", response_class=EventSourceResponse)
-@requires(ANYBODY, lasts=STREAM)
+@requires(SIGNED_IN, lasts=STREAM)
 async def stream_workers(
     database: TheDatabase,
     live: TheLive,
-    visitor: SignedIn,
+    principal: SignedIn,
     after: Cursor = "",
     last_event_id: LastEventId = "",
 ) -> AsyncIterator[ServerSentEvent]:
     """Send the rows of the page of workers that changed, as HTML."""
-    look = worker_updates.of_workers(database, visitor.standing)
-    subject = f"workers {visitor.standing.projects}"  # who sees the same shares a look
+    look = worker_updates.of_workers(database, principal.grants)
+    subject = f"workers {principal.grants.projects}"  # who sees the same shares a look
     seconds = worker_updates.LIVE_SECONDS
     async for event in live.stream(subject, last_event_id or after, look, seconds=seconds):
         yield event
 
 
 @router.get("/recipes")
-@requires(ANYBODY)
-def list_recipes(session: Db, _visitor: SignedIn) -> list[dict[str, Any]]:
+@requires(SIGNED_IN)
+def list_recipes(session: Db, _principal: SignedIn) -> list[dict[str, Any]]:
     """List the recipes that can be submitted, each with the JSON Schema of its configuration."""
     return workers.recipes(session)
 

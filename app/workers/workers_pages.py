@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.auth.audit import audited
 from app.auth.authentication import AtBrowser, SignedIn
-from app.auth.permissions import ANYBODY, OPERATE, requires
+from app.auth.permissions import ADMIN, SIGNED_IN, requires
 from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import RowId
@@ -23,9 +23,9 @@ MOST_QUEUED = 50
 
 
 @router.get("")
-@requires(ANYBODY)
+@requires(SIGNED_IN)
 def list_workers(
-    request: Request, session: Db, settings: TheSettings, visitor: SignedIn
+    request: Request, session: Db, settings: TheSettings, principal: SignedIn
 ) -> HTMLResponse:
     """Show which device of which worker is in use for what, and what waits for one, in order."""
     rows = device_grid.read(session, MOST_FOLLOWED)
@@ -35,7 +35,7 @@ def list_workers(
     return page(
         request,
         "workers/workers.html",
-        visitor=visitor,
+        principal=principal,
         rows=rows,
         cursor=cursor_of(rows),
         queued=[
@@ -52,20 +52,22 @@ def list_workers(
 
 
 @router.get("/{worker_id}")
-@requires(ANYBODY)
-def show_worker(worker_id: RowId, request: Request, session: Db, visitor: SignedIn) -> HTMLResponse:
+@requires(SIGNED_IN)
+def show_worker(
+    worker_id: RowId, request: Request, session: Db, principal: SignedIn
+) -> HTMLResponse:
     """Show one: its devices, recipes and versions."""
     worker, is_up = workers.found(session, worker_id)
-    return page(request, "workers/worker.html", visitor=visitor, worker=worker, alive=is_up)
+    return page(request, "workers/worker.html", principal=principal, worker=worker, alive=is_up)
 
 
 @router.post("/{worker_id}/drain")
-@requires(OPERATE)
+@requires(ADMIN)
 @audited("stop")
 def drain(
     worker_id: RowId,
     session: Db,
-    _visitor: SignedIn,
+    _principal: SignedIn,
     _at_browser: AtBrowser,
     stop: Annotated[bool, Form()] = False,
 ) -> Response:
@@ -75,8 +77,10 @@ def drain(
 
 
 @router.post("/{worker_id}/undrain")
-@requires(OPERATE)
-def undrain(worker_id: RowId, session: Db, _visitor: SignedIn, _at_browser: AtBrowser) -> Response:
+@requires(ADMIN)
+def undrain(
+    worker_id: RowId, session: Db, _principal: SignedIn, _at_browser: AtBrowser
+) -> Response:
     """Let it take runs again."""
     workers.undrain(session, worker_id)
     return RedirectResponse(f"/workers/{worker_id}", status_code=303)

@@ -11,9 +11,9 @@ from sqlalchemy import bindparam, delete, func, literal, null, select, union_all
 from sqlalchemy.orm import Session
 
 from db.access import permissions, projects
-from db.access.permissions import MEMBER, Right, Standing
+from db.access.permissions import MEMBER, Grants, Permission
 from db.database import now
-from db.errors import Conflict, Invalid, Refused
+from db.errors import Conflict, Invalid, InvalidCredentials
 from db.names import checked_name, cleaned, key_of
 from db.paging import Page, page
 from db.tables import (
@@ -59,7 +59,7 @@ def user_named(session: Session, name: str) -> User:
     user = find_user(session, name)
     if user is None:
         is_first = not has_users(session)
-        user = make_user(session, name, is_operator=is_first)
+        user = make_user(session, name, is_admin=is_first)
         if not is_first:
             projects.set_role(session, user, projects.DEFAULT, MEMBER)
     return user
@@ -86,30 +86,32 @@ def user_of_subject(session: Session, subject: str, name: str) -> User:
         shown = cleaned(name)[:NAME_CHARACTERS]
         if find_user(session, shown) is not None:
             message = f"There is an account {shown!r} that is not yet the provider's. An operator "
-            raise Refused(f"{message}lets it be: halfstep user subject.")
+            raise InvalidCredentials(f"{message}lets it be: halfstep user subject.")
         try:
             user = make_user(session, shown)
         except Invalid as error:
-            raise Refused(f"The provider's name for you cannot be one here: {error}.") from error
+            raise InvalidCredentials(
+                f"The provider's name for you cannot be one here: {error}."
+            ) from error
         user.subject = subject
     if user.deactivated_at is not None:
-        raise Refused("This account was shut out. Ask an operator.")
+        raise InvalidCredentials("This account was shut out. Ask an operator.")
     return user
 
 
-def first_operator(session: Session) -> User | None:
+def first_admin(session: Session) -> User | None:
     """Return the first of those who may do everything."""
-    query = select(User).where(User.is_operator, IS_ACTIVE).order_by(User.id)
+    query = select(User).where(User.is_admin, IS_ACTIVE).order_by(User.id)
     return session.scalar(query.limit(1))
 
 
-def make_user(session: Session, name: str, *, is_operator: bool = False) -> User:
+def make_user(session: Session, name: str, *, is_admin: bool = False) -> User:
     """Make an account, which nobody can sign in to yet. Raises Invalid."""
     name = checked_name(name, most=NAME_CHARACTERS)
     if (other := find_user(session, name)) is not None:
         taken = f"{name!r} is not free: there is a user {other.name!r} already"
         raise Invalid({"name": f"{taken}; allowed: a name that differs in more than case"})
-    user = User(name=name, key=key_of(name), is_operator=is_operator)
+    user = User(name=name, key=key_of(name), is_admin=is_admin)
     session.add(user)
     session.flush()
     return user
@@ -117,7 +119,7 @@ def make_user(session: Session, name: str, *, is_operator: bool = False) -> User
 
 def deactivate(session: Session, user: User) -> None:
     """Let somebody sign in no more, and end at once all that lets them in. Raises Conflict."""
-    _keep_an_operator(session, user)
+    _keep_an_admin(session, user)
     user.deactivated_at = session.scalars(select(now())).one()
     _shut_out(session, user)
 
@@ -136,22 +138,22 @@ def reset(session: Session, user: User) -> None:
 def remove(session: Session, user: User) -> None:
     """Take an account away for good; what it did stays, with its name. Raises Conflict."""
     deactivate(session, user)
-    user.removed_at, user.password_hash, user.is_operator = user.deactivated_at, None, False
+    user.removed_at, user.password_hash, user.is_admin = user.deactivated_at, None, False
     session.execute(delete(Membership).where(Membership.user_id == user.id))
 
 
-def set_operator(session: Session, user: User, *, is_operator: bool) -> None:
+def set_admin(session: Session, user: User, *, is_admin: bool) -> None:
     """Let somebody do everything, or not any more. Raises Conflict of the last who may."""
-    if not is_operator:
-        _keep_an_operator(session, user)
-    user.is_operator = is_operator
+    if not is_admin:
+        _keep_an_admin(session, user)
+    user.is_admin = is_admin
 
 
-def _keep_an_operator(session: Session, user: User) -> None:
-    active = (User.is_operator, User.deactivated_at.is_(None))
+def _keep_an_admin(session: Session, user: User) -> None:
+    active = (User.is_admin, User.deactivated_at.is_(None))
     # Of two that leave at once the second waits.
-    operators = session.scalars(select(User.id).where(*active).with_for_update()).all()
-    if list(operators) == [user.id]:
+    admins = session.scalars(select(User.id).where(*active).with_for_update()).all()
+    if list(admins) == [user.id]:
         raise Conflict(f"{user.name} is the last operator: make another one first.")
 
 
@@ -208,7 +210,7 @@ def redeem_link_token(session: Session, token: str) -> User:
         .returning(SignInLink.user_id)
     )
     if user_id is None:
-        raise Refused(LINK_REFUSED)
+        raise InvalidCredentials(LINK_REFUSED)
     return session.get_one(User, user_id)
 
 
@@ -218,7 +220,7 @@ def check_password(session: Session, name: str, password: str) -> User:
     user = session.scalar(select(User).where(User.key == key_of(name), IS_ACTIVE))
     expected = user.password_hash if user and user.password_hash else nobodys
     if not _passwords.verify(password, expected) or user is None or expected is nobodys:
-        raise Refused("The name or the password is wrong.")
+        raise InvalidCredentials("The name or the password is wrong.")
     return user
 
 
@@ -245,7 +247,7 @@ class KnownSession(NamedTuple):
 
     user: User
     sign_in: SignInSession
-    standing: Standing
+    grants: Grants
 
 
 def find_session(session: Session, secret: str) -> KnownSession | None:
@@ -254,7 +256,7 @@ def find_session(session: Session, secret: str) -> KnownSession | None:
     if not rows:
         return None
     user, sign_in = rows[0][:2]
-    return KnownSession(user, sign_in, permissions.standing_of(user, rows))
+    return KnownSession(user, sign_in, permissions.grants_of(user, rows))
 
 
 @cache  # every request asks, and it is made of many parts
@@ -305,7 +307,7 @@ def make_api_token(
         raise Invalid({"kind": f"{kind[:100]!r} is not allowed; allowed: {', '.join(TOKENS)}"})
     if days is not None and not 1 <= days <= MOST_TOKEN_DAYS:
         raise Invalid({"days": f"{days} is not allowed; allowed: 1 to {MOST_TOKEN_DAYS}, or none"})
-    seen = permissions.standing(session, user).projects
+    seen = permissions.grants(session, user).projects
     if project is not None and (
         session.get(Project, project) is None or (seen is not None and project not in seen)
     ):
@@ -334,7 +336,7 @@ def _may_send(session: Session, user: User, run_id: int) -> bool:
     is_own = run is not None and run.owner_id == user.id and run.deleted_at is None
     if run is None or not is_own or run.source != WATCH:
         return False
-    return permissions.standing(session, user).may(Right.SUBMIT, run.project)
+    return permissions.grants(session, user).may(Permission.SUBMIT_RUN, run.project)
 
 
 def api_tokens(session: Session, user: User) -> list[ApiToken]:
@@ -361,7 +363,7 @@ class KnownToken(NamedTuple):
     """
 
     user: User
-    standing: Standing
+    grants: Grants
     name: str
     kind: str
     project: str | None
@@ -375,8 +377,8 @@ def find_api_token(session: Session, token: str) -> KnownToken | None:
     if not rows:
         return None
     user, name, kind, project, run_id, is_noted = rows[0][:6]
-    standing = permissions.standing_of(user, rows, kind=kind, only=project)
-    return KnownToken(user, standing, name, kind, project, run_id, bool(is_noted))
+    grants = permissions.grants_of(user, rows, kind=kind, only=project)
+    return KnownToken(user, grants, name, kind, project, run_id, bool(is_noted))
 
 
 @cache  # as above
@@ -389,13 +391,13 @@ def _by_token() -> Any:
     return permissions.with_roles(query)
 
 
-def standings(session: Session, hashes: Collection[str]) -> dict[str, Standing]:
+def all_grants(session: Session, hashes: Collection[str]) -> dict[str, Grants]:
     """Return what each session or token, by the hash of its secret, lets somebody do now.
 
     Those that let nobody in any more are not in it.
     """
     sign_in, token = SignInSession, ApiToken
-    whose = (User.id, User.is_operator)
+    whose = (User.id, User.is_admin)
     queries = (
         select(sign_in.token_hash, *whose, literal(FULL), null())
         .join(User, User.id == sign_in.user_id)
@@ -408,10 +410,10 @@ def standings(session: Session, hashes: Collection[str]) -> dict[str, Standing]:
     rows: Sequence[Any] = session.execute(union_all(*queries)).all()
     roles = permissions.held(session, {row[1] for row in rows if not row[2]})
     return {
-        hash_: Standing(
-            user_id, is_operator, roles.get(user_id, {}), permissions.RIGHTS_OF_TOKENS[kind], only
+        hash_: Grants(
+            user_id, is_admin, roles.get(user_id, {}), permissions.PERMISSIONS_OF_TOKENS[kind], only
         )
-        for hash_, user_id, is_operator, kind, only in rows
+        for hash_, user_id, is_admin, kind, only in rows
     }
 
 

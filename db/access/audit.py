@@ -6,7 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.paging import Page, page
-from db.tables import Deed, User
+from db.tables import AuditEvent, User
 
 DETAIL_CHARACTERS = 300
 #: In place of an address, of what is typed on the server's machine.
@@ -16,7 +16,7 @@ TERMINAL = "terminal"
 def note_typed(session: Session, command: str, *words: str) -> None:
     """Write down what was typed on the server's machine, by whoever may sit there."""
     detail = " ".join(filter(None, words))[:DETAIL_CHARACTERS]
-    session.add(Deed(deed=f"halfstep {command}", detail=detail, address=TERMINAL))
+    session.add(AuditEvent(action=f"halfstep {command}", detail=detail, address=TERMINAL))
 
 
 def note_recipes(session: Session, worker: str, before: Set[str], after: Set[str]) -> None:
@@ -25,10 +25,10 @@ def note_recipes(session: Session, worker: str, before: Set[str], after: Set[str
     `halfstep recipe add` and `remove` know no database: the worker tells what came of them.
     """
     changes = {"recipe offered": after - before, "recipe withdrawn": before - after}
-    for deed, references in changes.items():
+    for action, references in changes.items():
         for reference in sorted(references):
             detail = f"by worker {worker}: {reference}"[:DETAIL_CHARACTERS]
-            session.add(Deed(deed=deed, detail=detail, address=TERMINAL))
+            session.add(AuditEvent(action=action, detail=detail, address=TERMINAL))
 
 
 def listed(
@@ -44,18 +44,22 @@ def listed(
 
     run_id: done to it.  user_id: by this person.  since: not before this moment.
     """
-    query = select(Deed, User.name).outerjoin(User, User.id == Deed.user_id)
+    query = select(AuditEvent, User.name).outerjoin(User, User.id == AuditEvent.user_id)
     if run_id is not None:
-        query = query.where(Deed.run_id == run_id)
+        query = query.where(AuditEvent.run_id == run_id)
     if user_id is not None:
-        query = query.where(Deed.user_id == user_id)
+        query = query.where(AuditEvent.user_id == user_id)
     if since is not None:
-        query = query.where(Deed.time >= since)
-    return page(session, query, (Deed.id,), after=after, limit=limit, newest_first=True)
+        query = query.where(AuditEvent.time >= since)
+    return page(session, query, (AuditEvent.id,), after=after, limit=limit, newest_first=True)
 
 
-def all_of_them(session: Session) -> Iterator[tuple[Deed, str | None]]:
+def all_of_them(session: Session) -> Iterator[tuple[AuditEvent, str | None]]:
     """Return every deed with the name of who did it, oldest first, some at a time."""
-    query = select(Deed, User.name).outerjoin(User, User.id == Deed.user_id).order_by(Deed.id)
+    query = (
+        select(AuditEvent, User.name)
+        .outerjoin(User, User.id == AuditEvent.user_id)
+        .order_by(AuditEvent.id)
+    )
     rows = session.execute(query.execution_options(yield_per=500))
-    return ((deed, name) for deed, name in rows)
+    return ((action, name) for action, name in rows)

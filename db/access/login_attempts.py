@@ -12,16 +12,16 @@ from sqlalchemy.orm import Session
 
 from db.database import now
 from db.errors import HalfstepError
-from db.tables import Tries
+from db.tables import LoginAttempts
 
 #: Tries without a wait. Many people may come from one address, to as many names.
-FREE_TRIES = {"address": 20, "name": 5}
+FREE_ATTEMPTS = {"address": 20, "name": 5}
 MOST_SECONDS = 60.0
 #: Whoever has not tried for so long starts anew.
 FORGET_SECONDS = 600.0
 
 
-class TooManyTries(HalfstepError):
+class TooManyAttempts(HalfstepError):
     """Too many sign-ins were tried."""
 
     def __init__(self, seconds: int) -> None:
@@ -33,20 +33,22 @@ class TooManyTries(HalfstepError):
 def take(session: Session, **who: str) -> None:
     """Count a try by address and name, before it is made. Raises TooManyTries."""
     moment = session.scalars(select(now())).one()
-    session.execute(delete(Tries).where(Tries.tried_at < moment - FORGET_SECONDS))
+    session.execute(delete(LoginAttempts).where(LoginAttempts.tried_at < moment - FORGET_SECONDS))
     dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     rows = [
         {"kind": kind, "who": each, "count": 0, "tried_at": moment, "open_at": moment}
         for kind, each in sorted(who.items())  # in one order, or two would wait for each other
     ]
-    session.execute(dialect.insert(Tries).values(rows).on_conflict_do_nothing())
-    mine = select(Tries).where(tuple_(Tries.kind, Tries.who).in_(who.items()))
-    tries = session.scalars(mine.order_by(Tries.kind).with_for_update()).all()
-    if (wait := max(each.open_at for each in tries) - moment) > 0:
-        raise TooManyTries(int(-(-wait // 1)))
-    for each in tries:
+    session.execute(dialect.insert(LoginAttempts).values(rows).on_conflict_do_nothing())
+    mine = select(LoginAttempts).where(
+        tuple_(LoginAttempts.kind, LoginAttempts.who).in_(who.items())
+    )
+    attempts = session.scalars(mine.order_by(LoginAttempts.kind).with_for_update()).all()
+    if (wait := max(each.open_at for each in attempts) - moment) > 0:
+        raise TooManyAttempts(int(-(-wait // 1)))
+    for each in attempts:
         each.count, each.tried_at = each.count + 1, moment
-        extra = each.count - FREE_TRIES[each.kind]
+        extra = each.count - FREE_ATTEMPTS[each.kind]
         pause = min(2.0 ** min(extra, 10), MOST_SECONDS) if extra >= 0 else 0.0
         each.open_at = moment + pause
     session.flush()
@@ -56,8 +58,14 @@ def release(session: Session, **who: str) -> None:
     """Forget the tries of somebody who knew the password, at their own name alone: else who knows
     one could guess at all the others.
     """
-    address = update(Tries).where(Tries.kind == "address", Tries.who == who["address"])
-    fewer = address.where(Tries.count > 0).values(count=Tries.count - 1, open_at=0.0)
+    address = update(LoginAttempts).where(
+        LoginAttempts.kind == "address", LoginAttempts.who == who["address"]
+    )
+    fewer = address.where(LoginAttempts.count > 0).values(
+        count=LoginAttempts.count - 1, open_at=0.0
+    )
     session.execute(fewer.execution_options(synchronize_session=False))
-    name = delete(Tries).where(Tries.kind == "name", Tries.who == who["name"])
+    name = delete(LoginAttempts).where(
+        LoginAttempts.kind == "name", LoginAttempts.who == who["name"]
+    )
     session.execute(name.execution_options(synchronize_session=False))

@@ -54,14 +54,14 @@ def apply(session: Session, user: User, rules: list[Rule], groups: Collection[st
             projects.set_role(session, user, project, max(roles, key=ROLES.index))
         else:
             projects.take_role(session, user, project)
-    operators = {rule.group for rule in rules if rule.role == OPERATOR}
-    if operators:
-        _set_operator(session, user, is_operator=not operators.isdisjoint(groups))
+    admins = {rule.group for rule in rules if rule.role == OPERATOR}
+    if admins:
+        _set_admin(session, user, is_admin=not admins.isdisjoint(groups))
 
 
-def _set_operator(session: Session, user: User, *, is_operator: bool) -> None:
-    if user.is_operator != is_operator:
+def _set_admin(session: Session, user: User, *, is_admin: bool) -> None:
+    if user.is_admin != is_admin:
         try:
-            accounts.set_operator(session, user, is_operator=is_operator)
+            accounts.set_admin(session, user, is_admin=is_admin)
         except Conflict:
             return  # the last one stays

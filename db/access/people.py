@@ -61,14 +61,14 @@ def set_subject(session: Session, user: User, subject: str) -> None:
     user.subject = subject or None
 
 
-def make_operator(session: Session, user: User) -> None:
+def make_admin(session: Session, user: User) -> None:
     """Let somebody do everything."""
-    accounts.set_operator(session, user, is_operator=True)
+    accounts.set_admin(session, user, is_admin=True)
 
 
 def make_plain(session: Session, user: User) -> None:
     """Let somebody do no more than their roles allow. Raises Conflict of the last operator."""
-    accounts.set_operator(session, user, is_operator=False)
+    accounts.set_admin(session, user, is_admin=False)
 
 
 def allow_commands(_session: Session, user: User) -> None:
@@ -91,7 +91,7 @@ CHANGES: Mapping[Change, Callable[[Session, User], None]] = MappingProxyType(
         "activate": accounts.reactivate,
         "remove": accounts.remove,
         "reset": accounts.reset,
-        "operator": make_operator,
+        "operator": make_admin,
         "plain": make_plain,
         "commands": allow_commands,
         "no-commands": refuse_commands,

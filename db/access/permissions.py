@@ -18,10 +18,10 @@ from sqlalchemy.orm import ORMExecuteState, Session, with_loader_criteria
 from sqlalchemy.sql.base import ExecutableOption
 
 from db.tables import (
+    CONTROL,
     FULL,
     ONE_RUN,
     READ,
-    STEER,
     SUBMIT,
     WRITE,
     Delivery,
@@ -38,50 +38,58 @@ from db.tables import (
 VIEWER, MEMBER, MAINTAINER = ROLES = ("viewer", "member", "maintainer")
 
 
-class Right(StrEnum):
+class Permission(StrEnum):
     """What can be allowed of a project's runs and sweeps."""
 
-    SEE = "see"
-    DOWNLOAD = "download"
-    SHARE = "share"
-    SUBMIT = "submit"
-    STEER_OWN = "steer_own"
-    STEER = "steer"
-    ORDER = "order"
-    DELETE = "delete"
-    MOVE = "move"
-    MANAGE = "manage"
+    VIEW_RUN = "view_run"
+    DOWNLOAD_FILES = "download_files"
+    SHARE_RUN = "share_run"
+    SUBMIT_RUN = "submit_run"
+    CONTROL_OWN_RUN = "control_own_run"
+    CONTROL_RUN = "control_run"
+    PRIORITIZE_RUN = "prioritize_run"
+    DELETE_RUN = "delete_run"
+    MOVE_RUN = "move_run"
+    MANAGE_MEMBERS = "manage_members"
 
 
 #: A viewer's downloads are the project's to allow.
-RIGHTS_OF: Mapping[str, frozenset[Right]] = MappingProxyType(
+PERMISSIONS_OF: Mapping[str, frozenset[Permission]] = MappingProxyType(
     {
-        VIEWER: frozenset({Right.SEE}),
-        MEMBER: frozenset({Right.SEE, Right.DOWNLOAD, Right.SHARE, Right.SUBMIT, Right.STEER_OWN}),
-        MAINTAINER: frozenset(Right),
+        VIEWER: frozenset({Permission.VIEW_RUN}),
+        MEMBER: frozenset(
+            {
+                Permission.VIEW_RUN,
+                Permission.DOWNLOAD_FILES,
+                Permission.SHARE_RUN,
+                Permission.SUBMIT_RUN,
+                Permission.CONTROL_OWN_RUN,
+            }
+        ),
+        MAINTAINER: frozenset(Permission),
     }
 )
 #: What is refused, in words.
-DEEDS = MappingProxyType(
+ACTIONS = MappingProxyType(
     {
-        Right.SEE: "see",
-        Right.DOWNLOAD: "download of",
-        Right.SHARE: "share runs of",
-        Right.SUBMIT: "submit to",
-        Right.STEER_OWN: "steer your own runs of",
-        Right.STEER: "steer other people's runs of",
-        Right.ORDER: "change the order of the queue of",
-        Right.DELETE: "delete runs of",
-        Right.MOVE: "move runs out of or into",
-        Right.MANAGE: "give roles in",
+        Permission.VIEW_RUN: "see",
+        Permission.DOWNLOAD_FILES: "download of",
+        Permission.SHARE_RUN: "share runs of",
+        Permission.SUBMIT_RUN: "submit to",
+        Permission.CONTROL_OWN_RUN: "control your own runs of",
+        Permission.CONTROL_RUN: "control other people's runs of",
+        Permission.PRIORITIZE_RUN: "change the order of the queue of",
+        Permission.DELETE_RUN: "delete runs of",
+        Permission.MOVE_RUN: "move runs out of or into",
+        Permission.MANAGE_MEMBERS: "give roles in",
     }
 )
 
-_STANDING = "standing"
+_GRANTS = "grants"
 
 
 @dataclass(frozen=True)
-class Standing:
+class Grants:
     """What one person may do, or a token or a read-only link of theirs.
 
     rights: by project; of an operator they are not looked at.  most: what the token allows, of a
@@ -90,9 +98,9 @@ class Standing:
     """
 
     user_id: int
-    is_operator: bool
-    rights: Mapping[str, frozenset[Right]]
-    most: frozenset[Right] = frozenset(Right)
+    is_admin: bool
+    permissions: Mapping[str, frozenset[Permission]]
+    most: frozenset[Permission] = frozenset(Permission)
     only: str | None = None
     runs: frozenset[int] | None = None
 
@@ -100,52 +108,56 @@ class Standing:
     def projects(self) -> tuple[str, ...] | None:
         """The projects that they see, in order; None: all that there are."""
         if self.only is not None:
-            return (self.only,) if self.is_operator or self.only in self.rights else ()
-        return None if self.is_operator else tuple(sorted(self.rights))
+            return (self.only,) if self.is_admin or self.only in self.permissions else ()
+        return None if self.is_admin else tuple(sorted(self.permissions))
 
-    def covers(self, other: "Standing") -> bool:
+    def covers(self, other: "Grants") -> bool:
         """Tell whether nothing that another standing allowed is missing."""
-        if self.is_operator or other.is_operator:
-            return self.is_operator
+        if self.is_admin or other.is_admin:
+            return self.is_admin
         return all(
-            rights <= self.rights.get(project, frozenset())
-            for project, rights in other.rights.items()
+            permissions <= self.permissions.get(project, frozenset())
+            for project, permissions in other.permissions.items()
         )
 
-    def may_somewhere(self, right: Right) -> bool:
+    def may_somewhere(self, permission: Permission) -> bool:
         """Tell whether something is allowed in any project at all."""
         projects = self.projects
-        return right in self.most if projects is None else any(self.may(right, p) for p in projects)
+        return (
+            permission in self.most
+            if projects is None
+            else any(self.may(permission, p) for p in projects)
+        )
 
-    def may(self, right: Right, project: str, owner_id: int | None = None) -> bool:
+    def may(self, permission: Permission, project: str, owner_id: int | None = None) -> bool:
         """Tell whether something is allowed in a project. owner_id: whose run it is done to."""
-        if right not in self.most or self.only not in (None, project):
+        if permission not in self.most or self.only not in (None, project):
             return False
-        if self.is_operator:
+        if self.is_admin:
             return True
-        rights = self.rights.get(project, frozenset())
-        is_own = right == Right.STEER and owner_id == self.user_id
-        return right in rights or (is_own and Right.STEER_OWN in rights)
+        permissions = self.permissions.get(project, frozenset())
+        is_own = permission == Permission.CONTROL_RUN and owner_id == self.user_id
+        return permission in permissions or (is_own and Permission.CONTROL_OWN_RUN in permissions)
 
 
-_READING = frozenset({Right.SEE, Right.DOWNLOAD})
+_READING = frozenset({Permission.VIEW_RUN, Permission.DOWNLOAD_FILES})
 #: What a token of each kind allows at most.
-RIGHTS_OF_TOKENS: Mapping[str, frozenset[Right]] = MappingProxyType(
+PERMISSIONS_OF_TOKENS: Mapping[str, frozenset[Permission]] = MappingProxyType(
     {
-        FULL: frozenset(Right),
+        FULL: frozenset(Permission),
         READ: _READING,
-        SUBMIT: _READING | {Right.SUBMIT},
-        STEER: frozenset(Right) - {Right.MANAGE, Right.SHARE},
-        WRITE: frozenset({Right.SUBMIT}),
-        ONE_RUN: frozenset({Right.SUBMIT}),
+        SUBMIT: _READING | {Permission.SUBMIT_RUN},
+        CONTROL: frozenset(Permission) - {Permission.MANAGE_MEMBERS, Permission.SHARE_RUN},
+        WRITE: frozenset({Permission.SUBMIT_RUN}),
+        ONE_RUN: frozenset({Permission.SUBMIT_RUN}),
     }
 )
 
 
-def standing(session: Session, user: User) -> Standing:
+def grants(session: Session, user: User) -> Grants:
     """Return what somebody may do."""
-    rights = {} if user.is_operator else held(session, [user.id])[user.id]
-    return Standing(user.id, user.is_operator, rights)
+    permissions = {} if user.is_admin else held(session, [user.id])[user.id]
+    return Grants(user.id, user.is_admin, permissions)
 
 
 def with_roles(query: Any) -> Any:
@@ -155,25 +167,27 @@ def with_roles(query: Any) -> Any:
     return query.outerjoin(Project, Project.name == Membership.project)
 
 
-def standing_of(
+def grants_of(
     user: User, rows: Iterable[Any], *, kind: str = FULL, only: str | None = None
-) -> Standing:
+) -> Grants:
     """Return what somebody may do by a token of this kind for this project only, or by all of them.
 
     rows: whose last columns are those of `with_roles`.
     """
-    roles = (tuple(row)[-3:] for row in rows if not user.is_operator)
-    rights = {project: _allowed(role, downloads) for project, role, downloads in roles if role}
-    return Standing(user.id, user.is_operator, rights, RIGHTS_OF_TOKENS[kind], only)
+    roles = (tuple(row)[-3:] for row in rows if not user.is_admin)
+    permissions = {project: _allowed(role, downloads) for project, role, downloads in roles if role}
+    return Grants(user.id, user.is_admin, permissions, PERMISSIONS_OF_TOKENS[kind], only)
 
 
-def held(session: Session, user_ids: Collection[int]) -> dict[int, dict[str, frozenset[Right]]]:
+def held(
+    session: Session, user_ids: Collection[int]
+) -> dict[int, dict[str, frozenset[Permission]]]:
     """Return what their roles allow to each of these people, by project."""
     query = select(
         Membership.user_id, Membership.project, Membership.role, Project.viewers_download
     )
     query = query.join(Project, Project.name == Membership.project)
-    found: dict[int, dict[str, frozenset[Right]]] = {each: {} for each in user_ids}
+    found: dict[int, dict[str, frozenset[Permission]]] = {each: {} for each in user_ids}
     for user_id, project, role, viewers_download in session.execute(
         query.where(Membership.user_id.in_(user_ids))
     ):
@@ -181,43 +195,43 @@ def held(session: Session, user_ids: Collection[int]) -> dict[int, dict[str, fro
     return found
 
 
-def _allowed(role: str, viewers_download: bool) -> frozenset[Right]:
-    return RIGHTS_OF[role] | ({Right.DOWNLOAD} if viewers_download else set())
+def _allowed(role: str, viewers_download: bool) -> frozenset[Permission]:
+    return PERMISSIONS_OF[role] | ({Permission.DOWNLOAD_FILES} if viewers_download else set())
 
 
 def seen_by(session: Session, user_ids: Collection[int]) -> dict[int, set[str] | None]:
     """Return the projects that each person sees who may sign in; None: all that there are."""
-    query = select(User.id, User.is_operator, Membership.project)
+    query = select(User.id, User.is_admin, Membership.project)
     query = query.outerjoin(Membership, Membership.user_id == User.id)
     query = query.where(User.id.in_(user_ids), User.deactivated_at.is_(None))
     found: dict[int, set[str] | None] = {}
-    for user_id, is_operator, project in session.execute(query):
-        projects = found.setdefault(user_id, None if is_operator else set())
+    for user_id, is_admin, project in session.execute(query):
+        projects = found.setdefault(user_id, None if is_admin else set())
         if projects is not None and project is not None:
             projects.add(project)
     return found
 
 
-def limit(session: Session, to: Standing) -> None:
+def limit(session: Session, to: Grants) -> None:
     """Let a session see the runs and sweeps of somebody's projects alone, from here on."""
-    session.info[_STANDING] = to
+    session.info[_GRANTS] = to
 
 
-def limits(session: Session) -> Standing | None:
+def limits(session: Session) -> Grants | None:
     """Return whose session it is; None: nobody's, as a worker's."""
-    found: Standing | None = session.info.get(_STANDING)
+    found: Grants | None = session.info.get(_GRANTS)
     return found
 
 
 @contextmanager
 def unlimited(session: Session) -> Iterator[None]:
     """Let a session see everything meanwhile, of which nothing but numbers may be told."""
-    before = session.info.pop(_STANDING, None)
+    before = session.info.pop(_GRANTS, None)
     try:
         yield
     finally:
         if before is not None:
-            session.info[_STANDING] = before
+            session.info[_GRANTS] = before
 
 
 #: Runs as the conditions below read them, whatever else a statement reads of them.

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from db.access import permissions
 from db.access.accounts import DAY, IS_ACTIVE, hash_of
-from db.access.permissions import Right, Standing
+from db.access.permissions import Grants, Permission
 from db.database import now
 from db.errors import Invalid, NotFound
 from db.paging import Page, page
@@ -31,7 +31,7 @@ class Shown:
     link: SharedLink
     maker: str
     runs: list[int]
-    standing: Standing
+    grants: Grants
 
 
 def make(session: Session, user: User, run_ids: Sequence[int], days: int) -> tuple[str, SharedLink]:
@@ -71,7 +71,7 @@ def of_runs(session: Session, run_ids: Sequence[int], *, after: str = "", limit:
     return page(session, query, (SharedLink.id,), after=after, limit=limit, newest_first=True)
 
 
-def revoke(session: Session, link_id: int, standing: Standing) -> None:
+def revoke(session: Session, link_id: int, grants: Grants) -> None:
     """End a link: one's own, or one to a run of a project of which one is a maintainer.
 
     Raises NotFound.
@@ -80,8 +80,10 @@ def revoke(session: Session, link_id: int, standing: Standing) -> None:
     projects = select(Run.project).join(SharedRun, SharedRun.run_id == Run.id)
     projects = projects.where(SharedRun.link_id == link_id).distinct()
     may_revoke = link is not None and (
-        link.user_id == standing.user_id
-        or any(standing.may(Right.MANAGE, project) for project in session.scalars(projects))
+        link.user_id == grants.user_id
+        or any(
+            grants.may(Permission.MANAGE_MEMBERS, project) for project in session.scalars(projects)
+        )
     )
     if not may_revoke:
         raise NotFound(f"There is no read-only link {link_id} that you may revoke.")
@@ -99,14 +101,16 @@ def find(session: Session, secret: str) -> Shown | None:
     shown = select(Run.id, Run.project).join(SharedRun, SharedRun.run_id == Run.id)
     shown = shown.where(SharedRun.link_id == link.id, KEPT).order_by(SharedRun.place)
     projects = {row[0]: row[1] for row in session.execute(shown)}
-    theirs = permissions.standing(session, maker)
-    if not projects or not all(theirs.may(Right.SHARE, each) for each in projects.values()):
+    theirs = permissions.grants(session, maker)
+    if not projects or not all(
+        theirs.may(Permission.SHARE_RUN, each) for each in projects.values()
+    ):
         return None
-    seen = frozenset({Right.SEE})
-    of_link = Standing(
+    seen = frozenset({Permission.VIEW_RUN})
+    of_link = Grants(
         maker.id,
-        is_operator=False,
-        rights=dict.fromkeys(projects.values(), seen),
+        is_admin=False,
+        permissions=dict.fromkeys(projects.values(), seen),
         most=seen,
         runs=frozenset(projects),
     )

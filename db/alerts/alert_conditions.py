@@ -65,7 +65,7 @@ def _status(*wanted: Status) -> Callable[[AlertRule, Facts], str | None]:
         if run.status not in wanted:
             return None
         if run.status in (Status.PAUSED, Status.UNREACHABLE, Status.CANCELLED):
-            words = "was given up by its sweep" if run.fault == SWEEP else "was cancelled"
+            words = "was given up by its sweep" if run.failure_kind == SWEEP else "was cancelled"
             return f"is {run.status}" if run.status != Status.CANCELLED else words
         if run.status == Status.FAILED and run.error:
             reason = run.error.strip().splitlines()[-1:] or [""]  # of a traceback the message

@@ -20,13 +20,23 @@ from db.alerts import alert_facts
 from db.alerts.alert_conditions import CONDITIONS, TIMED, says
 from db.alerts.rules import ALL, MINE, RUN
 from db.database import Database, now
-from db.tables import ACTIVE, KEPT, AlertLook, AlertRule, Channel, Delivery, Notice, Run, Status
+from db.tables import (
+    ACTIVE,
+    KEPT,
+    Alert,
+    AlertEvaluation,
+    AlertRule,
+    Channel,
+    Delivery,
+    Run,
+    Status,
+)
 from db.telemetry.series import json_number
 
 #: Runs of one look; the others are those of the next, for nothing was noted of them.
 MOST_RUNS = 500
 #: And notices of one: SQLite has one writer, which others must not wait for.
-MOST_NOTICES = 200
+MAX_ALERTS = 200
 #: What was committed late has an end of before: the next looks go back so far.
 OVERLAP_SECONDS = 60.0
 #: That somebody looked is written down so often: a server that starts goes back to it.
@@ -85,9 +95,9 @@ def _find(session: Session, seen: Seen) -> _Found | None:
         return None
     if (ids := [rule.id for rule in rules]) != seen.rules:
         seen.rules, seen.marks = ids, {}  # a new rule may hold for runs that do not change
-    last = session.get(AlertLook, 1)
+    last = session.get(AlertEvaluation, 1)
     if seen.since is None:
-        seen.since = last.looked_at if last else moment
+        seen.since = last.evaluated_at if last else moment
     found = _Found(last.turn if last else 0, moment, moment, False)
     matching: dict[int, list[AlertRule]] = {}
     concerning = _Concerning(rules, permissions.seen_by(session, {rule.user_id for rule in rules}))
@@ -101,7 +111,7 @@ def _find(session: Session, seen: Seen) -> _Found | None:
                 continue
             matching[row.id] = mine
         found.marks[row.id] = mark
-    found.is_due = last is None or found.since - last.looked_at > NOTED_SECONDS
+    found.is_due = last is None or found.since - last.evaluated_at > NOTED_SECONDS
     if matching:
         _judge(session, matching, found, seen.since)
     return found
@@ -149,11 +159,11 @@ def _judge(
     needs: set[str] = set()
     for mine in matching.values():
         needs.update(*(CONDITIONS[rule.condition].needs for rule in mine))
-    columns = (Notice.rule_id, Notice.run_id, Notice.id)
-    opened = select(*columns).where(Notice.run_id.in_(matching), Notice.well_at.is_(None))
+    columns = (Alert.rule_id, Alert.run_id, Alert.id)
+    opened = select(*columns).where(Alert.run_id.in_(matching), Alert.resolved_at.is_(None))
     known = {(rule_id, run_id): key for rule_id, run_id, key in session.execute(opened)}
     for facts in alert_facts.read(session, some_runs, needs, found.moment):
-        if len(found.held) >= MOST_NOTICES:
+        if len(found.held) >= MAX_ALERTS:
             found.since = since
             del found.marks[facts.run.id]
             continue
@@ -172,17 +182,19 @@ def _concerns(rule: AlertRule, owner_id: int, project: str) -> bool:
 
 
 def _take_turn(session: Session, found: _Found) -> bool:
-    first = _insert(session, AlertLook).values(id=1, turn=0, looked_at=found.since)
+    first = _insert(session, AlertEvaluation).values(id=1, turn=0, evaluated_at=found.since)
     session.execute(first.on_conflict_do_nothing())
-    mine = (AlertLook.id == 1, AlertLook.turn == found.turn)
-    taken = update(AlertLook).where(*mine).values(turn=found.turn + 1, looked_at=found.since)
-    return session.scalar(taken.returning(AlertLook.id)) is not None
+    mine = (AlertEvaluation.id == 1, AlertEvaluation.turn == found.turn)
+    taken = (
+        update(AlertEvaluation).where(*mine).values(turn=found.turn + 1, evaluated_at=found.since)
+    )
+    return session.scalar(taken.returning(AlertEvaluation.id)) is not None
 
 
 def _write(session: Session, found: _Found, address: str) -> int:
     if found.well:
-        ill = update(Notice).where(Notice.id.in_(found.well))
-        session.execute(ill.values(well_at=found.moment))
+        ill = update(Alert).where(Alert.id.in_(found.well))
+        session.execute(ill.values(resolved_at=found.moment))
     wanted = {rule.id for rule, _run, _words in found.held}
     # One that was deleted or switched off meanwhile is no more heard.
     kept = select(AlertRule.id).where(AlertRule.id.in_(wanted), AlertRule.is_on)
@@ -206,15 +218,15 @@ def _write(session: Session, found: _Found, address: str) -> int:
             bodies[rule.id, run.id] = (rule, json.dumps(said))
     if not rows:
         return 0
-    new = _insert(session, Notice).values(rows).on_conflict_do_nothing()
-    new = new.returning(Notice.id, Notice.rule_id, Notice.run_id)
+    new = _insert(session, Alert).values(rows).on_conflict_do_nothing()
+    new = new.returning(Alert.id, Alert.rule_id, Alert.run_id)
     made = session.execute(new).all()
-    for notice_id, rule_id, run_id in made:
+    for alert_id, rule_id, run_id in made:
         rule, body = bodies[rule_id, run_id]
         for channel_id in rule.channel_ids:
             channel = channels.get(channel_id)
             if channel is not None and channel.user_id == rule.user_id:
-                of = {"user_id": rule.user_id, "notice_id": notice_id, "run_id": run_id}
+                of = {"user_id": rule.user_id, "alert_id": alert_id, "run_id": run_id}
                 session.add(Delivery(channel_id=channel_id, body=body, **of))
     session.flush()
     return len(made)

@@ -51,7 +51,7 @@ def test(session: Session, user: User, channel_id: int, address: str) -> Deliver
     """Send a test through a channel of somebody's. Raises NotFound, Conflict."""
     channel = channels.mine(session, user, channel_id)
     waiting = select(Delivery.id).where(
-        Delivery.user_id == user.id, Delivery.notice_id.is_(None), Delivery.ended_at.is_(None)
+        Delivery.user_id == user.id, Delivery.alert_id.is_(None), Delivery.ended_at.is_(None)
     )
     if len(session.scalars(waiting.limit(MOST_TESTS)).all()) == MOST_TESTS:
         raise Conflict(f"{MOST_TESTS} tests are under way already: wait for their answers.")

@@ -18,7 +18,7 @@ from db.database import Database
 from db.tables import Run, Status
 
 #: Of a word, in place of a worker's id: there may be a run for whoever has room.
-ANYBODY = 0
+SIGNED_IN = 0
 _CHANNEL = "halfstep"
 _PENDING = "word"
 #: PostgreSQL takes 8,000; of more workers than fit everybody is told.
@@ -41,9 +41,9 @@ def _send(session: Session) -> None:
         return
     payload = ",".join(map(str, sorted(told)))
     if len(payload) > MOST_CHARACTERS:
-        payload = str(ANYBODY)
+        payload = str(SIGNED_IN)
     word = select(func.pg_notify(_CHANNEL, payload))
-    if told == {ANYBODY}:  # an end is of interest to those alone who wait
+    if told == {SIGNED_IN}:  # an end is of interest to those alone who wait
         word = word.where(exists().where(Run.status == Status.QUEUED))
     session.execute(word)
 
@@ -57,7 +57,7 @@ class Listener:
     def __init__(self, database: Database, hear: Callable[[set[int]], None]) -> None:
         """hear: told of whom a word is for, in that thread; of everybody after an interruption."""
         self.is_listening = False
-        self.fault: str | None = None
+        self.problem: str | None = None
         self._database, self._hear = database, hear
         self._closing = threading.Event()
 
@@ -79,7 +79,7 @@ class Listener:
                 with connection:
                     self._listen(connection)
             except (DBAPIError, self._database.engine.dialect.loaded_dbapi.Error) as error:
-                self.fault = str(error).strip().partition("\n")[0]
+                self.problem = str(error).strip().partition("\n")[0]
             self.is_listening = False
             self._closing.wait(RETRY_SECONDS)
 
@@ -93,10 +93,10 @@ class Listener:
         with closing(connection.notifies(timeout=PROOF_SECONDS)) as heard:
             is_told = any(word.payload == proof for word in heard)
         if not is_told:
-            self.fault = "no word comes, as behind a pooler of transactions"
+            self.problem = "no word comes, as behind a pooler of transactions"
             return
-        self.is_listening, self.fault = True, None
-        self._hear({ANYBODY})
+        self.is_listening, self.problem = True, None
+        self._hear({SIGNED_IN})
         while not self._closing.is_set():
             for word in connection.notifies(timeout=TURN_SECONDS):
                 if word.payload.replace(",", "").isdecimal():  # another's proof is for nobody here

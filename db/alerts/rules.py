@@ -8,11 +8,11 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from db.access import permissions
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.alerts import channels
 from db.alerts.alert_conditions import CONDITIONS
 from db.errors import Invalid, NotFound
-from db.tables import AlertRule, Notice, Run, User
+from db.tables import Alert, AlertRule, Run, User
 
 RUN, PROJECT, MINE, ALL = SCOPES = ("run", "project", "mine", "all")
 #: Of one user.
@@ -51,8 +51,8 @@ def make(
     run = session.get(Run, run_id) if scope == RUN and run_id is not None else None
     if scope == RUN and (run is None or run.deleted_at is not None):
         wrong["run_id"] = f"there is no run {run_id}; allowed: the number of a run"
-    standing = permissions.limits(session)
-    if scope == PROJECT and standing is not None and not standing.may(Right.SEE, project):
+    grants = permissions.limits(session)
+    if scope == PROJECT and grants is not None and not grants.may(Permission.VIEW_RUN, project):
         text = f"there is no project {project[:100]!r}; allowed: one that you see"
         wrong.setdefault("project", text)
     if wrong:
@@ -90,7 +90,7 @@ def switch(session: Session, user: User, rule_id: int, *, is_on: bool) -> AlertR
 def delete(session: Session, user: User, rule_id: int) -> None:
     """Delete a rule; its notices stay. Raises NotFound."""
     rule = _mine(session, user, rule_id)
-    session.execute(update(Notice).where(Notice.rule_id == rule_id).values(rule_id=None))
+    session.execute(update(Alert).where(Alert.rule_id == rule_id).values(rule_id=None))
     session.delete(rule)
     session.flush()
 

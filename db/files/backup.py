@@ -31,8 +31,8 @@ from db.files.storage import get_file, is_plain, put_file
 from db.tables import (
     ApiToken,
     Artifact,
-    Checkpoint,
-    Deed,
+    AuditEvent,
+    CheckpointFile,
     Delivery,
     MetricBucket,
     Run,
@@ -48,7 +48,7 @@ from db.telemetry import metric_pyramids, pyramid
 
 FORMAT = 1
 ROWS = 1000
-WITH_FILES = (Checkpoint.__table__, Artifact.__table__)
+WITH_FILES = (CheckpointFile.__table__, Artifact.__table__)
 #: Derived from the steps; `restore` computes them.
 DERIVED = (StepBucket.__table__, MetricBucket.__table__)
 #: Sign-ins end with a restore: some may have been ended since the backup was made.
@@ -106,8 +106,8 @@ def _stored_files(session: Session) -> tuple[dict[str, str], int]:
 
     The sizes of uploads are not recorded, so they are not included.
     """
-    rows: list[Checkpoint | Artifact] = [
-        *session.scalars(select(Checkpoint)),
+    rows: list[CheckpointFile | Artifact] = [
+        *session.scalars(select(CheckpointFile)),
         *session.scalars(select(Artifact)),
     ]
     sha256_of = {row.key: row.sha256 for row in rows if row.is_stored}
@@ -218,7 +218,7 @@ def valid_links(session: Session) -> list[dict[str, Any]]:
 
 def _check_empty(session: Session, database: Database) -> None:
     """Check that a restore would delete neither runs nor an audit log. Raises Conflict."""
-    for table, content in ((Run, "runs"), (Deed, "an audit log")):
+    for table, content in ((Run, "runs"), (AuditEvent, "an audit log")):
         if session.scalar(select(table.id).limit(1)) is not None:
             raise Conflict(
                 f"{database.name} has {content} already: restore into a new database "

@@ -12,11 +12,11 @@ from db.errors import NotFound
 from db.health.spikes import spikes
 from db.paging import Page, page
 from db.queue.queue import held
-from db.tables import ACTIVE, RECIPE, Checkpoint, Diagnosis, Metric, Request, Run, Status
+from db.tables import ACTIVE, RECIPE, CheckpointFile, ControlRequest, Diagnosis, Metric, Run, Status
 
 #: So many spikes keep a checkpoint: a loss that never rests must not fill the disk.
 SPIKES_HEEDED = 10
-IS_SHARD = Checkpoint.kind.startswith("shard.", autoescape=True)
+IS_SHARD = CheckpointFile.kind.startswith("shard.", autoescape=True)
 
 
 def publish(
@@ -33,14 +33,14 @@ def publish(
     _forget_shards(session, run, event)
     for file, key in zip(event["files"], keys, strict=True):
         row = session.scalar(
-            select(Checkpoint).where(
-                Checkpoint.run_id == run_id,
-                Checkpoint.step == event["step"],
-                Checkpoint.kind == file["kind"],
+            select(CheckpointFile).where(
+                CheckpointFile.run_id == run_id,
+                CheckpointFile.step == event["step"],
+                CheckpointFile.kind == file["kind"],
             )
         )
         if row is None:
-            row = Checkpoint(run_id=run_id, step=event["step"], kind=file["kind"])
+            row = CheckpointFile(run_id=run_id, step=event["step"], kind=file["kind"])
             session.add(row)
         is_same, before = row.sha256 == file["sha256"], row.stored_bytes
         row.key = key or (row.key if is_same else "")
@@ -50,10 +50,10 @@ def publish(
         run.stored_bytes += row.stored_bytes - before
     if event.get("request"):
         session.execute(
-            update(Request)
-            .where(Request.run_id == run_id, Request.id <= event["request"])
-            .where(Request.kind == "checkpoint", Request.obeyed_at.is_(None))
-            .values(obeyed_at=now())
+            update(ControlRequest)
+            .where(ControlRequest.run_id == run_id, ControlRequest.id <= event["request"])
+            .where(ControlRequest.kind == "checkpoint", ControlRequest.acknowledged_at.is_(None))
+            .values(acknowledged_at=now())
         )
 
 
@@ -62,23 +62,25 @@ def _forget_shards(session: Session, run: Run, event: dict[str, Any]) -> None:
     kinds = {file["kind"] for file in event["files"]}
     if "checkpoint" not in kinds:
         return
-    at = (Checkpoint.run_id == run.id, Checkpoint.step == event["step"])
-    for row in session.scalars(select(Checkpoint).where(*at, IS_SHARD)).all():
+    at = (CheckpointFile.run_id == run.id, CheckpointFile.step == event["step"])
+    for row in session.scalars(select(CheckpointFile).where(*at, IS_SHARD)).all():
         if row.kind not in kinds:
             run.stored_bytes -= row.stored_bytes
             session.delete(row)
 
 
-def of_run(session: Session, run_id: int) -> list[Checkpoint]:
+def of_run(session: Session, run_id: int) -> list[CheckpointFile]:
     """List a run's files, newest step first."""
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id)
-    return list(session.scalars(query.order_by(Checkpoint.step.desc(), Checkpoint.kind)))
+    query = select(CheckpointFile).where(CheckpointFile.run_id == run_id)
+    return list(session.scalars(query.order_by(CheckpointFile.step.desc(), CheckpointFile.kind)))
 
 
 def newest_step(session: Session, run_id: int, *, before: int) -> int | None:
     """Return the step of a run's last whole state from before a step, or None without any."""
-    query = select(func.max(Checkpoint.step)).where(Checkpoint.run_id == run_id)
-    return session.scalar(query.where(Checkpoint.kind == "checkpoint", Checkpoint.step < before))
+    query = select(func.max(CheckpointFile.step)).where(CheckpointFile.run_id == run_id)
+    return session.scalar(
+        query.where(CheckpointFile.kind == "checkpoint", CheckpointFile.step < before)
+    )
 
 
 def saves(session: Session, run_id: int) -> dict[int, dict[str, Any]]:
@@ -86,7 +88,7 @@ def saves(session: Session, run_id: int) -> dict[int, dict[str, Any]]:
 
     None of runs that are watched, and of those that an earlier version trained.
     """
-    steps = select(Checkpoint.step).where(Checkpoint.run_id == run_id)
+    steps = select(CheckpointFile.step).where(CheckpointFile.run_id == run_id)
     query = select(Diagnosis.step, Diagnosis.content).where(
         Diagnosis.run_id == run_id, Diagnosis.kind == "checkpoint", Diagnosis.step.in_(steps)
     )
@@ -95,60 +97,69 @@ def saves(session: Session, run_id: int) -> dict[int, dict[str, Any]]:
 
 def page_of_run(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
     """Return a page of a run's files, newest step first."""
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id)
-    key = (Checkpoint.step, Checkpoint.id)
+    query = select(CheckpointFile).where(CheckpointFile.run_id == run_id)
+    key = (CheckpointFile.step, CheckpointFile.id)
     return page(session, query, key, after=after, limit=limit, newest_first=True)
 
 
-def get(session: Session, run_id: int, checkpoint_id: int) -> Checkpoint:
+def get(session: Session, run_id: int, checkpoint_id: int) -> CheckpointFile:
     """Return one file of a run. Raises NotFound."""
-    row = session.get(Checkpoint, checkpoint_id)
+    row = session.get(CheckpointFile, checkpoint_id)
     if row is None or row.run_id != run_id:
         raise NotFound(f"Run {run_id} has no checkpoint {checkpoint_id}.")
     return row
 
 
-def to_resume(session: Session, run: Run) -> list[Checkpoint]:
+def to_resume(session: Session, run: Run) -> list[CheckpointFile]:
     """List whole states from the newest back: the first that is sound is the one to resume.
 
     A run that was started from another's checkpoint ends its list with that one.
     """
     own = [row for row in of_run(session, run.id) if row.kind == "checkpoint"]
-    inherited = select(Checkpoint).where(
-        Checkpoint.run_id == run.parent_id,
-        Checkpoint.step == run.parent_step,
-        Checkpoint.kind == "checkpoint",
+    inherited = select(CheckpointFile).where(
+        CheckpointFile.run_id == run.parent_id,
+        CheckpointFile.step == run.parent_step,
+        CheckpointFile.kind == "checkpoint",
     )
     return [*own, *session.scalars(inherited)]
 
 
-def shards_of(session: Session, states: Sequence[Checkpoint]) -> dict[int, list[Checkpoint]]:
+def shards_of(
+    session: Session, states: Sequence[CheckpointFile]
+) -> dict[int, list[CheckpointFile]]:
     """Return the files in which the rest of these states lies, by the states' ids."""
     at = {(state.run_id, state.step): state.id for state in states}
-    found: dict[int, list[Checkpoint]] = {state.id: [] for state in states}
+    found: dict[int, list[CheckpointFile]] = {state.id: [] for state in states}
     runs = {state.run_id for state in states}
-    for row in session.scalars(select(Checkpoint).where(Checkpoint.run_id.in_(runs), IS_SHARD)):
+    for row in session.scalars(
+        select(CheckpointFile).where(CheckpointFile.run_id.in_(runs), IS_SHARD)
+    ):
         if (row.run_id, row.step) in at:
             found[at[row.run_id, row.step]].append(row)
     return found
 
 
-def weights_at(session: Session, run_id: int, step: int | None) -> list[Checkpoint]:
+def weights_at(session: Session, run_id: int, step: int | None) -> list[CheckpointFile]:
     """List a run's files of weights, one a module, as of a step; None: the newest that has any.
 
     Only what can be had from the store, and no averages.
     """
-    query = select(Checkpoint).where(
-        Checkpoint.run_id == run_id,
-        or_(Checkpoint.kind == "weights", Checkpoint.kind.startswith("weights.", autoescape=True)),
-        Checkpoint.key != "",
+    query = select(CheckpointFile).where(
+        CheckpointFile.run_id == run_id,
+        or_(
+            CheckpointFile.kind == "weights",
+            CheckpointFile.kind.startswith("weights.", autoescape=True),
+        ),
+        CheckpointFile.key != "",
     )
     if step is None:
-        step = session.scalar(query.with_only_columns(func.max(Checkpoint.step)))
-    return list(session.scalars(query.where(Checkpoint.step == step).order_by(Checkpoint.kind)))
+        step = session.scalar(query.with_only_columns(func.max(CheckpointFile.step)))
+    return list(
+        session.scalars(query.where(CheckpointFile.step == step).order_by(CheckpointFile.kind))
+    )
 
 
-def to_start_from(session: Session, config: dict[str, Any]) -> list[Checkpoint]:
+def to_start_from(session: Session, config: dict[str, Any]) -> list[CheckpointFile]:
     """List the files of another run's weights that a configuration wants, if it wants any."""
     wanted = config.get("weights", {})
     if wanted.get("run") is None:

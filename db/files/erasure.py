@@ -21,7 +21,7 @@ from db.database import Database, now
 from db.files.storage import PAGE_FILES, delete_files
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
-from db.tables import IN_BIN, Deed, Run, Trial
+from db.tables import IN_TRASH, AuditEvent, Run, Trial
 from db.tables import Table as Base
 
 #: Rows of a transaction: SQLite has one writer, which others must not wait for.
@@ -43,7 +43,7 @@ class Stopped(Exception):
 def due(session: Session, days: float) -> list[int]:
     """Return the runs of the bin that are to be erased: asked for, or there for so many days."""
     is_over = or_(Run.erasing, Run.deleted_at <= now() - days * DAY_SECONDS)
-    return list(session.scalars(select(Run.id).where(IN_BIN, is_over).order_by(Run.id)))
+    return list(session.scalars(select(Run.id).where(IN_TRASH, is_over).order_by(Run.id)))
 
 
 def erase(
@@ -51,7 +51,7 @@ def erase(
 ) -> None:
     """Erase a run that is due. Raises Stopped, or what keeps its files from being deleted."""
     with database.writing() as session:
-        mine = (Run.id == run_id, IN_BIN)
+        mine = (Run.id == run_id, IN_TRASH)
         # Unless somebody restored it since it was found to be due.
         begun = update(Run).where(*mine).values(erasing=True).returning(Run.id)
         if session.scalar(begun) is None:
@@ -68,7 +68,7 @@ def tables() -> list[Table]:
 
     What a sweep has tried is the sweep's: it would try that point again. Who did what stays told.
     """
-    others = {Trial.__tablename__, Deed.__tablename__}
+    others = {Trial.__tablename__, AuditEvent.__tablename__}
     tables = reversed(Base.metadata.sorted_tables)
     return [table for table in tables if "run_id" in table.columns and table.name not in others]
 

@@ -17,7 +17,7 @@ from db.files import artifacts, checkpoints
 from db.files.storage import delete_files
 from db.runs import run_metadata, runs
 from db.runs.trash import DAY_SECONDS
-from db.tables import ENDED, KEPT, Artifact, Checkpoint, LogLine, Run, SystemSample
+from db.tables import ENDED, KEPT, Artifact, CheckpointFile, LogLine, Run, SystemSample
 
 #: A run with this tag keeps all that it has.
 PINNED = "pinned"
@@ -105,7 +105,7 @@ def prune(database: Database, store: ObjectStore, run_id: int, rules: Rules) -> 
         found = of_run(session, run, rules)
         if not found:
             return found
-        rows: list[Checkpoint | Artifact] = [*_old_checkpoints(session, run, rules)]
+        rows: list[CheckpointFile | Artifact] = [*_old_checkpoints(session, run, rules)]
         if _has_old_log(session, run, rules):
             rows += artifacts.log_files(session, run_id)
         keys = {row.key for row in rows if row.is_stored}
@@ -124,10 +124,10 @@ def prune(database: Database, store: ObjectStore, run_id: int, rules: Rules) -> 
 def _has_old(rules: Rules) -> Iterator[ColumnElement[bool]]:
     """Yield a condition on ended runs for each rule: that there is something for it."""
     if rules.checkpoint_days is not None:
-        later = aliased(Checkpoint)
-        is_old = Checkpoint.created_at < now() - rules.checkpoint_days * DAY_SECONDS
-        is_last = ~exists().where(later.run_id == Run.id, later.step > Checkpoint.step)
-        yield exists().where(Checkpoint.run_id == Run.id, is_old, ~is_last)
+        later = aliased(CheckpointFile)
+        is_old = CheckpointFile.created_at < now() - rules.checkpoint_days * DAY_SECONDS
+        is_last = ~exists().where(later.run_id == Run.id, later.step > CheckpointFile.step)
+        yield exists().where(CheckpointFile.run_id == Run.id, is_old, ~is_last)
     if rules.log_days is not None:
         is_old = Run.ended_at < now() - rules.log_days * DAY_SECONDS
         of_run = (exists().where(table.run_id == Run.id) for table in (LogLine, SystemSample))
@@ -142,7 +142,7 @@ def _is_older(session: Session, moment: float | None, days: float) -> bool:
     return moment is not None and moment < session.scalars(select(now())).one() - days * DAY_SECONDS
 
 
-def _old_checkpoints(session: Session, run: Run, rules: Rules) -> list[Checkpoint]:
+def _old_checkpoints(session: Session, run: Run, rules: Rules) -> list[CheckpointFile]:
     """List the files that go: not of the last step, nor of the best."""
     if rules.checkpoint_days is None:
         return []
@@ -159,6 +159,6 @@ def _named(session: Session, run_id: int) -> set[str]:
     session.flush()
     return {
         key
-        for table in (Checkpoint, Artifact)
+        for table in (CheckpointFile, Artifact)
         for key in session.scalars(select(table.key).where(table.run_id == run_id))
     }

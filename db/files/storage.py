@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from db.database import Database
 from db.errors import Invalid, StorageFull
 from db.settings import Settings
-from db.tables import ACTIVE, Artifact, Checkpoint, Run
+from db.tables import ACTIVE, Artifact, CheckpointFile, Run
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Of a run's files, those that rows name.
 FOLDERS = ("/checkpoints/", "/artifacts/", "/log/")
 #: Rows that name a file of the store's.
-Stored = Checkpoint | Artifact
+Stored = CheckpointFile | Artifact
 #: A file goes to a bucket in parts, so many at once: 64 MiB of memory, however large it is.
 PART_BYTES, PARTS_AT_ONCE = 16 * 2**20, 4
 #: S3 takes no more; of what is larger than 156 GiB the parts are.
@@ -182,7 +182,7 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
     in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
     passed_over = tuple(f"runs/{run_id}/" for run_id in in_training)
     found, strangers = [], []
-    seen: dict[type[Stored], set[int]] = {Checkpoint: set(), Artifact: set()}
+    seen: dict[type[Stored], set[int]] = {CheckpointFile: set(), Artifact: set()}
     for files in _pages(store):
         rows = _rows(session, files)
         for row in rows:
@@ -191,7 +191,7 @@ def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> l
                 found.append(Mismatch(row.key, problem, row))
         unnamed = files.keys() - {row.key for row in rows}
         strangers += [key for key in unnamed if not key.startswith(passed_over)]
-    for table in (Checkpoint, Artifact):
+    for table in (CheckpointFile, Artifact):
         for row in _unseen(session, table, seen[table]):
             found.append(Mismatch(row.key, "the file is missing", row))
     return found + [Mismatch(key, "no row names the file", None) for key in sorted(strangers)]
@@ -263,14 +263,14 @@ def _rows(session: Session, keys: Collection[str]) -> list[Stored]:
     numbers = {key.partition("/")[2].partition("/")[0] for key in keys}
     run_ids = [int(number) for number in numbers if number.isdecimal() and len(number) < 19]
     found: list[Stored] = []
-    for table in (Checkpoint, Artifact):
+    for table in (CheckpointFile, Artifact):
         mine = select(table).where(table.run_id.in_(run_ids), table.key.in_(keys))
         found += session.scalars(mine)
     return found
 
 
 def _unseen(
-    session: Session, table: type[Checkpoint] | type[Artifact], seen: set[int]
+    session: Session, table: type[CheckpointFile] | type[Artifact], seen: set[int]
 ) -> list[Stored]:
     """Return the rows whose files the store should have, without those that were seen."""
     stored = select(table.id).where(table.key != "").order_by(table.id)

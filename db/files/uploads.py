@@ -13,12 +13,12 @@ from obstore.store import ObjectStore
 from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import Session
 
-from db.access.permissions import Right, Standing
+from db.access.permissions import Grants, Permission
 from db.database import now
 from db.files.storage import PAGE_FILES, delete_files
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
-from db.tables import RECIPE, Run, RunSetting, Upload, User
+from db.tables import RECIPE, Run, RunConfigValue, Upload, User
 
 FOLDER = "uploads"
 SETTING = "weights.upload"
@@ -45,28 +45,30 @@ def record(session: Session, user: User, upload: str, size_bytes: int, project: 
     session.add(Upload(upload=upload, user_id=user.id, project=project, size_bytes=size_bytes))
 
 
-def may_download(session: Session, standing: Standing, upload: str) -> bool:
+def may_download(session: Session, grants: Grants, upload: str) -> bool:
     """Return whether a user sent this upload, or may download files of a run that started from it.
 
     By a token of one project: whether it was sent with such a token, or for a run of that project.
     Operators may download every one.
     """
-    if standing.is_operator and standing.only is None:
+    if grants.is_admin and grants.only is None:
         return True
-    own = select(Upload.id).where(Upload.upload == upload, Upload.user_id == standing.user_id)
-    if standing.only is not None:
-        own = own.where(Upload.project == standing.only)
+    own = select(Upload.id).where(Upload.upload == upload, Upload.user_id == grants.user_id)
+    if grants.only is not None:
+        own = own.where(Upload.project == grants.only)
     if session.scalar(own.limit(1)) is not None:
         return True
     # Of recipes only: the configuration of a watched run or a command is what its sender wrote.
-    started = select(Run.project).join(RunSetting, RunSetting.run_id == Run.id).distinct()
+    started = select(Run.project).join(RunConfigValue, RunConfigValue.run_id == Run.id).distinct()
     started = started.where(*_names(upload), Run.source == RECIPE, ~Run.erasing)
-    return any(standing.may(Right.DOWNLOAD, project) for project in session.scalars(started))
+    return any(
+        grants.may(Permission.DOWNLOAD_FILES, project) for project in session.scalars(started)
+    )
 
 
 def _names(upload: str) -> tuple[ColumnElement[bool], ...]:
-    is_setting = (RunSetting.name == SETTING.rpartition(".")[2], RunSetting.path == SETTING)
-    return (*is_setting, RunSetting.text == upload)
+    is_setting = (RunConfigValue.name == SETTING.rpartition(".")[2], RunConfigValue.path == SETTING)
+    return (*is_setting, RunConfigValue.text == upload)
 
 
 def forget_unused(session: Session, kept: Collection[str]) -> None:
@@ -79,10 +81,12 @@ def forget_unused(session: Session, kept: Collection[str]) -> None:
 
 def named(session: Session) -> set[str]:
     """Return what runs start from, those in the bin among them."""
-    query = select(RunSetting.text).distinct().join(Run, Run.id == RunSetting.run_id)
-    query = query.where(RunSetting.name == SETTING.rpartition(".")[2], RunSetting.path == SETTING)
+    query = select(RunConfigValue.text).distinct().join(Run, Run.id == RunConfigValue.run_id)
+    query = query.where(
+        RunConfigValue.name == SETTING.rpartition(".")[2], RunConfigValue.path == SETTING
+    )
     # Not set, it is written as JSON's null, or empty; an upload is <SHA-256>/<name>.
-    query = query.where(~Run.erasing, RunSetting.text.contains("/"))
+    query = query.where(~Run.erasing, RunConfigValue.text.contains("/"))
     return set(session.scalars(query))
 
 

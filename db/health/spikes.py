@@ -14,10 +14,10 @@ MOST = 200
 
 
 def spikes(session: Session, run_id: int, *, most: int = MOST) -> list[dict[str, Any]]:
-    """Return the latest spikes, in order of step: step, loss, z; rewound_to, where it went back."""
+    """Return the latest spikes in order of step: step, loss, z, rolled_back_to."""
     given = {"run_id": run_id, "most": most}
     rows = session.connection().execute(_latest_query(), given).all()
-    return [{"rewound_to": None, **content, "step": step} for step, content in reversed(rows)]
+    return [{"rolled_back_to": None, **content, "step": step} for step, content in reversed(rows)]
 
 
 @cache

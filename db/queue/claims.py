@@ -35,8 +35,8 @@ from db.queue.reservations import (
     IN_USE,
     MEMORY_GIB,
     SEVERAL,
+    FreeNode,
     Offer,
-    Place,
     Plan,
     Reservation,
     planned,
@@ -122,7 +122,7 @@ def claim(
     device_memory_bytes: float = 0.0,
     runs_per_user: int = 0,
     devices_per_user: int = 0,
-    gang_patience: float = 300.0,
+    reserve_after_seconds: float = 300.0,
     commands: bool = False,
     only: int | None = None,
 ) -> Run | None:
@@ -133,15 +133,15 @@ def claim(
     free_devices: those that the worker knows nothing on.
     device_memory_bytes: what every device has.
     runs_per_user, devices_per_user: for one owner at once; 0 means any number.
-    gang_patience: seconds after which devices are kept for the first that waits for several.
-    commands: whether the worker takes them too.
+    reserve_after_seconds: seconds after which devices are kept for the first that waits for
+    several. commands: whether the worker takes them too.
     only: a run beside which none is looked at.
     """
     session.flush()  # a connection, over which all but the run is read and written, does not
     free = len(set(free_devices) - in_use(session, [worker_id])[worker_id])
     if not free:
         return None
-    here = Place(worker_id, free)
+    here = FreeNode(worker_id, free)
     offer = Offer(
         recipes=frozenset(recipes),
         precisions=frozenset(precisions),
@@ -157,7 +157,7 @@ def claim(
     is_one, are_several = _are_there(session, told, waiting, _FITS, SEVERAL)
     plan = Plan()
     if are_several:
-        plan = planned(session, waiting, told, here, offer, gang_patience, usage)
+        plan = planned(session, waiting, told, here, offer, reserve_after_seconds, usage)
     told |= _told(here, offer, plan.kept)
     fits = _fits(here, plan.kept, usage)
     if is_one and fits is not _FITS:
@@ -173,7 +173,7 @@ def claim(
     worker_ids = (worker_id, *plan.partners)
     taken = _lock(session, worker_ids, free_devices)
     write_down(session, plan)
-    told |= _told(Place(worker_id, len(taken[worker_id])), offer, plan.kept)
+    told |= _told(FreeNode(worker_id, len(taken[worker_id])), offer, plan.kept)
     fits = _fits(here, plan.kept, usage)
     if plan.gang is not None and all(
         len(devices) >= plan.gang.devices_per_node for devices in taken.values()
@@ -254,7 +254,7 @@ def _lock(
     return {each: sorted(indexes[each] - used[each]) for each in worker_ids}
 
 
-def _told(here: Place, offer: Offer, kept: Reservation | None = None) -> Told:
+def _told(here: FreeNode, offer: Offer, kept: Reservation | None = None) -> Told:
     """Return what the parts of a claim's statements are told of who asks, and of what is kept."""
     told = {
         "claim_asking": here.worker_id,
@@ -276,7 +276,7 @@ def _told(here: Place, offer: Offer, kept: Reservation | None = None) -> Told:
     return told
 
 
-def _fits(here: Place, kept: Reservation | None, usage: Usage) -> ColumnElement[bool]:
+def _fits(here: FreeNode, kept: Reservation | None, usage: Usage) -> ColumnElement[bool]:
     """Say of a run of one node that this worker can train it now, and may."""
     if kept is None or here.worker_id not in kept.worker_ids:
         return _FITS
@@ -307,7 +307,7 @@ def _taking_query(conditions: Conditions, order: Conditions) -> Update:
         status=Status.STARTING,
         revision=Run.revision + 1,
         worker_id=bindparam("claim_asking", type_=Integer),
-        **dict.fromkeys(("error", "fault", "first_since", "resumed_step"), None),
+        **dict.fromkeys(("error", "failure_kind", "first_since", "resumed_step"), None),
         reservation=null(),
     )
     # As it is then, also if the session knew it before.

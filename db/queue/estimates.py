@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.runs import runs
-from db.tables import KEPT, Checkpoint, Run, Status
+from db.tables import KEPT, CheckpointFile, Run, Status
 
 #: So many of the latest runs are looked through, of so many of those that finished the sizes are
 #: compared, and so many of those that are alike are judged by.
@@ -86,12 +86,14 @@ def alike(
 def checkpoint_bytes(session: Session, run_ids: Collection[int]) -> int | None:
     """Return what the files of the last checkpoint take, of the run in the middle; None of none."""
     newest = (
-        select(Checkpoint.run_id, func.max(Checkpoint.step).label("step"))
-        .where(Checkpoint.run_id.in_(run_ids), Checkpoint.kind == "checkpoint")
-        .group_by(Checkpoint.run_id)
+        select(CheckpointFile.run_id, func.max(CheckpointFile.step).label("step"))
+        .where(CheckpointFile.run_id.in_(run_ids), CheckpointFile.kind == "checkpoint")
+        .group_by(CheckpointFile.run_id)
         .subquery()
     )
-    at = (Checkpoint.run_id == newest.c.run_id) & (Checkpoint.step == newest.c.step)
-    sizes = select(func.sum(Checkpoint.size_bytes)).join(newest, at).group_by(Checkpoint.run_id)
+    at = (CheckpointFile.run_id == newest.c.run_id) & (CheckpointFile.step == newest.c.step)
+    sizes = (
+        select(func.sum(CheckpointFile.size_bytes)).join(newest, at).group_by(CheckpointFile.run_id)
+    )
     found = [int(size) for size in session.scalars(sizes)]
     return int(median(found)) if found else None

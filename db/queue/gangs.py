@@ -22,12 +22,12 @@ RANK = "rank"
 
 
 @dataclass(frozen=True)
-class NodeEnding:
+class NodeOutcome:
     """How a node's part in an attempt ended. fault: None if it ended as it should."""
 
     reason: str | None = None
     error: str | None = None
-    fault: str | None = None
+    failure_kind: str | None = None
 
 
 def meet(session: Session, run_id: int, attempt: int, host: str, port: int) -> None:
@@ -53,7 +53,7 @@ def trouble(
     left = RunNode.lease_expires_at - now()
     for other, worker, seconds_left in session.execute(_others(run_id, attempt, number, left)):
         who = f"node {other.node} ({worker})"
-        if other.ending is not None and other.ending["fault"]:
+        if other.ending is not None and other.ending["failure_kind"]:
             return f"{who}: {other.ending['reason']}"
         silent = lease_seconds - seconds_left
         if other.ended_at is None and LOST_SHARE * lease_seconds < silent < math.inf:
@@ -62,13 +62,17 @@ def trouble(
 
 
 def tell_ending(
-    session: Session, run_id: int, attempt: int, number: int, ending: NodeEnding
+    session: Session, run_id: int, attempt: int, number: int, ending: NodeOutcome
 ) -> None:
     """Say how a node ended, so that the others end too. Raises Fenced."""
     held(session, run_id, attempt)
     row = node(session, run_id, attempt, number)
     if row.ending is None:  # the first thing told is the cause
-        row.ending = {"reason": ending.reason, "error": ending.error, "fault": ending.fault}
+        row.ending = {
+            "reason": ending.reason,
+            "error": ending.error,
+            "failure_kind": ending.failure_kind,
+        }
     if number:
         row.ended_at = row.ended_at or now()
 
@@ -80,7 +84,7 @@ def are_over(session: Session, run_id: int, attempt: int) -> bool:
     return session.scalar(query) is None
 
 
-def blamed(session: Session, run_id: int, attempt: int) -> NodeEnding | None:
+def blamed(session: Session, run_id: int, attempt: int) -> NodeOutcome | None:
     """Return the ending of another node that is to blame for the first one's, if any is.
 
     One that failed by itself is, before one that was killed or lost, and that before one that was
@@ -91,12 +95,12 @@ def blamed(session: Session, run_id: int, attempt: int) -> NodeEnding | None:
     for other, worker, _left in session.execute(_others(run_id, attempt, 0, left)):
         who = f"node {other.node} ({worker})"
         if other.ending is None and other.ended_at is None:
-            found.append(NodeEnding(f"{who} was lost", None, "infrastructure"))
-        elif other.ending and other.ending["reason"] and other.ending["fault"] != RANK:
+            found.append(NodeOutcome(f"{who} was lost", None, "infrastructure"))
+        elif other.ending and other.ending["reason"] and other.ending["failure_kind"] != RANK:
             reason = f"{who}: {other.ending['reason']}"
-            found.append(NodeEnding(reason, other.ending["error"], other.ending["fault"]))
+            found.append(NodeOutcome(reason, other.ending["error"], other.ending["failure_kind"]))
     hardest = {"infrastructure": 1, None: 2}
-    return min(found, key=lambda each: hardest.get(each.fault, 0), default=None)
+    return min(found, key=lambda each: hardest.get(each.failure_kind, 0), default=None)
 
 
 def _others(run_id: int, attempt: int, number: int, left: ColumnElement[Any]) -> Select[Any]:

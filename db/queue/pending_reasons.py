@@ -87,9 +87,9 @@ class Queue:
 
         Named are runs that whoever has the session may see.
         """
-        standing = permissions.limits(session)
-        is_limited = standing is not None and standing.projects is not None
-        seen = frozenset(standing.projects or ()) if standing and is_limited else None
+        grants = permissions.limits(session)
+        is_limited = grants is not None and grants.projects is not None
+        seen = frozenset(grants.projects or ()) if grants and is_limited else None
         with permissions.unlimited(session):  # others wait in the same queue
             return cls._read(session, seen)
 
@@ -297,7 +297,7 @@ def _able(run: Run, up: list[Worker]) -> tuple[list[Worker], str]:
     """Return the workers that can take a run as far as its kind goes, or why there are none."""
     able = [each for each in up if workers.takes(each, run.source, run.recipe, run.precision)]
     if not able and run.source == COMMAND:
-        return [], "no worker that is up offers commands (HALFSTEP_COMMANDS=yes)"
+        return [], "no worker that is up offers commands (HALFSTEP_ALLOW_COMMANDS=yes)"
     if not able and any(workers.offers(worker, run.recipe) for worker in up):
         return [], f"no worker that is up has devices for {run.precision}"
     if not able:
@@ -326,7 +326,7 @@ def mark(reason: str, ahead: int) -> int:
 
 def live_marks(session: Session, run_ids: Collection[int], queue: Queue) -> dict[int, str]:
     """Look up `marks` of these runs, newest first."""
-    columns = (Run.id, Run.status, Run.revision, Run.heard_at, now().label("moment"))
+    columns = (Run.id, Run.status, Run.revision, Run.last_report_at, now().label("moment"))
     query = select(*columns).where(Run.id.in_(run_ids)).order_by(Run.id.desc())
     rows = session.execute(query).all()
     return marks(rows, queue, rows[0].moment if rows else 0.0)

@@ -32,11 +32,11 @@ def wanted(
     """
     before = aliased(Placement)
     is_asked = exists().where(before.run_id == Run.id, before.ended_at.is_(None))
-    tries = func.coalesce(before.tries, 0)
+    attempts = func.coalesce(before.attempts, 0)
     is_too_soon = exists().where(
         before.run_id == Run.id,
         before.attempt == Run.attempt + 1,
-        before.ended_at + RETRY_SECONDS * tries * tries > now(),
+        before.ended_at + RETRY_SECONDS * attempts * attempts > now(),
     )
     usage = Usage.read(session)
     asked = session.scalar(select(func.count()).select_from(Placement).where(OPEN)) or 0
@@ -58,12 +58,12 @@ def begin(session: Session, row: Any) -> bool:
     key = (row.id, row.attempt)
     placement = session.get(Placement, key, with_for_update=True)
     if placement is None:
-        placement = Placement(run_id=row.id, attempt=row.attempt, tries=0)
+        placement = Placement(run_id=row.id, attempt=row.attempt, attempts=0)
         session.add(placement)
     elif placement.ended_at is None:
         return False
     placement.nodes, placement.devices = row.nodes, row.devices_per_node
-    placement.tries = min(placement.tries + 1, MOST_TRIES)
+    placement.attempts = min(placement.attempts + 1, MOST_TRIES)
     placement.state, placement.reason = "waiting", "the cluster is asked for workers"
     placement.placed_at, placement.ended_at = now(), None
     return True

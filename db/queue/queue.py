@@ -8,12 +8,12 @@ from sqlalchemy import exists, select, update
 from sqlalchemy.orm import Session
 
 from db.database import now
-from db.errors import Fenced
+from db.errors import StaleAttempt
 from db.runs import runs
 from db.runs.outcomes import SWEEP
 from db.tables import (
     ACTIVE,
-    Request,
+    ControlRequest,
     Run,
     RunNode,
     RunStatus,
@@ -27,8 +27,8 @@ from db.tables import (
 class Wishes:
     """What people want of a running attempt."""
 
-    wanted: str  # run, pause, cancel, or kill, which is a cancel that does not wait
-    requests: tuple[Request, ...] = ()  # not told to be obeyed, in order
+    desired_state: str  # run, pause, cancel, or kill, which is a cancel that does not wait
+    requests: tuple[ControlRequest, ...] = ()  # not told to be obeyed, in order
 
 
 def queued(session: Session) -> list[int]:
@@ -51,7 +51,7 @@ def set_aside(session: Session, run_id: int, reason: str) -> None:
     )
     if attempt is not None:
         change = {"run_id": run_id, "attempt": attempt, "status": Status.FAILED}
-        session.add(RunStatus(**change, reason=reason, fault="settings"))
+        session.add(RunStatus(**change, reason=reason, failure_kind="settings"))
 
 
 def node(session: Session, run_id: int, attempt: int, number: int = 0) -> RunNode:
@@ -113,10 +113,14 @@ def renew(
     run = held(session, run_id, attempt)
     node(session, run_id, attempt, number).lease_expires_at = now() + lease_seconds
     if run.status == Status.UNREACHABLE and not _is_silent(session, run):
-        back = {"run": Status.RUNNING, "pause": Status.PAUSING}.get(run.wanted, Status.STOPPING)
+        back = {"run": Status.RUNNING, "pause": Status.PAUSING}.get(
+            run.desired_state, Status.STOPPING
+        )
         runs.set_status(session, run, back, reason="its supervisor is back")
-    pending = select(Request).where(Request.run_id == run_id, Request.obeyed_at.is_(None))
-    return Wishes(run.wanted, tuple(session.scalars(pending.order_by(Request.id))))
+    pending = select(ControlRequest).where(
+        ControlRequest.run_id == run_id, ControlRequest.acknowledged_at.is_(None)
+    )
+    return Wishes(run.desired_state, tuple(session.scalars(pending.order_by(ControlRequest.id))))
 
 
 def _is_silent(session: Session, run: Run) -> bool:
@@ -134,15 +138,15 @@ def end(
     *,
     reason: str | None = None,
     error: str | None = None,
-    fault: str | None = None,
+    failure_kind: str | None = None,
 ) -> None:
     """Close an attempt. status QUEUED puts the run back at its old place. Raises Fenced."""
     run = held(session, run_id, attempt)
-    if status in (Status.QUEUED, Status.PAUSED) and run.wanted in ("cancel", "kill"):
+    if status in (Status.QUEUED, Status.PAUSED) and run.desired_state in ("cancel", "kill"):
         status = Status.CANCELLED
-        if run.wanted == "kill":  # how it died is what a person wished
-            reason = fault = None
-    elif status == Status.QUEUED and run.wanted == "pause":
+        if run.desired_state == "kill":  # how it died is what a person wished
+            reason = failure_kind = None
+    elif status == Status.QUEUED and run.desired_state == "pause":
         status = Status.PAUSED
     run.error = error
     run.worker_id = None if status == Status.QUEUED else run.worker_id
@@ -150,9 +154,13 @@ def end(
     session.execute(update(RunNode).where(RunNode.run_id == run_id, unended).values(ended_at=now()))
     if status in (Status.CANCELLED, Status.PAUSED):  # any other end was not what a person wished
         reason = reason or run.stop_reason
-    if status == Status.CANCELLED and run.wanted == "cancel" and _was_given_up(session, run_id):
-        fault = SWEEP
-    runs.set_status(session, run, status, reason=reason, fault=fault)
+    if (
+        status == Status.CANCELLED
+        and run.desired_state == "cancel"
+        and _was_given_up(session, run_id)
+    ):
+        failure_kind = SWEEP
+    runs.set_status(session, run, status, reason=reason, failure_kind=failure_kind)
 
 
 def _was_given_up(session: Session, run_id: int) -> bool:
@@ -179,7 +187,7 @@ def end_killed(
     run.stalled_attempts = run.stalled_attempts + 1 if has_stalled else 0
     run.killed_attempts += 1
     error, status = None, Status.QUEUED
-    if run.wanted != "run":
+    if run.desired_state != "run":
         pass  # it was to end anyway
     elif run.killed_attempts >= max_attempts:
         error = f"{reason}; {run.killed_attempts} attempts were killed, as many as are allowed"
@@ -187,7 +195,7 @@ def end_killed(
         error = f"{reason}; {run.stalled_attempts} attempts in a row made no new step"
     if error:
         status, reason, error = Status.FAILED, error, f"{log}\n{error}".strip()
-    end(session, run_id, attempt, status, reason=reason, error=error, fault="infrastructure")
+    end(session, run_id, attempt, status, reason=reason, error=error, failure_kind="infrastructure")
     return run.status
 
 
@@ -218,7 +226,9 @@ def mark_unreachable(session: Session, found_before: Collection[int]) -> set[int
     for run in found:
         if run.status != Status.UNREACHABLE and run.id in found_before:
             reason = "its supervisor has not been heard of for a whole lease"
-            runs.set_status(session, run, Status.UNREACHABLE, reason=reason, fault="infrastructure")
+            runs.set_status(
+                session, run, Status.UNREACHABLE, reason=reason, failure_kind="infrastructure"
+            )
     return {run.id for run in found}
 
 
@@ -235,7 +245,14 @@ def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]
     found = session.scalars(gone.with_for_update(skip_locked=True)).all()
     for run in found:
         reason = "queued again after its lease ran out"
-        end(session, run.id, run.attempt, Status.QUEUED, reason=reason, fault="infrastructure")
+        end(
+            session,
+            run.id,
+            run.attempt,
+            Status.QUEUED,
+            reason=reason,
+            failure_kind="infrastructure",
+        )
     return [run.id for run in found]
 
 
@@ -251,5 +268,5 @@ def held(session: Session, run_id: int, attempt: int) -> Run:
         .execution_options(populate_existing=True)
     )
     if run is None:
-        raise Fenced
+        raise StaleAttempt
     return run

@@ -65,7 +65,7 @@ class Offer:
         return is_offered and run.memory_gib <= self.device_memory_bytes / GIB
 
 
-class Place(NamedTuple):
+class FreeNode(NamedTuple):
     """A worker that is up, and how many of its devices are free."""
 
     worker_id: int
@@ -73,7 +73,7 @@ class Place(NamedTuple):
 
 
 #: Those that are up, by what they offer: most of many offer the same.
-Places: TypeAlias = Mapping[Offer, Sequence[Place]]
+Places: TypeAlias = Mapping[Offer, Sequence[FreeNode]]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Reservation:
         in_time = (self.until or 0.0) - run.moment
         return run.expected_seconds is not None and run.expected_seconds <= in_time
 
-    def left_over(self, place: Place) -> int:
+    def left_over(self, place: FreeNode) -> int:
         """Return how many free devices of a worker later runs may have."""
         kept = self.run.devices_per_node if place.worker_id in self.worker_ids else 0
         return max(place.free - kept, 0)
@@ -162,7 +162,7 @@ _COLUMNS: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...] = (
 _WANTED = select(*_COLUMNS).where(SEVERAL)
 
 
-def _places(session: Session, here: Place, offer: Offer) -> Places:
+def _places(session: Session, here: FreeNode, offer: Offer) -> Places:
     """Return the workers that are up, the one that asks as it says itself.
 
     Those for one run alone are for no other.
@@ -177,7 +177,7 @@ def _places(session: Session, here: Place, offer: Offer) -> Places:
             mine = replace(offer, torch=offered[-2], devices=max(devices, offer.devices))
             places = {mine: [here]}
         else:
-            its = [Place(each, devices - used.get(each, 0)) for each in map(int, ids.split(","))]
+            its = [FreeNode(each, devices - used.get(each, 0)) for each in map(int, ids.split(","))]
             places.setdefault(_offer(*offered), []).extend(its)
     return places
 
@@ -218,7 +218,7 @@ def planned(
     session: Session,
     waiting: tuple[ColumnElement[bool], ...],
     told: Mapping[str, Any],
-    here: Place,
+    here: FreeNode,
     offer: Offer,
     patience: float,
     usage: Usage,
@@ -230,7 +230,7 @@ def planned(
     """
     places = _places(session, here, offer)
     line = _line(session, waiting, told, places, usage)
-    teams: dict[tuple[Any, ...], list[list[Place]]] = {}
+    teams: dict[tuple[Any, ...], list[list[FreeNode]]] = {}
     lacking: dict[tuple[Any, ...], bool] = {}
     tried: set[tuple[Any, ...]] = set()
     plan = Plan()
@@ -275,9 +275,9 @@ def write_down(session: Session, plan: Plan) -> None:
     )
 
 
-def _teams(run: Row[Any], places: Places) -> list[list[Place]]:
+def _teams(run: Row[Any], places: Places) -> list[list[FreeNode]]:
     """Return the workers that could train a run together: of each version of torch, if enough."""
-    teams: dict[str, list[Place]] = {}
+    teams: dict[str, list[FreeNode]] = {}
     for offer in places:
         if offer.takes(run):
             torch = (offer.torch or "") if run.nodes > 1 else ""
@@ -285,13 +285,13 @@ def _teams(run: Row[Any], places: Places) -> list[list[Place]]:
     return [team for _torch, team in sorted(teams.items()) if len(team) >= run.nodes]
 
 
-def _has_room(run: Row[Any], team: list[Place]) -> bool:
+def _has_room(run: Row[Any], team: list[FreeNode]) -> bool:
     wanted = run.devices_per_node
     return len([free for _id, free in team if free >= wanted]) >= int(run.nodes)
 
 
 def _partners(
-    run: Row[Any], teams: list[list[Place]], here: Place, kept: Reservation | None
+    run: Row[Any], teams: list[list[FreeNode]], here: FreeNode, kept: Reservation | None
 ) -> tuple[int, ...] | None:
     """Return whom a worker would train a run with: those with the least room that do."""
     if here.free < run.devices_per_node:
@@ -305,7 +305,7 @@ def _partners(
     return None
 
 
-def _wait(session: Session, run: Row[Any], teams: list[list[Place]], patience: float) -> Plan:
+def _wait(session: Session, run: Row[Any], teams: list[list[FreeNode]], patience: float) -> Plan:
     """Let a run be the first that waits for several devices, and keep some in the end."""
     kept = Reservation.of(run)
     news: dict[str, Any] = {}
@@ -320,7 +320,7 @@ def _wait(session: Session, run: Row[Any], teams: list[list[Place]], patience: f
 
 
 def _is_due(
-    kept: Reservation | None, run: Row[Any], teams: list[list[Place]], patience: float
+    kept: Reservation | None, run: Row[Any], teams: list[list[FreeNode]], patience: float
 ) -> bool:
     """Tell whether workers are to be chosen: the first, others for those gone, or still more.
 
@@ -339,7 +339,7 @@ def _is_due(
 
 
 def _reserve(
-    session: Session, run: Row[Any], teams: list[list[Place]], before: Reservation | None
+    session: Session, run: Row[Any], teams: list[list[FreeNode]], before: Reservation | None
 ) -> Reservation:
     """Choose the workers that are thought to have room soonest, beside those chosen before."""
     chosen_before = set(before.worker_ids) if before else set()
@@ -368,7 +368,7 @@ def _reserve(
     )
 
 
-def _ready_at(run: Row[Any], place: Place, ends: list[tuple[float, int]]) -> float:
+def _ready_at(run: Row[Any], place: FreeNode, ends: list[tuple[float, int]]) -> float:
     """Return when a worker has room for a node, infinity if that is not known."""
     free, moment = place.free, run.moment
     for end, devices in sorted(ends):

@@ -8,13 +8,13 @@ from db.database import now
 from db.errors import Conflict, Invalid
 from db.runs import runs
 from db.runs.outcomes import SWEEP
-from db.tables import ACTIVE, ENDED, WATCH, Request, Run, RunNode, Status, User
+from db.tables import ACTIVE, ENDED, WATCH, ControlRequest, Run, RunNode, Status, User
 from db.telemetry.scales import in_words
 
 #: The powers of two that fp32, the scale's own type, holds in full; so it does their reciprocals.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 #: A training exists that can obey a request at its next step boundary.
-OBEYING = (Status.STARTING, Status.RUNNING)
+CONTROLLABLE = (Status.STARTING, Status.RUNNING)
 
 
 def cancel(session: Session, run_id: int, user: User) -> Run:
@@ -26,9 +26,9 @@ def cancel(session: Session, run_id: int, user: User) -> Run:
     run = runs.get(session, run_id, lock=True)
     if run.status in ENDED:
         raise Conflict(f"Run {run_id} is {run.status} already, so it cannot be cancelled.")
-    if run.wanted in ("cancel", "kill"):
+    if run.desired_state in ("cancel", "kill"):
         return run
-    run.wanted = "cancel"
+    run.desired_state = "cancel"
     run.stop_reason = f"cancelled by {user.name}"
     if run.source == WATCH:
         node = (RunNode.run_id == run_id, RunNode.attempt == run.attempt)
@@ -44,10 +44,10 @@ def cancel(session: Session, run_id: int, user: User) -> Run:
 def give_up(session: Session, run_id: int, reason: str) -> bool:
     """End a training run of a sweep, with a last checkpoint; tell whether there was one to end."""
     run = runs.get(session, run_id, lock=True)
-    if run.status not in OBEYING or run.wanted != "run":
+    if run.status not in CONTROLLABLE or run.desired_state != "run":
         return False
-    run.wanted, run.stop_reason = "cancel", reason
-    runs.set_status(session, run, Status.STOPPING, reason=reason, fault=SWEEP)
+    run.desired_state, run.stop_reason = "cancel", reason
+    runs.set_status(session, run, Status.STOPPING, reason=reason, failure_kind=SWEEP)
     return True
 
 
@@ -60,8 +60,8 @@ def kill(session: Session, run_id: int, user: User) -> Run:
     runs.check_is_ours(run, "be killed; it can be cancelled")
     if run.status not in ACTIVE:
         raise Conflict(f"Run {run_id} is {run.status}: only one that trains can be killed.")
-    if run.wanted != "kill":
-        run.wanted, run.stop_reason = "kill", f"killed by {user.name}"
+    if run.desired_state != "kill":
+        run.desired_state, run.stop_reason = "kill", f"killed by {user.name}"
         runs.set_status(session, run, Status.STOPPING, reason=run.stop_reason)
     return run
 
@@ -76,9 +76,9 @@ def pause(session: Session, run_id: int, user: User) -> Run:
         runs.check_is_ours(run, "be paused")
     else:
         runs.check_has_recipe(run, "be paused: it would begin anew; it can be cancelled")
-    if run.status not in (Status.QUEUED, *OBEYING):
+    if run.status not in (Status.QUEUED, *CONTROLLABLE):
         raise Conflict(f"Run {run_id} is {run.status}: only a queued or running one can be paused.")
-    run.wanted = "pause"
+    run.desired_state = "pause"
     run.stop_reason = f"paused by {user.name}"
     waiting = run.status == Status.QUEUED
     runs.set_status(
@@ -92,7 +92,7 @@ def resume(session: Session, run_id: int, user: User) -> Run:
     run = runs.get(session, run_id, lock=True)
     if run.status != Status.PAUSED:
         raise Conflict(f"Run {run_id} is {run.status}: only a paused one can be resumed.")
-    run.wanted = "run"
+    run.desired_state = "run"
     run.stop_reason = None
     runs.set_status(session, run, Status.QUEUED, reason=f"resumed by {user.name}")
     return run
@@ -135,8 +135,8 @@ def _make_room(session: Session, before_id: int) -> None:
     unended = select(Run).where(Run.status.not_in(ENDED))
     # By id, as everybody locks runs: two that lock in other orders would wait for each other.
     rows = session.scalars(unended.order_by(Run.id).with_for_update()).all()
-    for place, row in enumerate(sorted(rows, key=lambda row: (row.position, row.id))):
-        row.position = float(place)
+    for position, row in enumerate(sorted(rows, key=lambda row: (row.position, row.id))):
+        row.position = float(position)
     session.flush()
 
 
@@ -164,17 +164,17 @@ def move_to_front(session: Session, run_id: int, user: User) -> Run:
         return runs.get(session, run_id) if first == run_id else move(session, run_id, first, user)
 
 
-def request_checkpoint(session: Session, run_id: int, user: User) -> Request:
+def request_checkpoint(session: Session, run_id: int, user: User) -> ControlRequest:
     """Ask for a checkpoint at the next step. Raises Conflict if the run does not train."""
-    _obeying(session, run_id, "save a checkpoint")
+    _controllable(session, run_id, "save a checkpoint")
     return _request(session, run_id, user, "checkpoint")
 
 
-def request_scale(session: Session, run_id: int, user: User, scale: float) -> Request:
+def request_scale(session: Session, run_id: int, user: User, scale: float) -> ControlRequest:
     """Ask to go on with another loss scale. Raises Conflict, or Invalid if it makes no sense."""
     if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
         raise Invalid({"scale": f"{scale:g}; allowed: 2^-126 to 2^127"})
-    run = _obeying(session, run_id, "change its scale")
+    run = _controllable(session, run_id, "change its scale")
     if run.precision != "fp16":
         raise Conflict(f"Run {run_id} trains in {run.precision}, which has no loss scale.")
     if not run.config.get("scaler", {}).get("enabled", True):
@@ -184,27 +184,27 @@ def request_scale(session: Session, run_id: int, user: User, scale: float) -> Re
     return _request(session, run_id, user, "scale", scale)
 
 
-def request_replay(session: Session, run_id: int, user: User, step: int) -> Request:
+def request_replay(session: Session, run_id: int, user: User, step: int) -> ControlRequest:
     """Ask to replay the batch of a step. Raises Conflict, or Invalid if there is no such step."""
-    run = _obeying(session, run_id, "replay a step")
+    run = _controllable(session, run_id, "replay a step")
     first = (run.parent_step or 0) + 1  # a fork may see other batches than its parent saw
     if not first <= step <= run.steps_total:
         raise Invalid({"step": f"{step}; allowed: {first} to {run.steps_total}"})
     return _request(session, run_id, user, "replay", step)
 
 
-def _obeying(session: Session, run_id: int, what: str) -> Run:
+def _controllable(session: Session, run_id: int, what: str) -> Run:
     run = runs.get(session, run_id, lock=True)
     runs.check_has_recipe(run, what)
-    if run.status not in OBEYING:
+    if run.status not in CONTROLLABLE:
         raise Conflict(f"Run {run_id} is {run.status}: only a running one can {what}.")
     return run
 
 
 def _request(
     session: Session, run_id: int, user: User, kind: str, value: float | None = None
-) -> Request:
-    request = Request(run_id=run_id, user_id=user.id, kind=kind, value=value)
+) -> ControlRequest:
+    request = ControlRequest(run_id=run_id, user_id=user.id, kind=kind, value=value)
     session.add(request)
     session.flush()
     return request

@@ -36,8 +36,8 @@ def register(
     recipes: list[dict[str, Any]],
     versions: dict[str, Any],
     offers_commands: bool = False,
-    walls_stand: bool = False,
-    walls: dict[str, str] | None = None,
+    is_sandboxed: bool = False,
+    sandbox: dict[str, str] | None = None,
     only_run_id: int | None = None,
     placement: str | None = None,
 ) -> Worker:
@@ -61,8 +61,8 @@ def register(
     worker.precisions = precisions(devices)
     worker.device_memory_bytes = device_memory_bytes(devices)
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
-    worker.offers_commands, worker.walls_stand = offers_commands, walls_stand
-    worker.walls = walls or {}
+    worker.offers_commands, worker.is_sandboxed = offers_commands, is_sandboxed
+    worker.sandbox = sandbox or {}
     worker.only_run_id, worker.placement = only_run_id, placement
     worker.started_at = worker.seen_at = now()
     worker.stopped_at = None

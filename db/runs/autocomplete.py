@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.runs.run_filters import named_at_all, qualified
-from db.tables import KEPT, LatestMetric, Run, RunSetting, User
+from db.tables import KEPT, LatestMetric, Run, RunConfigValue, User
 
 MOST_NAMES, MOST_VALUES, NEWEST_RUNS = 500, 200, 2000
 #: Names of settings and metrics are those of so many of these runs, found in so many rows.
@@ -56,8 +56,10 @@ def _some(values: Collection[str]) -> list[str]:
 
 def _settings(session: Session, run_ids: Collection[int]) -> Iterator[str]:
     """Yield each setting by its name, and where several have it by their paths too."""
-    newest = select(RunSetting.name, RunSetting.path).where(RunSetting.run_id.in_(run_ids))
-    rows = newest.order_by(RunSetting.run_id.desc()).limit(MOST_ROWS).subquery()
+    newest = select(RunConfigValue.name, RunConfigValue.path).where(
+        RunConfigValue.run_id.in_(run_ids)
+    )
+    rows = newest.order_by(RunConfigValue.run_id.desc()).limit(MOST_ROWS).subquery()
     paths = (func.min(rows.c.path), func.max(rows.c.path))
     query = select(rows.c.name, *paths).group_by(rows.c.name).order_by(rows.c.name)
     for name, first, last in session.execute(query.limit(MOST_NAMES)):

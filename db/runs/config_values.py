@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import delete, insert
 from sqlalchemy.orm import Session
 
-from db.tables import Run, RunSetting
+from db.tables import Run, RunConfigValue
 
 #: What is kept of a configuration that may hold anything: paths as PostgreSQL can index them, and
 #: of a long text its beginning.
@@ -17,9 +17,9 @@ MOST, PATH_CHARACTERS, TEXT_CHARACTERS = 1000, 200, 200
 
 def note(session: Session, run: Run) -> None:
     """Write down the settings of a run, in place of those that it had."""
-    session.execute(delete(RunSetting).where(RunSetting.run_id == run.id))
+    session.execute(delete(RunConfigValue).where(RunConfigValue.run_id == run.id))
     if rows := rows_of(run):
-        session.execute(insert(RunSetting), rows)
+        session.execute(insert(RunConfigValue), rows)
 
 
 def note_script(session: Session, run: Run, config: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from db.runs.outcomes import ENDINGS, ended_as
 from db.runs.run_filters import NUMBERS, SYNONYMS, Filter, is_metric, paths_of
-from db.tables import KEPT, LatestMetric, Run, RunSetting, Status, Trial, User
+from db.tables import KEPT, LatestMetric, Run, RunConfigValue, Status, Trial, User
 
 MOST_GROUPS = 200
 #: Beyond it a figure counts as not finite: its square would be.
@@ -232,14 +232,14 @@ def _own(names: Sequence[str]) -> list[str]:
 def _settings(paths: Collection[str]) -> Subquery:
     """Select settings of runs, a row each: number:path and text:path."""
     columns = [
-        func.max(case((RunSetting.path == path, column))).label(f"{kind}:{path}")
+        func.max(case((RunConfigValue.path == path, column))).label(f"{kind}:{path}")
         for path in sorted(paths)
-        for kind, column in (("number", RunSetting.number), ("text", RunSetting.text))
+        for kind, column in (("number", RunConfigValue.number), ("text", RunConfigValue.text))
     ]
     last_parts = {path.rpartition(".")[2] for path in paths}
-    wanted = (RunSetting.name.in_(last_parts), RunSetting.path.in_(paths))
-    query = select(RunSetting.run_id, *columns).where(*wanted)
-    return query.group_by(RunSetting.run_id).subquery()
+    wanted = (RunConfigValue.name.in_(last_parts), RunConfigValue.path.in_(paths))
+    query = select(RunConfigValue.run_id, *columns).where(*wanted)
+    return query.group_by(RunConfigValue.run_id).subquery()
 
 
 def _metrics(names: Collection[str]) -> Subquery:

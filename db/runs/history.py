@@ -87,7 +87,7 @@ def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
         **newest._mapping,
         files=run.files_revision,
         waiting=waiting,
-        rewinds=run.rewinds,
+        rollbacks=run.rollbacks,
     )
 
 

@@ -20,9 +20,9 @@ SWEEP = "sweep"
 def ending(run: Run, applied: int) -> Ending | None:
     """Return how a run ended. applied: how many of its own steps changed the weights."""
     if run.status == Status.FAILED:
-        return "stopped" if run.fault == "rule" else None
+        return "stopped" if run.failure_kind == "rule" else None
     if run.status == Status.CANCELLED:
-        return "pruned" if run.fault == SWEEP else None
+        return "pruned" if run.failure_kind == SWEEP else None
     if run.status != Status.FINISHED or not run.own_steps:
         return None
     if not applied:
@@ -33,9 +33,9 @@ def ending(run: Run, applied: int) -> Ending | None:
 def ended_as(wanted: Ending) -> ColumnElement[bool]:
     """Return the same as a condition on runs."""
     if wanted == "stopped":
-        return and_(Run.status == Status.FAILED, Run.fault == "rule")
+        return and_(Run.status == Status.FAILED, Run.failure_kind == "rule")
     if wanted == "pruned":
-        return and_(Run.status == Status.CANCELLED, Run.fault == SWEEP)
+        return and_(Run.status == Status.CANCELLED, Run.failure_kind == SWEEP)
     own_steps = Run.step - func.coalesce(Run.parent_step, 0)
     retried = exists().where(
         Diagnosis.run_id == Run.id,
@@ -43,8 +43,8 @@ def ended_as(wanted: Ending) -> ColumnElement[bool]:
         Diagnosis.content["applied"].as_boolean(),
     )
     is_finished = and_(Run.status == Status.FINISHED, own_steps > 0)
-    is_unapplied = and_(Run.skipped >= own_steps, not_(retried))
+    is_no_update = and_(Run.skipped >= own_steps, not_(retried))
     if wanted == "unapplied":
-        return and_(is_finished, is_unapplied)
+        return and_(is_finished, is_no_update)
     is_lost = Run.last_flags.op("&")(NONFINITE_LOSS) != 0
-    return and_(is_finished, is_lost, not_(is_unapplied))
+    return and_(is_finished, is_lost, not_(is_no_update))

@@ -34,7 +34,17 @@ from sqlalchemy.orm import Session, aliased
 
 from db.database import now
 from db.runs.outcomes import Ending, ended_as
-from db.tables import ACTIVE, ENDED, LatestMetric, Run, RunSetting, RunStatus, Status, Trial, User
+from db.tables import (
+    ACTIVE,
+    ENDED,
+    LatestMetric,
+    Run,
+    RunConfigValue,
+    RunStatus,
+    Status,
+    Trial,
+    User,
+)
 
 COMPARISONS: MappingProxyType[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
@@ -214,7 +224,7 @@ class Has:
         """Return the condition."""
         if self.name in TEXTS and self.name != "owner":
             return TEXTS[self.name] != ""
-        settings = select(RunSetting.run_id).where(_settings_called(self.name))
+        settings = select(RunConfigValue.run_id).where(_settings_called(self.name))
         metrics = select(LatestMetric.run_id).where(is_metric(self.name))
         return Run.id.in_(union_all(settings, metrics))
 
@@ -238,9 +248,11 @@ class Compared:
             return func.coalesce(compare(NUMBERS[self.name], value), false())
         called = _settings_called(self.name)
         if self.value is None:
-            is_so = func.lower(RunSetting.text) == self.text.lower()
-            return Run.id.in_(select(RunSetting.run_id).where(called, is_so))
-        settings = select(RunSetting.run_id).where(called, compare(RunSetting.number, value))
+            is_so = func.lower(RunConfigValue.text) == self.text.lower()
+            return Run.id.in_(select(RunConfigValue.run_id).where(called, is_so))
+        settings = select(RunConfigValue.run_id).where(
+            called, compare(RunConfigValue.number, value)
+        )
         metrics = select(LatestMetric.run_id).where(
             is_metric(self.name), compare(LatestMetric.value, value)
         )
@@ -296,8 +308,8 @@ def _metric_names(name: str) -> list[str]:
 
 def _settings_called(name: str) -> ColumnElement[bool]:
     paths, names = _paths(name), _parts(name)[1]
-    is_named = RunSetting.name.in_(names)
-    return is_named & RunSetting.path.in_(paths) if paths else is_named
+    is_named = RunConfigValue.name.in_(names)
+    return is_named & RunConfigValue.path.in_(paths) if paths else is_named
 
 
 def _paths(name: str) -> list[str]:
@@ -350,7 +362,7 @@ class Order:
         """Return a query of runs that can be ordered so."""
         for table, on in self.joined:
             query = query.outerjoin(table, on)
-            if inspect(table).mapper.class_ is RunSetting:
+            if inspect(table).mapper.class_ is RunConfigValue:
                 # By the index of a run's settings SQLite would look two places up for each run.
                 query = query.with_hint(table, f"INDEXED BY {_BY_NAME}", "sqlite")
         return query
@@ -385,7 +397,7 @@ _BY_NAME = "sqlite_autoindex_run_settings_1"  # SQLite's name for the primary ke
 def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
     found: list[tuple[Any, ColumnElement[bool]]] = []
     for path in paths:
-        setting = aliased(RunSetting)
+        setting = aliased(RunConfigValue)
         called = (setting.name == path.rpartition(".")[2]) & (setting.path == path)
         found.append((setting, called & (setting.run_id == Run.id)))
     return found
@@ -394,7 +406,7 @@ def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
 @lru_cache(MOST_KEPT)
 def named_at_all(name: str) -> Select[Any]:
     """Ask whether any run has a setting or a metric of this name."""
-    setting = select(RunSetting.run_id).where(_settings_called(name)).limit(1)
+    setting = select(RunConfigValue.run_id).where(_settings_called(name)).limit(1)
     metric = select(LatestMetric.run_id).where(is_metric(name)).limit(1)
     return select(setting.exists() | metric.exists())
 
@@ -428,9 +440,11 @@ def distinct(column: Any, *conditions: ColumnElement[bool]) -> Select[Any]:
     return select(found.c.value).where(found.c.value.is_not(None))
 
 
-_IS_CALLED = RunSetting.name == bindparam("called")
-_PATHS = distinct(RunSetting.path, _IS_CALLED).limit(MOST_PATHS)
-_PATH = select(RunSetting.path).where(_IS_CALLED, RunSetting.path == bindparam("at")).limit(1)
+_IS_CALLED = RunConfigValue.name == bindparam("called")
+_PATHS = distinct(RunConfigValue.path, _IS_CALLED).limit(MOST_PATHS)
+_PATH = (
+    select(RunConfigValue.path).where(_IS_CALLED, RunConfigValue.path == bindparam("at")).limit(1)
+)
 _IS_LOGGED = select(
     select(LatestMetric.run_id).where(LatestMetric.name == bindparam("called")).exists()
 )
@@ -442,8 +456,8 @@ def values_of(session: Session, run_ids: Sequence[int], name: str) -> dict[int, 
         LatestMetric.run_id.in_(run_ids), is_metric(name)
     )
     found: dict[int, float | str | None] = {row[0]: row[1] for row in session.execute(metrics)}
-    settings = select(RunSetting.run_id, RunSetting.number, RunSetting.text)
-    settings = settings.where(_settings_called(name), RunSetting.run_id.in_(run_ids))
-    for run_id, number, text in session.execute(settings.order_by(RunSetting.path.desc())):
+    settings = select(RunConfigValue.run_id, RunConfigValue.number, RunConfigValue.text)
+    settings = settings.where(_settings_called(name), RunConfigValue.run_id.in_(run_ids))
+    for run_id, number, text in session.execute(settings.order_by(RunConfigValue.path.desc())):
         found[run_id] = number if text is None else text
     return found

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from db.alerts import notifications
 from db.database import now
-from db.errors import Conflict, InTheBin, Invalid, NotFound
+from db.errors import Conflict, InTrash, Invalid, NotFound
 from db.runs import config_values
 from db.runs.run_filters import MOST_KEPT, NUMBERS, Compared, Filter, Has, Order, Term
 from db.tables import (
@@ -31,7 +31,7 @@ from db.tables import (
     KEPT,
     RECIPE,
     WATCH,
-    Checkpoint,
+    CheckpointFile,
     Diagnosis,
     Run,
     RunStatus,
@@ -42,7 +42,7 @@ from db.telemetry import pyramid
 
 #: An uploader calls every few seconds; one that has not for so long is told of.
 SILENCE_SECONDS = 30.0
-IN_THE_BIN = "Run {} was deleted. It is in the bin, from where it can be restored."
+IN_THE_TRASH = "Run {} was deleted. It is in the bin, from where it can be restored."
 GONE = "Run {} was deleted for good."
 
 
@@ -166,9 +166,9 @@ def _check_parent(
     """See that a run can start from another's checkpoint. Raises Invalid."""
     parent = check_is_kept(session.get(Run, parent_id), "parent_id", parent_id)
     steps = session.scalars(
-        select(Checkpoint.step)
-        .where(Checkpoint.run_id == parent_id, Checkpoint.kind == "checkpoint")
-        .order_by(Checkpoint.step)
+        select(CheckpointFile.step)
+        .where(CheckpointFile.run_id == parent_id, CheckpointFile.kind == "checkpoint")
+        .order_by(CheckpointFile.step)
     ).all()
     if parent_step not in steps:
         has = f"has them at {', '.join(map(str, steps))}" if steps else "has none"
@@ -187,9 +187,11 @@ def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> Non
     parent = get(session, parent_id, lock=True)
     parent.revision += 1
     parent.files_revision = parent.revision
-    at = (Checkpoint.run_id == parent_id, Checkpoint.step == parent_step)
-    shown = update(Checkpoint).where(*at).values(revision=parent.revision)
-    if session.execute(shown.returning(Checkpoint.id)).first() is None:  # deleted since the check
+    at = (CheckpointFile.run_id == parent_id, CheckpointFile.step == parent_step)
+    shown = update(CheckpointFile).where(*at).values(revision=parent.revision)
+    if (
+        session.execute(shown.returning(CheckpointFile.id)).first() is None
+    ):  # deleted since the check
         raise Invalid({"parent_step": f"there is no checkpoint at step {parent_step} any more"})
 
 
@@ -222,7 +224,7 @@ def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
     if run is None:
         raise NotFound(f"There is no run {run_id}.")
     if run.deleted_at is not None:
-        raise NotFound(GONE.format(run_id)) if run.erasing else InTheBin(IN_THE_BIN.format(run_id))
+        raise NotFound(GONE.format(run_id)) if run.erasing else InTrash(IN_THE_TRASH.format(run_id))
     return run
 
 
@@ -375,7 +377,7 @@ def state(session: Session, run_id: int) -> tuple[int, Status, int]:
 
     Raises NotFound.
     """
-    query = select(Run.revision, Run.status, Run.heard_at, now().label("moment"))
+    query = select(Run.revision, Run.status, Run.last_report_at, now().label("moment"))
     found = session.execute(query.where(Run.id == run_id)).one_or_none()
     if found is None:
         raise NotFound(f"There is no run {run_id}.")
@@ -387,9 +389,9 @@ def silent_seconds(run: Any, moment: float) -> int:
 
     It is rounded as people would, so that a page that tells it need not change all the time.
     """
-    if run.heard_at is None or run.status != Status.RUNNING:
+    if run.last_report_at is None or run.status != Status.RUNNING:
         return 0
-    seconds = moment - run.heard_at
+    seconds = moment - run.last_report_at
     if seconds < SILENCE_SECONDS:
         return 0
     unit = next(unit for most, unit in ((120, 10), (7200, 60), (math.inf, 3600)) if seconds < most)
@@ -480,10 +482,10 @@ def set_status(
     status: Status,
     *,
     reason: str | None = None,
-    fault: str | None = None,
+    failure_kind: str | None = None,
 ) -> None:
     """Change a run's status and write down when and why."""
-    run.status, run.fault = status, fault
+    run.status, run.failure_kind = status, failure_kind
     if status != Status.QUEUED:
         run.first_since = run.reservation = None
     if status in ENDED:
@@ -491,14 +493,22 @@ def set_status(
         pace = pyramid.steps_per_second(session.connection(), run.id)
         run.steps_per_second = pace or run.steps_per_second
     if status not in ACTIVE:
-        notifications.tell(session, notifications.ANYBODY)
-    remark(session, run, reason, fault=fault)
+        notifications.tell(session, notifications.SIGNED_IN)
+    remark(session, run, reason, failure_kind=failure_kind)
 
 
-def remark(session: Session, run: Run, reason: str | None, *, fault: str | None = None) -> None:
+def remark(
+    session: Session, run: Run, reason: str | None, *, failure_kind: str | None = None
+) -> None:
     """Write a line into a run's history, with the status that it has."""
     run.revision = (run.revision or 0) + 1
     session.add(
-        RunStatus(run_id=run.id, attempt=run.attempt, status=run.status, reason=reason, fault=fault)
+        RunStatus(
+            run_id=run.id,
+            attempt=run.attempt,
+            status=run.status,
+            reason=reason,
+            failure_kind=failure_kind,
+        )
     )
     session.flush()

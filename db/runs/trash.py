@@ -12,7 +12,7 @@ from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
 from db.runs import runs
-from db.tables import ENDED, IN_BIN, KEPT, RECIPE, Run, Status, User
+from db.tables import ENDED, IN_TRASH, KEPT, RECIPE, Run, Status, User
 
 DAY_SECONDS = 86_400.0
 #: As a list, an index finds those few.
@@ -85,7 +85,7 @@ def restorable(session: Session, run_id: int | None) -> Run | None:
 
 def contents(session: Session) -> Contents:
     """Count what is in the bin."""
-    count, size = session.execute(select(*_CONTENTS).where(IN_BIN)).one()
+    count, size = session.execute(select(*_CONTENTS).where(IN_TRASH)).one()
     return Contents(count, int(size))
 
 
@@ -94,14 +94,14 @@ def newest_and_contents(session: Session) -> tuple[int, float, Contents]:
     time, and what is in the bin.
     """
     newest = select(func.coalesce(func.max(Run.id), 0)).where(KEPT).scalar_subquery()
-    binned = (select(each).where(IN_BIN).scalar_subquery() for each in _CONTENTS)
+    binned = (select(each).where(IN_TRASH).scalar_subquery() for each in _CONTENTS)
     newest_id, moment, count, size = session.execute(select(newest, now(), *binned)).one()
     return newest_id, moment, Contents(count, int(size))
 
 
 def listed(session: Session, *, after: str = "", limit: int) -> Page:
     """Return a page of the runs in the bin with their owners' names, newest first."""
-    query = select(Run, User.name).join(User, User.id == Run.owner_id).where(IN_BIN)
+    query = select(Run, User.name).join(User, User.id == Run.owner_id).where(IN_TRASH)
     return page(session, query, (Run.id,), after=after, limit=limit, newest_first=True)
 
 

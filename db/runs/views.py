@@ -15,8 +15,8 @@ MOST, NAME_CHARACTERS = 50, 60
 
 def listed(session: Session, user: User) -> Sequence[SavedView]:
     """List a person's own views by name; none for a token of one project."""
-    standing = permissions.limits(session)
-    if standing is not None and standing.only is not None:
+    grants = permissions.limits(session)
+    if grants is not None and grants.only is not None:
         return ()
     mine = select(SavedView).where(SavedView.user_id == user.id).order_by(SavedView.name)
     return session.scalars(mine.limit(MOST)).all()

@@ -8,8 +8,8 @@ from db.tables.base import Table
 
 #: What a token may do: all that its user may, no more than some of it, or send watched runs, or one
 #: of them, and nothing else.
-FULL, READ, SUBMIT, STEER, WRITE, ONE_RUN = TOKENS = (
-    *("full", "read", "submit", "steer", "write", "run"),
+FULL, READ, SUBMIT, CONTROL, WRITE, ONE_RUN = TOKENS = (
+    *("full", "read", "submit", "control", "write", "run"),
 )
 #: Those that send, and do nothing else.
 SENDING = (WRITE, ONE_RUN)
@@ -20,7 +20,7 @@ class User(Table):
 
     key: the name as it is compared, so that no two look alike; see db.names.
     subject: what a provider of identities knows them by, its issuer before it.
-    is_operator: everything is allowed, users and workers included.  runs_commands: command lines
+    is_admin: everything is allowed, users and workers included.  runs_commands: command lines
     may be queued, where a worker offers them.
     deactivated_at: since when they may not sign in; removed_at: since when they are gone for good,
     and their name stands by what they did alone.
@@ -33,7 +33,7 @@ class User(Table):
     key: Mapped[str] = mapped_column(unique=True)
     password_hash: Mapped[str | None]
     subject: Mapped[str | None] = mapped_column(unique=True)
-    is_operator: Mapped[bool] = mapped_column(default=False, server_default=false())
+    is_admin: Mapped[bool] = mapped_column(default=False, server_default=false())
     runs_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
     deactivated_at: Mapped[float | None]
     removed_at: Mapped[float | None]
@@ -92,11 +92,11 @@ class SignInSession(Table):
     expires_at: Mapped[float]
 
 
-class Tries(Table):
+class LoginAttempts(Table):
     """How often somebody was wrong at signing in. kind: address or name, and who of it."""
 
-    __tablename__ = "tries"
-    __table_args__ = (Index("ix_tries_tried_at", "tried_at"),)
+    __tablename__ = "login_attempts"
+    __table_args__ = (Index("ix_login_attempts_tried_at", "tried_at"),)
 
     kind: Mapped[str] = mapped_column(primary_key=True)
     who: Mapped[str] = mapped_column(primary_key=True)
@@ -162,7 +162,7 @@ class SharedRun(Table):
     place: Mapped[int]
 
 
-class Deed(Table):
+class AuditEvent(Table):
     """Who changed what, when and from where; rows are neither changed nor deleted.
 
     user_id: null of who typed it on the server's machine, or tried to sign in as nobody.
@@ -171,13 +171,13 @@ class Deed(Table):
     which may no longer exist.
     """
 
-    __tablename__ = "deeds"
+    __tablename__ = "audit_events"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     time: Mapped[float] = mapped_column(default=now(), index=True)
     user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"), index=True)
     token: Mapped[str | None]
-    deed: Mapped[str]
+    action: Mapped[str]
     detail: Mapped[str] = mapped_column(default="", server_default="")
     run_id: Mapped[int | None] = mapped_column(index=True)
     address: Mapped[str]

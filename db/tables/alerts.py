@@ -10,7 +10,7 @@ from db.tables.base import OfRun, Table
 
 #: Of a notice, that its condition has held ever since, word for word as its index has it; and of
 #: a delivery, that it is still to be made.
-IS_OPEN, IS_DUE = text("well_at IS NULL"), text("ended_at IS NULL")
+IS_OPEN, IS_DUE = text("resolved_at IS NULL"), text("ended_at IS NULL")
 
 
 class AlertRule(Table):
@@ -34,32 +34,32 @@ class AlertRule(Table):
     created_at: Mapped[float] = mapped_column(default=now())
 
 
-class AlertLook(Table):
+class AlertEvaluation(Table):
     """The one row that servers agree by: turn rises with every look that wrote something."""
 
-    __tablename__ = "alert_looks"
+    __tablename__ = "alert_evaluations"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     turn: Mapped[int] = mapped_column(BigInteger)
-    looked_at: Mapped[float]
+    evaluated_at: Mapped[float]
 
 
-class Notice(OfRun, Table):
-    """That a rule's condition came to hold for a run; well_at: when it was so no longer.
+class Alert(OfRun, Table):
+    """That a rule's condition came to hold for a run; resolved_at: when it was so no longer.
 
     While it holds there is one notice of a rule and a run, which its index decides. content is what
     channels are told, as docs/alerts.md describes it. rule_id is NULL once the rule is deleted.
     """
 
-    __tablename__ = "notices"
+    __tablename__ = "alerts"
     __table_args__ = (
         Index(
-            *("ix_notices_open", "rule_id", "run_id"),
+            *("ix_alerts_open", "rule_id", "run_id"),
             unique=True,
             sqlite_where=IS_OPEN,
             postgresql_where=IS_OPEN,
         ),
-        Index("ix_notices_user_id", "user_id", "id"),
+        Index("ix_alerts_user_id", "user_id", "id"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -70,7 +70,7 @@ class Notice(OfRun, Table):
     text: Mapped[str]
     content: Mapped[dict[str, Any]]
     created_at: Mapped[float] = mapped_column(default=now())
-    well_at: Mapped[float | None]
+    resolved_at: Mapped[float | None]
     read_at: Mapped[float | None]
 
 
@@ -109,7 +109,7 @@ class Delivery(Table):
     id: Mapped[int] = mapped_column(primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     channel_id: Mapped[int] = mapped_column(ForeignKey("channels.id"), index=True)
-    notice_id: Mapped[int | None] = mapped_column(ForeignKey("notices.id"), index=True)
+    alert_id: Mapped[int | None] = mapped_column(ForeignKey("alerts.id"), index=True)
     run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     body: Mapped[str]
     attempts: Mapped[int] = mapped_column(default=0)

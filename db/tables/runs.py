@@ -42,7 +42,7 @@ RECIPE, COMMAND, WATCH = "recipe", "command", "watch"
 #: What lists of runs are filtered and sorted by, settings and metrics apart.
 LISTED = (
     *("name", "recipe", "precision", "tags", "owner_id", "project"),
-    *("status", "source", "created_at", "deleted_at", "fault"),
+    *("status", "source", "created_at", "deleted_at", "failure_kind"),
     *("step", "parent_step", "skipped", "loss", "scale", "priority", "steps_per_second"),
     "last_flags",
     *("attempt", "started_at", "ended_at", "stored_bytes"),
@@ -65,11 +65,11 @@ class Run(OfProject, Table):
     first_since: of a queued run of several devices, since when it has been the first that waits for
     them; reservation: what is kept for it, as db.queue.claims has it.
     workload is what a step is made of, as the spool's event of that name has it. rewinds counts how
-    often it went back within an attempt, rewound_step is the last step before the latest of these.
+    often it went back within an attempt, rollback_step is the last step before the latest of these.
 
     A watched run has no recipe (empty), no worker and no lease; precision is empty and steps_total
     0 until they are known, and config is whatever its script says. watch_id: its own name for
-    itself; heard_at: when its uploader last called.
+    itself; last_report_at: when its uploader last called.
 
     not_stepped counts steps in which a loop updated its scaler and stepped no optimizer; last_flags
     are those of the last step; zero_steps counts the last steps, all of whose gradients were 0.
@@ -114,7 +114,7 @@ class Run(OfProject, Table):
     watch_id: Mapped[str | None]
 
     status: Mapped[Status] = mapped_column(Text, default=Status.QUEUED)
-    wanted: Mapped[str] = mapped_column(default="run")  # run, pause, cancel or kill
+    desired_state: Mapped[str] = mapped_column(default="run")  # run, pause, cancel or kill
     priority: Mapped[int] = mapped_column(default=0)
     position: Mapped[float] = mapped_column(default=0.0)  # within a priority, lowest first
     nodes: Mapped[int] = mapped_column(default=1, server_default="1")
@@ -127,14 +127,14 @@ class Run(OfProject, Table):
     worker_id: Mapped[int | None] = mapped_column(ForeignKey("workers.id"))
     stop_reason: Mapped[str | None]
     error: Mapped[str | None]
-    fault: Mapped[str | None]
+    failure_kind: Mapped[str | None]
     killed_attempts: Mapped[int] = mapped_column(default=0, server_default="0")
     stalled_attempts: Mapped[int] = mapped_column(default=0, server_default="0")
 
     created_at: Mapped[float] = mapped_column(default=now())
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
-    heard_at: Mapped[float | None]
+    last_report_at: Mapped[float | None]
     revision: Mapped[int] = mapped_column(BigInteger, default=0)
     files_revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
@@ -152,8 +152,8 @@ class Run(OfProject, Table):
     scale: Mapped[float | None]
     steps_per_second: Mapped[float | None]
     workload: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    rewinds: Mapped[int] = mapped_column(default=0, server_default="0")
-    rewound_step: Mapped[int | None] = mapped_column(BigInteger)
+    rollbacks: Mapped[int] = mapped_column(default=0, server_default="0")
+    rollback_step: Mapped[int | None] = mapped_column(BigInteger)
     stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     deleted_at: Mapped[float | None]
     erasing: Mapped[bool] = mapped_column(default=False, server_default=false())
@@ -178,21 +178,21 @@ class Run(OfProject, Table):
 # In the order of the queue, so that nobody sorts it to know its first.
 Index("ix_runs_queue", Run.status, Run.priority.desc(), Run.position, Run.id)
 #: Of a run, that it is deleted and not erased yet.
-IN_BIN = Run.deleted_at.is_not(None) & Run.erased_at.is_(None)
-Index("ix_runs_deleted_at", Run.deleted_at, sqlite_where=IN_BIN, postgresql_where=IN_BIN)
+IN_TRASH = Run.deleted_at.is_not(None) & Run.erased_at.is_(None)
+Index("ix_runs_deleted_at", Run.deleted_at, sqlite_where=IN_TRASH, postgresql_where=IN_TRASH)
 #: Of a run, neither in the bin nor erased: all that lists, searches and groups show.
 KEPT = Run.deleted_at.is_(None)
 # PostgreSQL counts them by it, and finds those of a week, without their long rows.
 Index("ix_runs_kept", Run.created_at, Run.id, postgresql_where=KEPT).ddl_if(dialect="postgresql")
 
 
-class RunSetting(OfRun, Table):
+class RunConfigValue(OfRun, Table):
     """One setting of a run's configuration, by its path, for lists to be filtered and sorted by.
 
     name: the last part of the path.  number: of a setting that is one; text: of any other.
     """
 
-    __tablename__ = "run_settings"
+    __tablename__ = "run_config_values"
     # A setting of all runs is read in one go on both: SQLite keeps the rows in this order.
     __table_args__ = (
         PrimaryKeyConstraint("name", "path", "run_id", postgresql_include=["number", "text"]),
@@ -221,7 +221,7 @@ class RunStatus(OfRun, Table):
     attempt: Mapped[int]
     status: Mapped[Status] = mapped_column(Text)
     reason: Mapped[str | None]
-    fault: Mapped[str | None]
+    failure_kind: Mapped[str | None]
     time: Mapped[float] = mapped_column(default=now())
 
 
@@ -260,13 +260,13 @@ class WatchedAttempt(OfRun, Table):
     early: Mapped[list[dict[str, Any]]]
 
 
-class Request(OfRun, Table):
+class ControlRequest(OfRun, Table):
     """Something a person asked of a running run, and when the training told that it had obeyed.
 
     kind: checkpoint; scale, with the new scale as value; replay, with the step as value.
     """
 
-    __tablename__ = "requests"
+    __tablename__ = "control_requests"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
@@ -274,7 +274,7 @@ class Request(OfRun, Table):
     kind: Mapped[str]
     value: Mapped[float | None]
     created_at: Mapped[float] = mapped_column(default=now())
-    obeyed_at: Mapped[float | None]
+    acknowledged_at: Mapped[float | None]
 
 
 class Sweep(OfProject, Table):

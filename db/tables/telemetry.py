@@ -226,7 +226,7 @@ class StoredFile(OfRun, Table):
         return self.size_bytes if self.key else 0
 
 
-class Checkpoint(StoredFile):
+class CheckpointFile(StoredFile):
     """A file to download: the whole state ("checkpoint") or the weights alone ("weights").
 
     A state in shards has a file a rank, "shard.0", and "shard.metadata", which says what lies
@@ -237,7 +237,7 @@ class Checkpoint(StoredFile):
     reason: interval, end, request, cancel, pause or preempt.
     """
 
-    __tablename__ = "checkpoints"
+    __tablename__ = "checkpoint_files"
     __table_args__ = (UniqueConstraint("run_id", "step", "kind"),)
 
     attempt: Mapped[int]

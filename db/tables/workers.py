@@ -24,7 +24,7 @@ class Worker(Table):
     who offers what is asked often.  precisions, device_memory_bytes: what every device has, for
     the same reason
     offers_commands: whether its operator lets people run command lines there
-    walls_stand: whether the sandbox of its runs held when the worker probed it at its start
+    is_sandboxed: whether the sandbox of its runs held when the worker probed it at its start
     walls: of what else its settings ask for, users and limits, "" or why it does not stand there;
     sandbox: why it does not hold, if it was asked for
     only_run_id: of one that a cluster started, the run that it is for.  placement: of one that
@@ -44,8 +44,8 @@ class Worker(Table):
     precisions: Mapped[list[str]] = mapped_column(server_default="[]")
     device_memory_bytes: Mapped[float] = mapped_column(default=0.0, server_default="0")
     offers_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
-    walls_stand: Mapped[bool] = mapped_column(default=False, server_default=false())
-    walls: Mapped[dict[str, str]] = mapped_column(JSON, default=dict, server_default="{}")
+    is_sandboxed: Mapped[bool] = mapped_column(default=False, server_default=false())
+    sandbox: Mapped[dict[str, str]] = mapped_column(JSON, default=dict, server_default="{}")
     only_run_id: Mapped[int | None]
     placement: Mapped[str | None]
     drained_at: Mapped[float | None]
@@ -100,7 +100,7 @@ class Placement(OfRun, Table):
     attempt: Mapped[int] = mapped_column(primary_key=True)
     nodes: Mapped[int]
     devices: Mapped[int]
-    tries: Mapped[int]
+    attempts: Mapped[int]
     state: Mapped[str]
     reason: Mapped[str]
     placed_at: Mapped[float]

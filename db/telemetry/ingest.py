@@ -13,16 +13,16 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from db.access import permissions, projects
-from db.access.permissions import Right
+from db.access.permissions import Permission
 from db.database import now
-from db.errors import Ended, Fenced, Invalid, Misplaced, NotFound, NotYours
+from db.errors import Ended, Invalid, NotFound, NotOwner, OffsetMismatch, StaleAttempt
 from db.queue import queue
 from db.runs import config_values, environments, runs
 from db.tables import (
     ENDED,
     WATCH,
     Artifact,
-    Checkpoint,
+    CheckpointFile,
     Metric,
     Run,
     RunNode,
@@ -95,13 +95,13 @@ def begin(
         session.flush()
         config_values.note(session, run)
     _check_is_kept(run)
-    run.heard_at = moment
+    run.last_report_at = moment
     if attempt > run.attempt:
         _start(session, run, attempt, host, versions)
         if command:  # which uploaders of earlier versions do not tell
             _note_environment(session, run, host, versions, command, folder)
     elif attempt < run.attempt:
-        raise Fenced
+        raise StaleAttempt
     elif _is_stopped(run):
         raise Ended(_ended(run))
     if run.config != config:  # its script has configured it since
@@ -118,10 +118,10 @@ def known(session: Session, owner: User, watch_id: str) -> Run | None:
 
 def _check_project(session: Session, owner: User, project: str) -> None:
     """See that somebody may send runs of a project; an operator's is made now. Raises Invalid."""
-    if owner.is_operator:
+    if owner.is_admin:
         if project != projects.DEFAULT:
             projects.found_or_made(session, project)
-    elif not permissions.standing(session, owner).may(Right.SUBMIT, project):
+    elif not permissions.grants(session, owner).may(Permission.SUBMIT_RUN, project):
         named = repr(project[:100]) if project else "the first project"
         raise Invalid({"project": f"{named} lets you send no runs; ask its maintainers"})
     else:
@@ -130,7 +130,7 @@ def _check_project(session: Session, owner: User, project: str) -> None:
 
 def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[str, Any]) -> None:
     _close_node(session, run)
-    run.attempt, run.resumed_step, run.wanted = attempt, None, "run"
+    run.attempt, run.resumed_step, run.desired_state = attempt, None, "run"
     run.error = run.stop_reason = run.ended_at = None
     session.add(RunNode(run_id=run.id, attempt=attempt, node=0, devices=[], step_before=run.step))
     session.add(
@@ -162,7 +162,7 @@ def _note_environment(
 def _check_is_kept(run: Run) -> None:
     """See that nobody has deleted a run. Raises Ended."""
     if run.deleted_at is not None:
-        raise Ended(runs.IN_THE_BIN.format(run.id) + " Until then it takes nothing more.")
+        raise Ended(runs.IN_THE_TRASH.format(run.id) + " Until then it takes nothing more.")
 
 
 def _close_node(session: Session, run: Run) -> None:
@@ -178,17 +178,17 @@ def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, 
     run = session.get(Run, run_id, with_for_update=True, populate_existing=True)
     if run is None or run.source != WATCH or attempt > run.attempt:
         raise NotFound(f"There is no attempt {attempt} of a watched run {run_id}.")
-    may = run.owner_id == user.id and permissions.standing(session, user).may(
-        Right.SUBMIT, run.project
+    may = run.owner_id == user.id and permissions.grants(session, user).may(
+        Permission.SUBMIT_RUN, run.project
     )
     if not may:
-        raise NotYours
+        raise NotOwner
     if attempt < run.attempt:
-        raise Fenced
+        raise StaleAttempt
     _check_is_kept(run)
     if _is_stopped(run):
         raise Ended(_ended(run))
-    run.heard_at = session.scalars(select(now())).one()
+    run.last_report_at = session.scalars(select(now())).one()
     return run, session.get_one(WatchedAttempt, (run_id, attempt), populate_existing=True)
 
 
@@ -203,7 +203,7 @@ def check_place(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> 
         raise Ended(_ended(run))
     is_next = (sequence, offset) == (place.sequence, place.offset)
     if not is_next and not (sequence > place.sequence and offset == 0):
-        raise Misplaced(offset=place.offset, sequence=place.sequence)
+        raise OffsetMismatch(offset=place.offset, sequence=place.sequence)
 
 
 def _is_stopped(run: Run) -> bool:
@@ -278,11 +278,13 @@ def end(
         record(session, run, place, [], end=(place.sequence, place.offset), remarks=[text])
     status, reason = HOW_IT_ENDED[how]
     reason = _reason(reason, error, exit_code)
-    fault = "code" if error or (status == Status.FAILED and (exit_code or 0) > 0) else None
+    failure_kind = "code" if error or (status == Status.FAILED and (exit_code or 0) > 0) else None
     error = error or (reason if status == Status.FAILED else None)
     if step > run.step:
         reason = "; ".join(filter(None, [reason, f"of its {step:,} steps {run.step:,} came in"]))
-    queue.end(session, run_id, attempt, status, reason=reason, error=error, fault=fault)
+    queue.end(
+        session, run_id, attempt, status, reason=reason, error=error, failure_kind=failure_kind
+    )
     if how == "interrupted":
         run.stop_reason = INTERRUPTED
     run.ended_at = min(run.ended_at or 0.0, _last_moment(session, run))
@@ -323,13 +325,13 @@ def _last_moment(session: Session, run: Run) -> float:
 
 def awaited(
     session: Session, run_id: int, path: str, *, size_bytes: int, sha256: str
-) -> list[Checkpoint | Artifact]:
+) -> list[CheckpointFile | Artifact]:
     """Return the rows that name a file of the run's folder on the training machine.
 
     Raises NotFound if there is none, Invalid if they tell of another size or hash.
     """
-    rows: list[Checkpoint | Artifact] = []
-    for table in (Checkpoint, Artifact):
+    rows: list[CheckpointFile | Artifact] = []
+    for table in (CheckpointFile, Artifact):
         rows += session.scalars(select(table).where(table.run_id == run_id, table.path == path))
     if not rows:
         text = "send the spool that tells of it first"
@@ -342,7 +344,7 @@ def awaited(
     return told
 
 
-def stored(run: Run, rows: Sequence[Checkpoint | Artifact], key: str) -> None:
+def stored(run: Run, rows: Sequence[CheckpointFile | Artifact], key: str) -> None:
     """Say that a file lies in the store by now."""
     run.revision += 1
     run.files_revision = run.revision

@@ -60,11 +60,11 @@ class Recording:
         self.pending = telemetry.Flush()
         self.checkpoints: list[Event] = []  # to publish with what is pending
         self.artifacts: list[Event] = []  # likewise
-        self._rewound: list[Event] = []  # where the training went back
+        self._rolled_back: list[Event] = []  # where the training went back
         self._configured: Event | None = None  # what a script said last of its configuration
 
     def __bool__(self) -> bool:
-        return bool(self.pending or self._rewound or self._configured or self.files)
+        return bool(self.pending or self._rolled_back or self._configured or self.files)
 
     @property
     def files(self) -> list[Event]:
@@ -74,12 +74,12 @@ class Recording:
     @property
     def goes_back(self) -> bool:
         """Whether the training went back, from steps that may be recorded."""
-        return bool(self._rewound)
+        return bool(self._rolled_back)
 
     @property
     def is_taken(self) -> bool:
         """Whether there is anything that a spool told."""
-        told = (self.pending.steps, self._rewound, self._configured, self.files)
+        told = (self.pending.steps, self._rolled_back, self._configured, self.files)
         return any(map(bool, told))
 
     def log(self, line: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ class Recording:
         for item in items:
             if not isinstance(item, dict):
                 self.pending.steps += [item] if len(item) else []
-            elif item["event"] == "rewound":
+            elif item["event"] == "rolled_back":
                 self._take_back(item)
             elif item["event"] == "configured":
                 self._configured = item
@@ -133,7 +133,7 @@ class Recording:
         run_id, attempt = self._run_id, self._attempt
         if self._begins:
             self._begin(session)
-        for event in self._rewound:
+        for event in self._rolled_back:
             telemetry.take_back(session, run_id, attempt, event)
         if self._shares_log:
             telemetry.number_lines(session, run_id, attempt, self.pending.log_lines)
@@ -163,11 +163,11 @@ class Recording:
         """Let go of what was written, once it is committed."""
         self.has_begun = self.has_begun or self._begins
         self.pending, self.checkpoints, self.artifacts = telemetry.Flush(), [], []
-        self._rewound, self._configured = [], None
+        self._rolled_back, self._configured = [], None
 
     @property
     def _begins(self) -> bool:
-        begins = self.pending.steps or self._rewound or (self._is_known_whence and self.pending)
+        begins = self.pending.steps or self._rolled_back or (self._is_known_whence and self.pending)
         return bool(begins) and self._is_own and not self.has_begun
 
     @property
@@ -192,7 +192,7 @@ class Recording:
         def stays(told: Event) -> bool:
             return bool(told["step"] <= event["step"]) or told["event"] in telemetry.OUTLAST
 
-        self._rewound.append(event)
+        self._rolled_back.append(event)
         pending = self.pending
         pending.steps = [steps[steps["step"] <= event["step"]] for steps in pending.steps]
         pending.steps = [steps for steps in pending.steps if len(steps)]
@@ -202,7 +202,7 @@ class Recording:
     def _hold_back(self) -> None:
         """Let events of new steps wait for the first of these, lest `_begin` forget them."""
         after: float = self.resumed["step"] if self.resumed else 0
-        if self.has_begun or self.pending.steps or self._rewound or self._is_known_whence:
+        if self.has_begun or self.pending.steps or self._rolled_back or self._is_known_whence:
             after = math.inf
         events = self.early + self.pending.events
         self.early = [event for event in events if event["step"] > after]

@@ -15,7 +15,7 @@ from db.tables import (
     LARGEST_COUNT,
     LARGEST_ID,
     Artifact,
-    Checkpoint,
+    CheckpointFile,
     Diagnosis,
     LogLine,
     Metric,
@@ -47,12 +47,12 @@ class Cursor:
     status: int = 0
     files: int = 0
     waiting: int = 0
-    rewinds: int = 0
+    rollbacks: int = 0
 
     @property
     def _is_possible(self) -> bool:
         ids = (self.attempt, self.event, self.metric, self.diagnosis, self.status)
-        counts = (self.revision, self.step, self.log, self.files, self.waiting, self.rewinds)
+        counts = (self.revision, self.step, self.log, self.files, self.waiting, self.rollbacks)
         return all(0 <= n <= LARGEST_ID for n in ids) and all(
             -1 <= n <= LARGEST_COUNT for n in counts
         )
@@ -86,7 +86,7 @@ class Changes:
     log_lines: list[LogLine]
     diagnoses: list[Diagnosis]
     statuses: list[RunStatus]
-    checkpoints: list[Checkpoint]
+    checkpoints: list[CheckpointFile]
     artifacts: list[Artifact]
     has_new_files: bool
     goes_back: bool
@@ -109,10 +109,10 @@ def changes(
     goes_back = False
     if run.attempt != attempt and run.resumed_step is not None:
         goes_back, seen, attempt = True, min(seen, run.resumed_step), run.attempt
-    if run.rewinds != since.rewinds and run.rewound_step is not None:
+    if run.rollbacks != since.rollbacks and run.rollback_step is not None:
         # Of rewinds before the last it is not known how far they went.
-        is_next = run.rewinds == since.rewinds + 1
-        goes_back, seen = True, min(seen, run.rewound_step) if is_next else 0
+        is_next = run.rollbacks == since.rollbacks + 1
+        goes_back, seen = True, min(seen, run.rollback_step) if is_next else 0
     if goes_back:
         since = replace(
             since,
@@ -141,7 +141,7 @@ def changes(
         status=statuses[-1].id if statuses else since.status,
         files=run.files_revision,
         waiting=waiting,
-        rewinds=run.rewinds,
+        rollbacks=run.rollbacks,
     )
     return Changes(
         run=run,
@@ -151,7 +151,7 @@ def changes(
         log_lines=log_lines,
         diagnoses=diagnoses,
         statuses=statuses,
-        checkpoints=_changed(session, Checkpoint, run_id, since.files) if has_new_files else [],
+        checkpoints=_changed(session, CheckpointFile, run_id, since.files) if has_new_files else [],
         artifacts=_changed(session, Artifact, run_id, since.files) if has_new_files else [],
         has_new_files=has_new_files,
         goes_back=goes_back,

@@ -20,10 +20,10 @@ from db.tables import (
     NOT_STEPPED,
     SKIPPED,
     UNKNOWN_LOSS,
+    ControlRequest,
     Diagnosis,
     LogLine,
     Metric,
-    Request,
     Run,
     RunNode,
     RunStatus,
@@ -161,7 +161,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]
     run = held(session, run_id, attempt)
     after = event["step"]
     _forget(session, run, after=after, kept=OUTLAST)
-    run.rewinds, run.rewound_step = run.rewinds + 1, after
+    run.rollbacks, run.rollback_step = run.rollbacks + 1, after
     run.revision += 1
     reason = (
         f"rewind {event['rewinds']}: back from step {event['from_step']} to step {after}, for the "
@@ -263,7 +263,7 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
     scaler_events: list[dict[str, Any]] = []
     metrics: list[dict[str, Any]] = []
     diagnoses: list[dict[str, Any]] = []
-    obeyed: list[int] = []
+    acknowledged: list[int] = []
     for event in events:
         if event["event"] == "scaler":
             scaler_events.append(
@@ -285,16 +285,20 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
         elif event["event"] == "workload":
             run.workload = {key: event[key] for key in WORKLOAD}
         elif event["event"] == "obeyed":
-            obeyed.append(event["request"])
+            acknowledged.append(event["request"])
         else:
             content = {name: value for name, value in event.items() if name != "event"}
             place = {"run_id": run.id, "kind": event["event"], "step": event["step"]}
             diagnoses.append({**place, "content": content})
-    if obeyed:
-        told = update(Request).where(Request.run_id == run.id, Request.id.in_(obeyed))
-        connection.execute(told.where(Request.obeyed_at.is_(None)).values(obeyed_at=now()))
-    standing = _without_worse_replays(connection, run.id, diagnoses)
-    _upsert(connection, Diagnosis, standing, key=("run_id", "kind", "step"))
+    if acknowledged:
+        told = update(ControlRequest).where(
+            ControlRequest.run_id == run.id, ControlRequest.id.in_(acknowledged)
+        )
+        connection.execute(
+            told.where(ControlRequest.acknowledged_at.is_(None)).values(acknowledged_at=now())
+        )
+    grants = _without_worse_replays(connection, run.id, diagnoses)
+    _upsert(connection, Diagnosis, grants, key=("run_id", "kind", "step"))
     _upsert(connection, ScalerEvent, scaler_events, key=("run_id", "step", "kind", "optimizer"))
     if metrics:
         _record_metrics(connection, run.id, metrics)

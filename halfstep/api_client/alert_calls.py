@@ -35,7 +35,7 @@ class AlertCalls:
         of = {"run_id": run_id, "project": project, "channel_ids": ids}
         return self._post("/api/v1/alerts/rules", wanted | of)
 
-    def alerts(self) -> list[dict[str, Any]]:
+    def alert_rules(self) -> list[dict[str, Any]]:
         """Return your rules, newest first."""
         return list(self._get("/api/v1/alerts/rules"))
 
@@ -43,9 +43,9 @@ class AlertCalls:
         """Delete a rule of yours; what it told you stays."""
         self._delete(f"/api/v1/alerts/rules/{rule_id}")
 
-    def notices(self) -> Iterator[dict[str, Any]]:
+    def alerts(self) -> Iterator[dict[str, Any]]:
         """Yield what your rules told you, newest first."""
-        return self._pages("/api/v1/alerts/notices", "notices")
+        return self._pages("/api/v1/alerts/inbox", "alerts")
 
     def add_channel(self, kind: str, address: str, *, name: str = "") -> dict[str, Any]:
         """Add a way to be told: webhook or slack, with a URL, or email.

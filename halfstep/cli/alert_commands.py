@@ -13,7 +13,7 @@ def rules(words: list[str]) -> None:
     parser = parser_of("alert list", rules)
     options = parser.parse_args(words)
     with Client() as client:
-        for rule in client.alerts():
+        for rule in client.alert_rules():
             _tell(rule, _rule_line(rule), options)
         for channel in client.channels():
             _tell(channel, _channel_line(channel), options)

@@ -17,8 +17,8 @@ from halfstep.evidence.origin import Origin
 from halfstep.evidence.precision import computing_type
 from halfstep.evidence.schedule import ScheduleEvidence
 from halfstep.evidence.tally import Tally
-from halfstep.monitor.async_host_copy import Parcels
-from halfstep.monitor.current_step import OpenRow, Value
+from halfstep.monitor.async_host_copy import HostCopies
+from halfstep.monitor.current_step import CurrentStep, Value
 from halfstep.monitor.gradients import Gradients
 from halfstep.telemetry.spool import SKIPPED, Event, Steps, optimizer_skipped
 
@@ -36,7 +36,7 @@ class Collector:
 
     def __init__(self, on_event: Callable[[Event], None], say: Callable[[str], None]) -> None:
         self._on_event, self._say = on_event, say
-        self._parcels = Parcels()
+        self._parcels = HostCopies()
         self.origin = Origin(on_event, self._parcels)
         self.schedule = ScheduleEvidence()
         self._bounded = BoundedNorms(on_event)
@@ -162,7 +162,7 @@ class Collector:
     # ---- Rows ---------------------------------------------------------------------------------
 
     def closed(
-        self, step: int, row: OpenRow, known: Mapping[int, Gradients], scale: Value, loss: Value
+        self, step: int, row: CurrentStep, known: Mapping[int, Gradients], scale: Value, loss: Value
     ) -> None:
         """A row of a scaler has closed. On a CPU its flags are known now."""
         found = [flag for flag in row.found_inf.values() if isinstance(flag, float)]
@@ -182,7 +182,7 @@ class Collector:
     def _skip(
         self,
         step: int,
-        row: OpenRow,
+        row: CurrentStep,
         known: Mapping[int, Gradients],
         was_skipped: bool,
         *,

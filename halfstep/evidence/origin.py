@@ -27,7 +27,7 @@ from torch.nn.modules.module import (
 
 from halfstep.evidence.operations import kind_of
 from halfstep.evidence.source_files import is_of_script
-from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.monitor.current_step import Value
 from halfstep.monitor.headroom import has_compiled
 from halfstep.telemetry.spool import Event
@@ -53,8 +53,8 @@ class Suspect(NamedTuple):
 class Origin:
     """Arms a step, and reports what is found in it."""
 
-    def __init__(self, on_event: Callable[[Event], None], parcels: Parcels) -> None:
-        self._on_event, self._parcels = on_event, parcels
+    def __init__(self, on_event: Callable[[Event], None], host_copies: HostCopies) -> None:
+        self._on_event, self._parcels = on_event, host_copies
         self._names: dict[nn.Module, str] = {}
         self._left = 0  # steps to arm
         self._skips = self._in_a_row = 0

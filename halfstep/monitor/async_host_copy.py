@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Parcel:
+class HostCopy:
     """Copies of tensors in host memory, complete once they have arrived."""
 
     def __init__(self, tensors: list[Tensor], arrived: "torch.cuda.Event | None") -> None:
@@ -42,19 +42,19 @@ class Parcel:
             self._arrived.synchronize()
 
 
-class Parcels:
+class HostCopies:
     """Parcels on their way, each with what is to be done with it once it is there."""
 
     def __init__(self) -> None:
-        self._sent: deque[tuple[Parcel, Callable[[list[Tensor]], None]]] = deque()
+        self._sent: deque[tuple[HostCopy, Callable[[list[Tensor]], None]]] = deque()
 
     def send(self, report: Callable[[list[Tensor]], None], *tensors: Tensor) -> None:
         """Start the copies; `report` is to be called with them."""
-        self._sent.append((Parcel.send(*tensors), report))
+        self._sent.append((HostCopy.send(*tensors), report))
 
     def report(self, *, wait: bool = False) -> None:
         """Report what has arrived, in the order sent; or wait for the device, and report all."""
         while self._sent and (wait or self._sent[0][0].has_arrived()):
-            parcel, report = self._sent.popleft()
-            parcel.wait()
-            report(parcel.tensors)
+            host_copy, report = self._sent.popleft()
+            host_copy.wait()
+            report(host_copy.tensors)

@@ -12,7 +12,7 @@ from halfstep.monitor.gradients import Measured
 Value: TypeAlias = float | Tensor
 
 
-class OpenRow:
+class CurrentStep:
     """That of a scaler, or of what none steps, from one step to the next.
 
     Optimizers go by their ids. A class of slots, for it is begun anew each step.

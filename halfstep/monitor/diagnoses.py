@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from halfstep.monitor.async_host_copy import Parcels
-from halfstep.monitor.current_step import OpenRow, Value
+from halfstep.monitor.async_host_copy import HostCopies
+from halfstep.monitor.current_step import CurrentStep, Value
 from halfstep.monitor.exponents import Exponents
 from halfstep.monitor.gradients import Gradients, local_elements
-from halfstep.monitor.headroom import Headroom, headroom_event, looked_at
+from halfstep.monitor.headroom import Headroom, evaluated_at, headroom_event
 from halfstep.telemetry.spool import Event
 
 ERROR_CHARACTERS = 1000
@@ -41,23 +41,25 @@ class Diagnoses:
         self._names: dict[nn.Module, str] = {}
         self._exponents: WeakKeyDictionary[Gradients, Exponents] = WeakKeyDictionary()
         self._headroom = Headroom()
-        self._parcels = Parcels()
+        self._parcels = HostCopies()
 
     def add(self, names: Mapping[nn.Module, str]) -> None:
         """Call modules by these names."""
-        self._names |= looked_at(names)
+        self._names |= evaluated_at(names)
 
     def starts(self, step: int) -> None:
         """Look at what passes from here on, if this step is due."""
         if self._is_due("headroom", step) and self._names and not self._headroom.is_on:
             self._ask("headroom", step, lambda: self._headroom.begin(self._names))
 
-    def measured(self, step: int, row: OpenRow, gradients: Gradients, scale: Tensor | None) -> None:
+    def measured(
+        self, step: int, row: CurrentStep, gradients: Gradients, scale: Tensor | None
+    ) -> None:
         """Count an optimizer's gradients, if the step is due. scale: what multiplies them yet."""
         if self._is_due("histogram", step):
             self._ask("histogram", step, lambda: self._count(row, gradients, scale))
 
-    def closed(self, step: int, row: OpenRow, scale: Value) -> None:
+    def closed(self, step: int, row: CurrentStep, scale: Value) -> None:
         """Send off what was measured of a step, which used this scale."""
         if row.counted:
             self._ask("histogram", step, lambda: self._send_counts(step, row, scale))
@@ -79,7 +81,7 @@ class Diagnoses:
         every = self._every[name]
         return every > 0 and step % every == 0
 
-    def _count(self, row: OpenRow, gradients: Gradients, scale: Tensor | None) -> None:
+    def _count(self, row: CurrentStep, gradients: Gradients, scale: Tensor | None) -> None:
         exponents = self._exponents.get(gradients)
         if exponents is None:
             exponents = Exponents(gradients.names, gradients.device)
@@ -94,7 +96,7 @@ class Diagnoses:
         exponents.count(counts, zip(gradients.names, local, strict=True), scale)
         row.counted.append((exponents, counts))
 
-    def _send_counts(self, step: int, row: OpenRow, scale: Value) -> None:
+    def _send_counts(self, step: int, row: CurrentStep, scale: Value) -> None:
         counted, device = row.counted, row.counted[0][1].device
         counts = torch.cat([each.to(device, non_blocking=True) for _, each in counted])
         whole = Exponents.together([exponents for exponents, _ in counted])

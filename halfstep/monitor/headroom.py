@@ -139,7 +139,7 @@ def headroom_event(step: int, scale: float, measured: list[Measured], found: Ten
     return {"event": "headroom", "step": step, "scale": scale, "modules": modules}
 
 
-def looked_at(names: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
+def evaluated_at(names: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
     """Return the modules whose outputs are measured: innermost, or with parameters of their own."""
     return {
         module: name

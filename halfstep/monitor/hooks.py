@@ -97,7 +97,7 @@ def _keep_from_compiler(function: Any, *, with_callees: bool = False) -> None:
     set_code_exec_strategy(function.__code__, strategy)
 
 
-class Taps:
+class Hooks:
     """The wraps, from `arm` to `disarm`."""
 
     def __init__(self, listener: Listener, guard: Guard) -> None:
@@ -162,11 +162,11 @@ class Taps:
         original = vars(owner).get(name)
         if original is None:
             return
-        guard, taps, raised = self._guard, self, self._listener.raised
+        guard, hooks, raised = self._guard, self, self._listener.raised
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if not taps._is_armed:
+            if not hooks._is_armed:
                 return original(this, *args, **kwargs)
             if before is not None:
                 guard(before, this, *args, **kwargs)
@@ -186,11 +186,11 @@ class Taps:
 
     def _wrap_engine(self) -> None:
         original = getattr(torch.autograd, ENGINE)
-        guard, taps, listener = self._guard, self, self._listener
+        guard, hooks, listener = self._guard, self, self._listener
 
         @functools.wraps(original)
         def wrapped(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            if not taps._is_armed:
+            if not hooks._is_armed:
                 return original(roots, *args, **kwargs)
             guard(listener.backward_begins, roots, args, bool(kwargs.get("accumulate_grad")))
             try:
@@ -202,11 +202,11 @@ class Taps:
 
     def _wrap_clip(self) -> None:
         original = getattr(clip_grad, CLIP)
-        guard, taps, listener = self._guard, self, self._listener
+        guard, hooks, listener = self._guard, self, self._listener
 
         @functools.wraps(original)
         def wrapped(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (taps._is_armed and isinstance(parameters, Tensor | list | tuple)):
+            if not (hooks._is_armed and isinstance(parameters, Tensor | list | tuple)):
                 return original(parameters, max_norm, *args, **kwargs)
             guard(listener.clipping, parameters, max_norm)
             result = original(parameters, max_norm, *args, **kwargs)
@@ -217,16 +217,16 @@ class Taps:
 
     def _wrap_scheduler(self, owner: type) -> None:
         original = vars(owner)["step"]
-        guard, taps, listener = self._guard, self, self._listener
+        guard, hooks, listener = self._guard, self, self._listener
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
-            taps._schedule_depth += 1
+            hooks._schedule_depth += 1
             try:
                 result = original(this, *args, **kwargs)
             finally:
-                taps._schedule_depth -= 1
-            is_outermost = taps._is_armed and not taps._schedule_depth
+                hooks._schedule_depth -= 1
+            is_outermost = hooks._is_armed and not hooks._schedule_depth
             if is_outermost and not getattr(this, "_is_initial", False):
                 guard(listener.schedule_steps, this)
             return result

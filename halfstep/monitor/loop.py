@@ -25,7 +25,7 @@ from halfstep.clock import clock
 from halfstep.evidence.best_effort import Careful
 from halfstep.evidence.collector import Collector, skips_of
 from halfstep.monitor.backward_passes import BackwardPasses
-from halfstep.monitor.current_step import OpenRow, Value, kept_loss, mean
+from halfstep.monitor.current_step import CurrentStep, Value, kept_loss, mean
 from halfstep.monitor.diagnoses import Diagnoses, Intervals
 from halfstep.monitor.gradients import Gradients, module_names, parameter_names
 from halfstep.monitor.ring import Ring
@@ -66,7 +66,9 @@ class Loop:
         self._names: dict[nn.Parameter, str] = {}
         self._known: dict[int, Gradients] = {}  # by an optimizer's id, which they keep alive
         self.ignored: set[int] = set()  # ids of optimizers within a framework's own
-        self._row_of: dict[int, OpenRow] = {}  # of the scaler that steps an optimizer, by its id
+        self._row_of: dict[
+            int, CurrentStep
+        ] = {}  # of the scaler that steps an optimizer, by its id
         self._rows = Rows({}, layers_every=every.layers)
         self._has_layers = every.layers > 0
         wants_more = every.histogram or every.headroom
@@ -74,8 +76,8 @@ class Loop:
         self._ring: Ring | None = None
         self._started_at = clock() if started_at is None else started_at
         self._step_started: float | None = None
-        self._open: dict[int, OpenRow] = {}  # by a scaler's id
-        self._unscaled = OpenRow()  # of steps without a scaler
+        self._open: dict[int, CurrentStep] = {}  # by a scaler's id
+        self._unscaled = CurrentStep()  # of steps without a scaler
         self._current = self._unscaled  # the row of the scaler that was called last
         self._scalers = 0  # that have updated
         self._loaded: WeakSet[Any] = WeakSet()  # scalers whose state was restored
@@ -349,7 +351,7 @@ class Loop:
         if self._is_settled and row.stepped >= expected:
             self._close_unscaled()
 
-    def _step_directly(self, optimizer: Optimizer, row: OpenRow, *, is_scaled: bool) -> None:
+    def _step_directly(self, optimizer: Optimizer, row: CurrentStep, *, is_scaled: bool) -> None:
         """Note an optimizer's step outside of its scaler, which takes an inf as it is."""
         identity, ring = id(optimizer), self._ring
         step = self.closed_steps
@@ -382,7 +384,7 @@ class Loop:
         if identity not in row.measured:  # a clip was ahead of it, if it is
             self._measure(row, optimizer, scale)
 
-    def _is_ascent(self, row: OpenRow) -> bool:
+    def _is_ascent(self, row: CurrentStep) -> bool:
         """Return whether the scaler was updated in the midst of a step, as by SAM's first half.
 
         The loop moved the weights by hand, and the step of the optimizer follows.
@@ -393,7 +395,7 @@ class Loop:
         row.is_by_hand = all(map(self._passes.has_moved, row.measured))
         return row.is_by_hand and not row.ascents
 
-    def _replace(self, before: OpenRow, row: OpenRow) -> None:
+    def _replace(self, before: CurrentStep, row: CurrentStep) -> None:
         """Let a scaler go on where another one was that stepped the same optimizer."""
         row.number = before.number
         if before.scaler is not None and before not in self._row_of.values():
@@ -444,7 +446,7 @@ class Loop:
 
     # ---- Rows ---------------------------------------------------------------------------------
 
-    def _measure(self, row: OpenRow, optimizer: Optimizer, scale: Tensor | None = None) -> None:
+    def _measure(self, row: CurrentStep, optimizer: Optimizer, scale: Tensor | None = None) -> None:
         identity = id(optimizer)
         gradients = self._known.get(identity)
         if gradients is None or not gradients.is_current():
@@ -515,7 +517,7 @@ class Loop:
         others = [type(each.optimizer).__name__ for each in self._known.values()]
         return f"{name}{others.count(name) + 1}" if name in others else name
 
-    def _write(self, row: OpenRow, scale_after: Value) -> None:
+    def _write(self, row: CurrentStep, scale_after: Value) -> None:
         """Write a row: on a CPU its numbers, else by two kernels."""
         ring = self._ring
         if ring is None:
@@ -549,10 +551,10 @@ class Loop:
         if self._has_layers and self._rows.is_for_layers(self.step + 1):
             self._rows.hold(ring.number, self._norms(row))
 
-    def _own_losses(self, row: OpenRow) -> list[Value]:
+    def _own_losses(self, row: CurrentStep) -> list[Value]:
         return [mean(row.losses.get(identity) or []) for identity in self._known]
 
-    def _note(self, number: int, row: OpenRow, *, has_loss: bool) -> None:
+    def _note(self, number: int, row: CurrentStep, *, has_loss: bool) -> None:
         """Note what the host knows of a row that is being written."""
         if not has_loss:
             self._rows.note(number).has_loss = False
@@ -572,7 +574,7 @@ class Loop:
             own = [known.index(each) for each, losses in row.losses.items() if losses]
             self._rows.note(number).own_losses = own
 
-    def _norms(self, row: OpenRow) -> list[float]:
+    def _norms(self, row: CurrentStep) -> list[float]:
         norms: list[float] = []
         for identity, gradients in self._known.items():
             measured = row.measured.get(identity)
@@ -583,7 +585,7 @@ class Loop:
                 norms += [norm / factor for norm in own]
         return norms
 
-    def _queue(self, target: Tensor, row: OpenRow, values: list[Value]) -> None:
+    def _queue(self, target: Tensor, row: CurrentStep, values: list[Value]) -> None:
         """Have the device write a row's scalars, and norms of parameters behind them."""
         norms = [
             row.measured[identity][1] if identity in row.measured else gradients.no_norms
@@ -596,7 +598,7 @@ class Loop:
         self._write(self._unscaled, 1.0)
         self._close(self._unscaled, self._ended)
 
-    def _close(self, row: OpenRow, ended: float | None = None) -> None:
+    def _close(self, row: CurrentStep, ended: float | None = None) -> None:
         """End the row: from here on the next step's time runs. ended: None for now."""
         ring = self._ring
         if ring is None or self._step_started is None:
@@ -648,13 +650,13 @@ class Loop:
             is_last=self._is_last,
         )
 
-    def _meet_scaler(self, scaler: GradScaler) -> OpenRow | None:
+    def _meet_scaler(self, scaler: GradScaler) -> CurrentStep | None:
         """Return the row of a scaler that is new, if it is one to observe."""
         if not scaler._enabled or self._scaler not in (None, scaler):
             return None
         _check_attributes(scaler)
         self._start()
-        row = self._open[id(scaler)] = OpenRow(scaler)
+        row = self._open[id(scaler)] = CurrentStep(scaler)
         if self._unscaled.stepped:
             self._close_unscaled()
         return row

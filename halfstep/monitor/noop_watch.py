@@ -5,7 +5,7 @@ from typing import Any
 from halfstep.clock import clock
 
 
-class Unheard:
+class NoopWatch:
     """In place of Loop and of Taps, as far as a run that only logs meets them."""
 
     def __init__(self, step: int, started_at: float) -> None:

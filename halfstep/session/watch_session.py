@@ -25,7 +25,7 @@ from halfstep import redaction
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
-from halfstep.monitor.noop_watch import Unheard
+from halfstep.monitor.noop_watch import NoopWatch
 from halfstep.session import arguments
 from halfstep.session.exit_hooks import Ending
 from halfstep.session.logged_values import as_scalar, file_of, is_number
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from torch.amp.grad_scaler import GradScaler
     from torch.optim import Optimizer
 
-    from halfstep.monitor.hooks import Taps
+    from halfstep.monitor.hooks import Hooks
     from halfstep.monitor.loop import Loop
 
 PATIENCE_SECONDS = 5.0  # for the device at the end: a lost one never answers
@@ -225,12 +225,12 @@ class Watch:
         first_step: int,
         started_at: float,
         every: tuple[int, int, int],
-    ) -> "tuple[Loop, Taps]":
+    ) -> "tuple[Loop, Hooks]":
         if not find_spec("torch"):
             # As far as a script without torch can meet them.
-            return cast("tuple[Loop, Taps]", (Unheard(first_step, started_at),) * 2)
+            return cast("tuple[Loop, Hooks]", (NoopWatch(first_step, started_at),) * 2)
         from halfstep.monitor.diagnoses import Intervals
-        from halfstep.monitor.hooks import Taps
+        from halfstep.monitor.hooks import Hooks
         from halfstep.monitor.loop import Loop
 
         loop = Loop(
@@ -243,7 +243,7 @@ class Watch:
             every=Intervals(*every),
             say=say,
         )
-        return loop, Taps(loop, self._protected)  # they say nothing once they are disarmed
+        return loop, Hooks(loop, self._protected)  # they say nothing once they are disarmed
 
     @property
     def folder(self) -> Path | None:

@@ -61,7 +61,7 @@ class Listed:
 Rule: TypeAlias = "Plain | Listed | Mapping[str, Rule]"
 
 
-def fault(event: Any) -> str | None:
+def problem_of(event: Any) -> str | None:
     """Say what keeps an event from being recorded, by field and value, or None if nothing does."""
     if not isinstance(event, dict):
         return f"an event is {shown(event)}; allowed: an object"
@@ -69,11 +69,11 @@ def fault(event: Any) -> str | None:
     if not isinstance(kind, str) or kind not in EVENTS:
         return f"event is {shown(kind)}; allowed: {', '.join(EVENTS)}"
     fields = {name: value for name, value in event.items() if name != "event"}
-    wrong = _fault(fields, EVENTS[kind], "") or _misplaced(event)
+    wrong = _problem(fields, EVENTS[kind], "") or _offset_mismatch(event)
     return wrong and f"{_called(event)}: {wrong}"
 
 
-def fault_of_steps(steps: NDArray[np.void]) -> str | None:
+def problem_of_steps(steps: NDArray[np.void]) -> str | None:
     """Say what keeps records of STEP_DTYPE from being recorded, or None if nothing does."""
     for name, low, high in (
         ("step", 1, LARGEST_WHOLE),
@@ -104,14 +104,14 @@ def cleaned(text: str) -> str:
     return text.replace("\0", "\\x00")
 
 
-def _fault(value: Any, rule: Rule, path: str) -> str | None:
+def _problem(value: Any, rule: Rule, path: str) -> str | None:
     if isinstance(rule, Plain):
         return None if rule.holds(value) else f"{path} is {shown(value)}; allowed: {rule.allowed}"
     if isinstance(rule, Listed):
         if not isinstance(value, list | tuple):
             return f"{path} is {shown(value)}; allowed: a list"
         for i, each in enumerate(value):
-            if not _holds(rule.each, each) and (wrong := _fault(each, rule.each, f"{path}.{i}")):
+            if not _holds(rule.each, each) and (wrong := _problem(each, rule.each, f"{path}.{i}")):
                 return wrong
         return None
     if not isinstance(value, dict):
@@ -123,7 +123,7 @@ def _fault(value: Any, rule: Rule, path: str) -> str | None:
                 return f"{prefix}{name} is missing"
             continue
         each = value[name]
-        if not _holds(inner, each) and (wrong := _fault(each, inner, f"{prefix}{name}")):
+        if not _holds(inner, each) and (wrong := _problem(each, inner, f"{prefix}{name}")):
             return wrong
     further = {name: value[name] for name in value.keys() - rule.keys()}
     return _unplain(further) if further else None
@@ -134,8 +134,8 @@ def _holds(rule: Rule, value: Any) -> bool:
     return isinstance(rule, Plain) and rule.holds(value)
 
 
-def _first(faults: Iterable[str | None]) -> str | None:
-    return next(filter(None, faults), None)
+def _first(problems: Iterable[str | None]) -> str | None:
+    return next(filter(None, problems), None)
 
 
 def _called(event: dict[str, Any]) -> str:
@@ -144,7 +144,7 @@ def _called(event: dict[str, Any]) -> str:
     return " ".join(filter(None, words)) + (f" at step {shown(step)}" if step is not None else "")
 
 
-def _misplaced(event: dict[str, Any]) -> str | None:
+def _offset_mismatch(event: dict[str, Any]) -> str | None:
     """Say which file does not lie where it belongs."""
     if event["event"] == "artifact":
         place, paths = "artifacts", [event["path"]]
@@ -378,16 +378,16 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "step": STEP,
         "loss": NUMBER,
         "z": NUMBER,
-        "rewound_to": Plain(SINCE.allowed, SINCE.holds, is_needed=False),
+        "rolled_back_to": Plain(SINCE.allowed, SINCE.holds, is_needed=False),
     },
-    "rewound": {
+    "rolled_back": {
         "step": SINCE,
         "from_step": STEP,
         "spike": STEP,
         "loss": NUMBER,
         "z": NUMBER,
         "examples": COUNT,
-        "rewinds": COUNT,
+        "rollbacks": COUNT,
     },
     "weights": {
         "step": SINCE,

@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 15.0  # with a connection on which nothing moves
 FASTEST = 1  # of gzip's levels: the training has a use for this processor too
 
 
-class Place(NamedTuple):
+class SpoolOffset(NamedTuple):
     """In the spool of an attempt: where the next byte goes."""
 
     sequence: int
@@ -37,11 +37,11 @@ class Recorded(NamedTuple):
 
     run: int
     attempt: int
-    place: Place
+    place: SpoolOffset
     page: str
 
 
-class FilePlace(NamedTuple):
+class FileOffset(NamedTuple):
     """In a file: where the next byte goes, and whether all have come and are the right ones."""
 
     offset: int
@@ -83,10 +83,10 @@ class Ingest:
         """Say which attempt of which run is to come. described: as the server's API has it."""
         with spoken():
             told = self._send("POST", "/api/v1/ingest", json=plain(described))
-            place = Place(told["sequence"], told["offset"])
+            place = SpoolOffset(told["sequence"], told["offset"])
             return Recorded(told["run"], told["attempt"], place, told["page"])
 
-    def put_spool(self, recorded: Recorded, place: Place, data: bytes) -> Place:
+    def put_spool(self, recorded: Recorded, place: SpoolOffset, data: bytes) -> SpoolOffset:
         """Send bytes of a file of the spool; return the end of the last frame that is recorded."""
         with spoken():
             told = self._put(
@@ -95,16 +95,16 @@ class Ingest:
                 gzip.compress(data, FASTEST),
                 {"Content-Encoding": "gzip"},
             )
-            return Place(told["sequence"], told["offset"])
+            return SpoolOffset(told["sequence"], told["offset"])
 
     def put_file(
         self, recorded: Recorded, file: Mapping[str, Any], offset: int, data: bytes
-    ) -> FilePlace:
+    ) -> FileOffset:
         """Send bytes of a file. file: path, size_bytes and sha256, as an event names it."""
         query = {"offset": offset, "size": file["size_bytes"], "sha256": file["sha256"]}
         with spoken():
             told = self._put(f"{_address(recorded)}/files/{quote(file['path'])}", query, data, {})
-            return FilePlace(told["offset"], bool(told.get("stored", False)))
+            return FileOffset(told["offset"], bool(told.get("stored", False)))
 
     def end(self, recorded: Recorded, outcome: Mapping[str, Any]) -> None:
         """Say how the attempt ended. outcome: as its file in the run's folder has it."""

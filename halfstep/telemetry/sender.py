@@ -16,7 +16,7 @@ from halfstep.api_client.credentials import Unreadable
 from halfstep.api_client.responses import ApiError
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
-from halfstep.telemetry.ingest import PIECE_BYTES, FilePlace, Ingest, Place, Recorded
+from halfstep.telemetry.ingest import PIECE_BYTES, FileOffset, Ingest, Recorded, SpoolOffset
 from halfstep.telemetry.run_folder import lives, read_outcome, read_run, write_json
 from halfstep.telemetry.spool import WINDOW_BYTES, Event, file_events, lost_bytes, spool_of
 
@@ -125,9 +125,9 @@ class AttemptSending:
         self._lives = lives
         self._is_last, self._with_checkpoints = is_last, with_checkpoints
         self._is_over = False  # it has ended, and the server knows; or wants no more of it
-        self._place = Place(0, 0)
-        self._fruitless: tuple[Place, int] | None = None  # a piece without one whole frame
-        self._told_files = Place(0, 0)  # those named before have gone
+        self._place = SpoolOffset(0, 0)
+        self._fruitless: tuple[SpoolOffset, int] | None = None  # a piece without one whole frame
+        self._told_files = SpoolOffset(0, 0)  # those named before have gone
 
     def describe(self, described: Mapping[str, Any]) -> None:
         """Have the run's description sent anew if it has changed: a script may configure late."""
@@ -173,7 +173,7 @@ class AttemptSending:
         self.recorded, self._place, self._fruitless = recorded, recorded.place, None
         remembered = self._remembered()
         if not self._with_checkpoints and remembered.get("run") == recorded.run:
-            told = Place(*remembered["files"].get(str(recorded.attempt), (0, 0)))
+            told = SpoolOffset(*remembered["files"].get(str(recorded.attempt), (0, 0)))
             self._told_files = min(told, self._place)  # a server that was set back wants them again
         return recorded
 
@@ -185,7 +185,7 @@ class AttemptSending:
         for sequence, path in spool_of(self._files.spool, self._files.attempt):
             if sequence < self._place.sequence:
                 continue
-            here = self._place if sequence == self._place.sequence else Place(sequence, 0)
+            here = self._place if sequence == self._place.sequence else SpoolOffset(sequence, 0)
             data = _read(path, here.offset)
             if not data or self._fruitless == (here, len(data)):
                 continue
@@ -219,7 +219,7 @@ class AttemptSending:
             if self._told_files != before:
                 self._remember(recorded)
 
-    def _naming_files(self) -> Iterator[tuple[Event, Place]]:
+    def _naming_files(self) -> Iterator[tuple[Event, SpoolOffset]]:
         """Yield the events that name files, each with the place behind it."""
         for sequence, path in spool_of(self._files.spool, self._files.attempt):
             start = self._told_files.offset if sequence == self._told_files.sequence else 0
@@ -228,7 +228,7 @@ class AttemptSending:
                 for event, offset in file_events(path, start):
                     if is_partial and offset > self._place.offset:
                         break
-                    yield event, Place(sequence, offset)
+                    yield event, SpoolOffset(sequence, offset)
 
     def _wanted(self, event: Event) -> list[Event]:
         if event["event"] == "artifact":
@@ -243,7 +243,7 @@ class AttemptSending:
             now = "is gone" if size is None else f"has {size:,} bytes, not {file['size_bytes']:,}"
             self._say(f"{path} {now}, and is not sent")
             return
-        place = FilePlace(0, is_stored=False)
+        place = FileOffset(0, is_stored=False)
         try:
             while not place.is_stored:
                 data = _read(path, place.offset)

@@ -52,7 +52,7 @@ the bounds of every field; what is not within them is not written, and read as U
                 "backward", operation, kind (of a backward one: see evidence/operations.py), dtype,
                 largest_input, limit, loss_nonfinite, culprits
                 [{"optimizer", "name", "inf", "nan"}]; see replay.py
-    spike       step, loss, z: a sudden rise of the loss; rewound_to: the step that the run
+    spike       step, loss, z: a sudden rise of the loss; rolled_back_to: the step that the run
                 went back to for it, told once it did
     rewound     step, from_step, spike, loss, z, examples, rewinds: after from_step the run went
                 back to step, for the spike; what was told of steps beyond it counts no more, and
@@ -177,12 +177,12 @@ class BadEvent(ValueError):
 
 
 class Unrecordable(NamedTuple):
-    """A frame that holds what cannot be recorded, or damaged bytes. fault: why, for people.
+    """A frame that holds what cannot be recorded, or damaged bytes. problem: why, for people.
 
     damaged_bytes: of what is no frame any more; such an item has neither kind nor payload.
     """
 
-    fault: str
+    problem: str
     kind: int
     payload: bytes
     damaged_bytes: int = 0
@@ -216,7 +216,7 @@ class SpoolWriter:
 
         Raises BadEvent.
         """
-        if wrong := events.fault(event):
+        if wrong := events.problem_of(event):
             raise BadEvent(wrong)
         payload = _json(event).encode()
         if len(payload) > events.EVENT_BYTES:
@@ -585,7 +585,7 @@ def _decode(kind: int, payload: bytes) -> Steps | Event | Unrecordable:
     record = {STEPS: UNTIMED_DTYPE, TIMED_STEPS: STEP_DTYPE}.get(kind)
     if record is not None and len(payload) % record.itemsize == 0:
         steps = _timed(np.frombuffer(payload, record))
-        wrong = events.fault_of_steps(steps)
+        wrong = events.problem_of_steps(steps)
         return steps if wrong is None else Unrecordable(wrong, kind, payload)
     if kind != EVENT:
         text = f"a frame of kind {kind} has {len(payload)} bytes; allowed: whole records of kind 1"
@@ -594,7 +594,7 @@ def _decode(kind: int, payload: bytes) -> Steps | Event | Unrecordable:
         return Unrecordable(_too_long("an event", payload), kind, payload)
     try:
         event: Event = json_safe(json.loads(payload))  # Python reads NaN and 1e999 as well
-        wrong = events.fault(event)
+        wrong = events.problem_of(event)
     except (ValueError, RecursionError) as error:
         wrong = f"an event is no JSON: {events.shown(payload)}: {error}"
     return event if wrong is None else Unrecordable(wrong, kind, payload)

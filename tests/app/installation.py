@@ -20,11 +20,11 @@ from db.runs import environments, notes, run_metadata
 from db.runs.environments import Texts
 from db.settings import Settings
 from db.tables import (
+    Alert,
     Artifact,
-    Checkpoint,
+    CheckpointFile,
     Delivery,
     LogLine,
-    Notice,
     Placement,
     Preset,
     RetentionRule,
@@ -208,7 +208,9 @@ def _files(settings: Settings, session: Session, side: Side) -> None:
     run_id, content = side.runs[0], f"{FILE_MARK} of {side.mark}".encode()
     about = {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     for kind in ("checkpoint", "weights"):
-        row = Checkpoint(run_id=run_id, step=5, kind=kind, attempt=1, reason="interval", **about)
+        row = CheckpointFile(
+            run_id=run_id, step=5, kind=kind, attempt=1, reason="interval", **about
+        )
         row.key = f"runs/{run_id}/checkpoints/{kind}.pt"
         session.add(row)
         _write(settings.data / row.key, content)
@@ -248,7 +250,7 @@ def _alert(session: Session, user: User, side: Side) -> None:
         key = session.execute(insert(Base.metadata.tables[name]).values(values))
         ids[name] = key.inserted_primary_key[0]
     text = f"{side.mark} alert"
-    notice = Notice(
+    alert = Alert(
         user_id=user.id,
         rule_id=ids["alert_rules"],
         run_id=side.runs[0],
@@ -256,13 +258,13 @@ def _alert(session: Session, user: User, side: Side) -> None:
         text=text,
         content={"text": text},
     )
-    session.add(notice)
+    session.add(alert)
     session.flush()
     session.add(
         Delivery(
             user_id=user.id,
             channel_id=ids["channels"],
-            notice_id=notice.id,
+            alert_id=alert.id,
             run_id=side.runs[0],
             body=text,
             due_at=4e9,
@@ -295,7 +297,7 @@ def _value(column: Any, side: Side) -> Any:
         return side.project
     if column.name in WORDS:
         return WORDS[column.name]
-    if column.name in ("ended_at", "well_at", "read_at", "obeyed_at"):
+    if column.name in ("ended_at", "resolved_at", "read_at", "acknowledged_at"):
         return None
     if isinstance(column.type, Boolean):
         return False

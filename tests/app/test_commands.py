@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 
 from db.database import Database
 from db.settings import Settings
-from db.tables import Deed, Run, Status, StepBucket, User
+from db.tables import AuditEvent, Run, Status, StepBucket, User
 from halfstep.cli import main
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
@@ -204,9 +204,9 @@ def test_link_makes_the_first_user_alone(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'halfstep.db'}")
     with database.reading() as session:
         assert session.scalars(select(User.name)).all() == ["bob"]
-        deed = session.scalars(select(Deed)).one()
+        action = session.scalars(select(AuditEvent)).one()
     database.dispose()
-    assert (deed.deed, deed.detail, deed.address) == ("halfstep link", "bob", "terminal")
+    assert (action.action, action.detail, action.address) == ("halfstep link", "bob", "terminal")
 
 
 def test_commands_for_an_installation_make_none(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
     assert ended.returncode == 1
     assert "folder: /proc/x cannot be written" in ended.stderr
     with site.database.reading() as session:
-        assert session.scalars(select(Deed.deed)).all() == ["halfstep backup"]
+        assert session.scalars(select(AuditEvent.action)).all() == ["halfstep backup"]
     assert "0 do not match" in halfstep("storage", "check", "--deep", **environment).stdout
     other = {"HALFSTEP_DATA": str(tmp_path / "other")}
     assert "0 files restored" in halfstep("restore", folder, **other).stdout
@@ -324,6 +324,6 @@ def test_what_operators_read_is_json_too(
     assert saved["rows"] > 0
     [gone] = told("storage", "prune", "--logs", "0", "--yes")[-1:]
     with database.reading() as session:
-        deeds = session.scalars(select(Deed.deed).order_by(Deed.id)).all()
-    assert {"halfstep backup", "halfstep rebuild"} <= {*deeds}
-    assert (deeds[-1] == "halfstep storage prune") == ("pruned" in gone)
+        audit_events = session.scalars(select(AuditEvent.action).order_by(AuditEvent.id)).all()
+    assert {"halfstep backup", "halfstep rebuild"} <= {*audit_events}
+    assert (audit_events[-1] == "halfstep storage prune") == ("pruned" in gone)

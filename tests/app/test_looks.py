@@ -188,7 +188,7 @@ def test_a_page_of_200_runs_takes_ten_queries(
         for project in ("", "vision"):
             session.merge(Project(name=project))
             session.merge(Membership(user_id=ada.id, project=project, role="maintainer"))
-        session.get_one(User, ada.id).is_operator = whose == "an operator's"
+        session.get_one(User, ada.id).is_admin = whose == "an operator's"
     script.get("/api/v1/tokens")  # so that the token's use is noted by now
     for client, address in ((browser, "/runs"), (script, "/api/v1/runs?limit=200")):
         with noted(database) as statements:

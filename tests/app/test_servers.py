@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import select, update
 
 from db.access import accounts
-from db.access.login_attempts import FREE_TRIES
+from db.access.login_attempts import FREE_ATTEMPTS
 from db.queue import claims, queue
-from db.tables import Tries
+from db.tables import LoginAttempts
 from tests import warm
 from tests.app.conftest import CONFIG, offer_digits
 from tests.db.telemetry.telemetry_made import make_steps, record
@@ -76,12 +76,14 @@ def test_two_servers_are_as_one(site: Site) -> None:
             assert told["steps"]["step"] == [1, 2]
 
         guess = {"name": "ada", "password": "wrong"}
-        both = [a, b] * FREE_TRIES["name"]
-        free = [each.post("/sign-in", data=guess) for each in both[: FREE_TRIES["name"]]]
-        assert [each.status_code for each in free] == [401] * FREE_TRIES["name"]
+        both = [a, b] * FREE_ATTEMPTS["name"]
+        free = [each.post("/sign-in", data=guess) for each in both[: FREE_ATTEMPTS["name"]]]
+        assert [each.status_code for each in free] == [401] * FREE_ATTEMPTS["name"]
         with site.database.writing() as session:
-            counted = session.scalars(select(Tries.count).where(Tries.kind == "name")).all()
-            assert counted == [FREE_TRIES["name"]]
+            counted = session.scalars(
+                select(LoginAttempts.count).where(LoginAttempts.kind == "name")
+            ).all()
+            assert counted == [FREE_ATTEMPTS["name"]]
             # However slow the machine is, the wait has not passed by the next try.
-            session.execute(update(Tries).values(open_at=Tries.open_at + 3600))
+            session.execute(update(LoginAttempts).values(open_at=LoginAttempts.open_at + 3600))
         assert [each.post("/sign-in", data=guess).status_code for each in (a, b)] == [429, 429]

@@ -163,8 +163,12 @@ def scene(site: Site, tmp_path: Path) -> Iterator[Scene]:
         yield Scene(site, three, tmp_path, bucket)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.__name__))
-def test_a_run_over_two_machines_survives_it_again_and_again(scene: Scene, fault: Fault) -> None:
+@pytest.mark.parametrize(
+    "failure_kind", FAULTS, ids=lambda failure_kind: str(failure_kind.__name__)
+)
+def test_a_run_over_two_machines_survives_it_again_and_again(
+    scene: Scene, failure_kind: Fault
+) -> None:
     """Never two attempts that train at once; all rows are there; the end is bit-identical."""
     site = scene.site
     for machine in scene.three:
@@ -176,7 +180,7 @@ def test_a_run_over_two_machines_survives_it_again_and_again(scene: Scene, fault
         so_far = site.run(scene.run_id).step
         site.wait_for_step(scene.run_id, so_far + scene.moments.randint(1, MOST_STEPS_BETWEEN))
         until(lambda: site.run(scene.run_id).status == Status.RUNNING)
-        fault(scene, scene.victim(scene.moments.randint(0, 1)))
+        failure_kind(scene, scene.victim(scene.moments.randint(0, 1)))
     site.open_gate()
     run = site.wait(scene.run_id)
     assert (run.status, site.count_steps(run.id)) == (Status.FINISHED, STEPS), run.error
@@ -185,12 +189,12 @@ def test_a_run_over_two_machines_survives_it_again_and_again(scene: Scene, fault
     ours, theirs = scene.end(run.id), scene.end(whole)
     for part in ("modules", "optimizers", "scaler", "random"):
         assert_same_bits(ours[part], theirs[part])
-    if fault in CHANGE_NO_ATTEMPT:
+    if failure_kind in CHANGE_NO_ATTEMPT:
         assert run.attempt == 1
     else:
         assert run.attempt > 1
         assert_never_two_at_once(site, run.id)
-    COUNTS.append(f"{fault.__name__}: {ROUNDS} times, {run.attempt} attempts, bit-identical")
+    COUNTS.append(f"{failure_kind.__name__}: {ROUNDS} times, {run.attempt} attempts, bit-identical")
 
 
 def _kill(scene: Scene, machine: Machine, module: str) -> None:

@@ -40,10 +40,10 @@ def cut_off(machine: Machine) -> None:
 FAULTS: list[Callable[[Machine], None]] = [kill_node, cut_off]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("failure_kind", FAULTS)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_lost_machine_costs_an_attempt_and_no_step(
-    site: Site, three: list[Machine], fault: Callable[[Machine], None], number: int
+    site: Site, three: list[Machine], failure_kind: Callable[[Machine], None], number: int
 ) -> None:
     """Another takes its place; no two attempts train at once; the end is bit-identical."""
     config = {"precision": "fp16", "training": {"steps": STEPS, "batch_size": 16}}
@@ -54,7 +54,7 @@ def test_a_lost_machine_costs_an_attempt_and_no_step(
     run_id = site.submit(recipe="gated", nodes=2, config=config)
     site.wait_for_step(run_id, 12)
     victim = next(each for each in three if each.name == worker_of(site, run_id, number))
-    fault(victim)
+    failure_kind(victim)
     until(lambda: site.run(run_id).attempt > 1 and site.run(run_id).status == Status.RUNNING)
     site.open_gate()
     victim.mend()
@@ -67,7 +67,7 @@ def test_a_lost_machine_costs_an_attempt_and_no_step(
     for part in ("modules", "optimizers", "scaler", "random"):
         assert_same_bits(ours[part], theirs[part])
     assert_never_two_at_once(site, run_id)
-    COUNTS.append(f"{fault.__name__} of node {number}: resumed, bit-identical")
+    COUNTS.append(f"{failure_kind.__name__} of node {number}: resumed, bit-identical")
 
 
 def worker_of(site: Site, run_id: int, number: int) -> str:

@@ -21,7 +21,7 @@ from tests.slurm import Slurm
 from tests.trainer.conftest import assert_same_bits
 from worker.clusters import placement
 from worker.clusters.cluster import of_placement
-from worker.clusters.placement import Pilots, Refused
+from worker.clusters.placement import Pilots, PlacementRejected
 
 pytestmark = pytest.mark.skipif(not slurm.is_installed(), reason="needs Debian's slurm-wlm, munge")
 
@@ -74,7 +74,7 @@ def test_what_slurm_refuses_is_told_in_its_words(
 ) -> None:
     """A partition that there is not, and more nodes than it has."""
     wrong = Settings(data=tmp_path, placement="slurm", slurm_options="--partition=nowhere")
-    with pytest.raises(Refused, match="invalid partition"):
+    with pytest.raises(PlacementRejected, match="invalid partition"):
         placement.open_placement(wrong).place(Sleepers(3, 1, 1, 1))
     large = Sleepers(4, 1, 50, 1)
     engine.place(large)

@@ -47,7 +47,7 @@ def test_what_a_command_waits_for_is_said(database: Database, ada: User, worker:
     with database.writing() as session:
         command = submit_command(session, ada, devices_per_node=2)
     assert reason(database, command) == (
-        "no worker that is up offers commands (HALFSTEP_COMMANDS=yes)"
+        "no worker that is up offers commands (HALFSTEP_ALLOW_COMMANDS=yes)"
     )
     add_worker(database, "w2", [DIGITS], [CPU], offers_commands=True)
     assert reason(database, command) == "it needs 2 devices, and no worker has more than 1"

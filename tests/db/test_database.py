@@ -36,8 +36,10 @@ def test_migrations_give_the_key_of_the_code(database: Database) -> None:
     """What a key includes, which is not compared above."""
     with database.reading() as session:
         query = text("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = :name")
-        key = session.scalar(query, {"name": "pk_run_settings"})
-    assert key in str(CreateTable(Table.metadata.tables["run_settings"]).compile(database.engine))
+        key = session.scalar(query, {"name": "pk_run_config_values"})
+    assert key in str(
+        CreateTable(Table.metadata.tables["run_config_values"]).compile(database.engine)
+    )
     assert key == "PRIMARY KEY (name, path, run_id) INCLUDE (number, text)"
 
 

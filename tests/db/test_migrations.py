@@ -31,12 +31,13 @@ from db.database import Database
 from db.files import checkpoints
 from db.queue import queue
 from db.tables import (
+    ApiToken,
     Artifact,
-    Deed,
+    AuditEvent,
     LatestMetric,
     MetricBucket,
     Run,
-    RunSetting,
+    RunConfigValue,
     Status,
     StepBucket,
     Sweep,
@@ -91,6 +92,7 @@ REVISIONS = [
     "0036",
     "0037",
     "0038",
+    "0039",
 ]
 
 
@@ -145,7 +147,7 @@ def test_rows_outlive_every_migration(database: Database) -> None:
     command.upgrade(config, REVISIONS[0])
     for revision in REVISIONS[1:]:
         # Deeds nothing could empty again; summaries are made of other rows.
-        filled = fill(database, without=("deeds", "metric_buckets"))
+        filled = fill(database, without=("deeds", "audit_events", "metric_buckets"))
         command.upgrade(config, revision)
         assert counts(database, filled) == {1}, revision
     filled = fill(database)
@@ -159,14 +161,14 @@ def test_deeds_are_kept_by_an_earlier_version_too(database: Database, ada: User)
     """But for those of nobody known, of which it knows nothing; still nobody changes any."""
     with database.writing() as session:
         audit.note_typed(session, "backup", "here")
-        session.add(Deed(user_id=ada.id, deed="POST /views", address=""))
+        session.add(AuditEvent(user_id=ada.id, action="POST /views", address=""))
     command.downgrade(database.migrations(), "0024")
     rows = "SELECT deed FROM deeds"
     with database.engine.begin() as connection:
         assert connection.execute(text(rows)).scalars().all() == ["POST /views"]
-    for _ in range(2):
+    for name in ("deeds", "audit_events"):
         with database.engine.begin() as connection, pytest.raises(DatabaseError, match="are kept"):
-            connection.execute(text("DELETE FROM deeds"))
+            connection.execute(text(f"DELETE FROM {name}"))
         command.upgrade(database.migrations(), "head")
 
 
@@ -255,11 +257,11 @@ def test_an_earlier_version_does_not_go_on_with_a_sweep_of_a_command(database: D
 def test_runs_of_before_know_what_they_failed_by(database: Database, running: Run) -> None:
     """It is that of the last change of their status."""
     with database.writing() as session:
-        queue.end(session, running.id, running.attempt, Status.FAILED, fault="code")
+        queue.end(session, running.id, running.attempt, Status.FAILED, failure_kind="code")
     command.downgrade(database.migrations(), "0011")
     command.upgrade(database.migrations(), "head")
     with database.reading() as session:
-        assert session.get_one(Run, running.id).fault == "code"
+        assert session.get_one(Run, running.id).failure_kind == "code"
 
 
 def test_steps_of_before_have_no_wait_and_summaries_are_read_both_ways(
@@ -322,7 +324,7 @@ def test_runs_that_were_there_are_found_by_settings_and_metrics(
     )
     queries = [
         select(each).order_by(*each.primary_key)
-        for each in (RunSetting.__table__, LatestMetric.__table__)
+        for each in (RunConfigValue.__table__, LatestMetric.__table__)
     ]
 
     def rows() -> list[Any]:
@@ -365,3 +367,30 @@ def test_runs_of_before_know_whether_their_last_loss_was_lost(
     with database.writing() as session:
         run = session.get_one(Run, running.id)
         assert (run.last_flags, run.not_stepped, run.zero_steps) == (2, 0, 0)
+
+
+def test_values_are_renamed_with_the_tables(database: Database, running: Run, ada: User) -> None:
+    """Configurations, searched settings and tokens keep their meaning, there and back."""
+    spike = {"spike": {"rollback": True, "max_rollbacks": 2}}
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        run.config = {**run.config, **spike}
+        session.add(
+            RunConfigValue(run_id=run.id, name="rollback", path="spike.rollback", text="true")
+        )
+        accounts.make_api_token(session, ada, "ci", kind="control")
+    config = database.migrations()
+    command.downgrade(config, "0038")
+    with database.engine.connect() as connection:
+        before = connection.execute(text("SELECT config FROM runs")).scalar_one()
+        before = json.loads(before) if isinstance(before, str) else before
+        assert before["spike"] == {"rewind": True, "most_rewinds": 2}
+        paths = connection.execute(text("SELECT path FROM run_settings")).scalars().all()
+        assert "spike.rewind" in paths
+        kinds = connection.execute(text("SELECT kind FROM api_tokens")).scalars().all()
+        assert kinds == ["steer"]
+    command.upgrade(config, "head")
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).config["spike"] == spike["spike"]
+        assert "spike.rollback" in session.scalars(select(RunConfigValue.path)).all()
+        assert [token.kind for token in session.scalars(select(ApiToken))] == ["control"]

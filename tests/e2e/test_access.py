@@ -49,7 +49,7 @@ FP8 = [
 UNFOLD = "document.querySelectorAll('details:not(.presets)').forEach(each => { each.open = true })"
 PHONE = {"width": 390, "height": 844}
 
-EMPTY = ("/runs", "/sweeps", "/alerts", "/bin")
+EMPTY = ("/runs", "/sweeps", "/alerts", "/trash")
 FULL = (
     "/runs?columns=status,step,loss,scale,verdict,training.batch_size,tags",
     "/runs?filter=nonsense:",
@@ -59,7 +59,7 @@ FULL = (
     "/sweeps",
     "/sweeps/1",
     "/alerts",
-    "/bin",
+    "/trash",
     "/runs/new",
     "/runs/new?recipe=digits",
     "/sweeps/new?recipe=digits",
@@ -74,7 +74,7 @@ FULL = (
     "/projects",
     "/retention",
     "/notes?runs=1,2",
-    "/deeds",
+    "/audit",
     "/secrets",
     "/api/v1/docs",
     "/help/glossary",
@@ -128,7 +128,7 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
         {"event": "layer_norms", "step": 5, "layers": ["body"], "norms": [1.0]},
         {"event": "updates", "step": 5, "modules": [{"name": "body", "wanted": 10, "lost": 9}]},
         {"event": "fp8", "step": 5, "modules": [{"name": "body", **dict.fromkeys(FP8, 0.5)}]},
-        {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
+        {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rolled_back_to": 5},
     ]
     record(database, run, make_steps([1.0] * 60, skipped=[3, 4]), events=events)
     log = [

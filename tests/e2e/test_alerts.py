@@ -16,7 +16,7 @@ from tests.app.receivers import http_receiver
 def settings(settings: Settings) -> Settings:
     """An operator's who lets alerts go to this machine."""
     settings.data.mkdir()
-    return settings.model_copy(update={"alerts_private": True})
+    return settings.model_copy(update={"alerts_allow_private_addresses": True})
 
 
 def test_somebody_is_told_that_a_run_ended(database: Database, running: Run, page: Page) -> None:

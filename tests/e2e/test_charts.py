@@ -284,8 +284,15 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
     tell(make_steps([1.0] * 30))
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn='30']")
-    back = {"event": "rewound", "step": 20, "from_step": 30, "spike": 29, "loss": 9.0, "z": 50.0}
-    tell(back | {"examples": 640, "rewinds": 1}, make_steps([2.0] * 4, first=21))
+    back = {
+        "event": "rolled_back",
+        "step": 20,
+        "from_step": 30,
+        "spike": 29,
+        "loss": 9.0,
+        "z": 50.0,
+    }
+    tell(back | {"examples": 640, "rollbacks": 1}, make_steps([2.0] * 4, first=21))
     page.wait_for_selector("[data-drawn='24']")
     assert _trace(page, "loss")["y"] == [1.0] * 20 + [2.0] * 4
     open_tab(page, "History")

@@ -6,7 +6,7 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import select
 
 from db.database import Database
-from db.tables import Request, Run, User
+from db.tables import ControlRequest, Run, User
 from tests.app.conftest import CONFIG, start_run
 from tests.browser import open_tab
 from tests.db.telemetry.telemetry_made import (
@@ -47,7 +47,7 @@ def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, pa
     page.get_by_role("button", name="Set scale").click()
     expect(page.locator("[data-toast]")).to_contain_text("allowed: 2^-126 to 2^127")
     with database.reading() as session:
-        asked = session.scalars(select(Request).order_by(Request.id)).all()
+        asked = session.scalars(select(ControlRequest).order_by(ControlRequest.id)).all()
         assert [(each.kind, each.value) for each in asked] == [("replay", 2), ("scale", 1024)]
 
 

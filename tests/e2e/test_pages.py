@@ -338,7 +338,7 @@ def test_pages_fit_their_width(
         "/account",
         "/people",
         "/projects",
-        "/deeds",
+        "/audit",
         "/api/v1/docs",
     ):
         page.goto(path)

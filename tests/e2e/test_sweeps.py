@@ -42,7 +42,7 @@ def test_three_learning_rates_are_tried(site: Site, page: Page) -> None:
     expect(page.locator("tr[data-key='3'] .name")).to_contain_text("learning_rate=0.003")
     page.get_by_role("link", name="Compare the best 3").click()
     expect(page.locator("h1")).to_have_text("Compare 3 runs")
-    page.goto("/deeds")  # to count is to change nothing
-    deeds = page.locator("tbody tr", has_text="/sweeps")
-    expect(deeds).to_have_count(1)
-    expect(deeds).to_contain_text("sweep 1 of 3 runs, recipe digits")
+    page.goto("/audit")  # to count is to change nothing
+    audit_events = page.locator("tbody tr", has_text="/sweeps")
+    expect(audit_events).to_have_count(1)
+    expect(audit_events).to_contain_text("sweep 1 of 3 runs, recipe digits")

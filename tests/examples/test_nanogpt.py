@@ -23,7 +23,7 @@ def test_nanogpt_trains_through_the_queue(site: Site, tmp_path: Path) -> None:
     config = {"steps": 40, "lr": 0.01, "scale": 2.0**28}
     with site.database.writing() as session:
         run_id = submit_command(session, site.owner, line, folder=str(project), config=config).id
-    with site.worker(HALFSTEP_COMMANDS="yes"):
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
         run = site.wait(run_id)
     assert (run.status, run.step, run.precision) == (Status.FINISHED, 40, "fp16"), run.error
     assert 3 <= run.skipped < 20

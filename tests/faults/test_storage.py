@@ -88,7 +88,11 @@ def assert_disk_full(site: Site, run_id: int) -> None:
     with site.database.reading() as session:
         last = runs.statuses(session, run_id)[-1]
     reason = f"no space left on the disk that holds {site.data / 'runs' / str(run_id)}"
-    assert (last.status, last.fault, last.reason) == (Status.FAILED, "infrastructure", reason)
+    assert (last.status, last.failure_kind, last.reason) == (
+        Status.FAILED,
+        "infrastructure",
+        reason,
+    )
 
 
 @pytest.mark.only_on("sqlite")

@@ -19,7 +19,7 @@ from trainer.distributed.ranks import Ranks
 from trainer.precision.scale_policies import CALIBRATED_AFTER
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
-from trainer.train import make_rig, train_step
+from trainer.train import make_context, train_step
 
 CUDA = torch.device("cuda", 0)
 EXACT = ["step", "loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "flags"]
@@ -40,7 +40,7 @@ def test_pytorch_itself_reports_no_wait():
     config = parse_config(Pair, values)
     recipe = Pair(config, CUDA)
     records, events = [], []
-    rig, followers = make_rig(
+    context, followers = make_context(
         recipe,
         recipe.modules,
         config,
@@ -52,8 +52,8 @@ def test_pytorch_itself_reports_no_wait():
     )
 
     def step(number):
-        rig.observers.before_step(number)
-        rig.observers.after_step(train_step(rig, rig.batches.step()))
+        context.observers.before_step(number)
+        context.observers.after_step(train_step(context, context.batches.step()))
         followers.telemetry.tick()
 
     step(1)  # libraries start, which may wait
@@ -63,7 +63,7 @@ def test_pytorch_itself_reports_no_wait():
             step(number)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    rig.observers.drain()
+    context.observers.drain()
     assert np.concatenate(records)["step"].tolist() == list(range(1, 300))
     assert not [event for event in events if event["event"] == "failed_diagnosis"]
     assert sum(event["event"] == "histogram" for event in events) == 299

@@ -22,7 +22,7 @@ from db.files import artifacts, checkpoints
 from db.queue import queue
 from db.runs import runs
 from db.settings import Settings
-from db.tables import NONFINITE_LOSS, Checkpoint, LogLine, Run, Status, User
+from db.tables import NONFINITE_LOSS, CheckpointFile, LogLine, Run, Status, User
 from halfstep import ApiError, Client
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials
@@ -267,7 +267,9 @@ def test_a_state_in_shards_is_not_downloaded_by_halves(
 ) -> None:
     """It is said what can be had instead."""
     with database.writing() as session:
-        row = Checkpoint(run_id=1, attempt=1, step=400, kind="shard.0", key="a", reason="interval")
+        row = CheckpointFile(
+            run_id=1, attempt=1, step=400, kind="shard.0", key="a", reason="interval"
+        )
         row.size_bytes, row.sha256 = 1, "ab"
         session.add(row)
     with pytest.raises(ApiError, match="the state at step 400 lies in shards"):
@@ -292,7 +294,7 @@ def test_of_the_files_of_a_run_the_only_one_is_downloaded(
 ) -> None:
     """Of whatever kind; of several it is said how to ask for each."""
     with database.writing() as session:
-        session.scalars(select(Checkpoint)).one().kind = "weights.wb-pt"
+        session.scalars(select(CheckpointFile)).one().kind = "weights.wb-pt"
     assert client.download(1, tmp_path).read_bytes() == BODY
     with pytest.raises(ApiError, match=r"of the kind weights; there are: --kind weights\.wb-pt at"):
         client.download(1, tmp_path, kind="weights")
@@ -649,14 +651,14 @@ def test_alerts_are_made_and_deliver_from_a_script(client: Client, settings: Set
     assert [each["name"] for each in client.channels()] == ["mine"]
     rule = client.alert("scale_below", value=1.0, everybody=True)
     assert rule["channel_ids"] == [channel["id"]]
-    assert client.alerts() == [rule]
+    assert client.alert_rules() == [rule]
     client.test_channel(channel["id"])
     [delivery] = client.deliveries()
     assert (delivery["channel_id"], delivery["is_delivered"]) == (channel["id"], False)
-    assert list(client.notices()) == []
+    assert list(client.alerts()) == []
     client.delete_alert(rule["id"])
     client.delete_channel(channel["id"])
-    assert (client.alerts(), client.channels()) == ([], [])
+    assert (client.alert_rules(), client.channels()) == ([], [])
     with pytest.raises(ApiError, match="You have no rule 1"):
         client.delete_alert(rule["id"])
 
@@ -680,14 +682,14 @@ def test_alerts_are_typed(
         return capsys.readouterr().out
 
     made = json.loads(typed("add", "scale_below", "--value", "1", "--everybody", "--json"))
-    assert client.alerts() == [made]
+    assert client.alert_rules() == [made]
     listed = typed("list")
     assert made["text"] in listed
     assert "webhook mine hook.invalid" in listed
     assert "on its way" in typed("test", str(channel["id"]))
     assert next(iter(client.deliveries()))["channel_id"] == channel["id"]
     assert "rule 1 is removed" in typed("remove", "1")
-    assert client.alerts() == []
+    assert client.alert_rules() == []
     with pytest.raises(ApiError, match="condition"):
         typed("add", "nothing")
     with pytest.raises(SystemExit):

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import halfstep
-from halfstep.wandb_compat.media import Image as DropinImage
+from halfstep.wandb_compat.media import Image as CompatImage
 from tests.halfstep.monitor.watch_made import Written
 
 GREY = np.linspace(0, 1, 30).reshape(5, 6)
@@ -46,7 +46,7 @@ RANGES = {
 @pytest.mark.parametrize("kind", RANGES)
 def test_numbers_are_scaled_by_their_range(tmp_path: Path, kind: str) -> None:
     """The picture is the same one, whichever range its numbers are in; the drop-in agrees."""
-    for value in (RANGES[kind], DropinImage(RANGES[kind]).shown()):
+    for value in (RANGES[kind], CompatImage(RANGES[kind]).shown()):
         found = np.asarray(shown(tmp_path / str(id(value)), value).convert("L")).astype(int)
         assert np.abs(found - BYTES).max() <= (1 if kind != "tensor" else 2)
 

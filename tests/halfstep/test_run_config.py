@@ -4,8 +4,8 @@ import jsonschema
 import pytest
 from pydantic import Field
 
+from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import ConfigError, config_model, config_schema, parse_config
-from halfstep.run_settings import RecipeConfig
 
 
 class OwnConfig(RecipeConfig):

@@ -28,8 +28,8 @@ class Installation:
         return {
             "HALFSTEP_DATA": str(self.data),
             "HALFSTEP_DATABASE_URL": self.database_url,
-            "HALFSTEP_COMMANDS": "yes",
-            "HALFSTEP_ALERTS_PRIVATE": "yes",
+            "HALFSTEP_ALLOW_COMMANDS": "yes",
+            "HALFSTEP_ALERTS_ALLOW_PRIVATE_ADDRESSES": "yes",
         }
 
     def command(self, *words: str, **environment: str) -> CompletedProcess[str]:

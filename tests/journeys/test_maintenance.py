@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select, update
 
 from db.database import Database
-from db.tables import Checkpoint, StepBucket
+from db.tables import CheckpointFile, StepBucket
 from tests import warm
 from tests.journeys.installation import Admin, Installation, until_some
 from tests.journeys.test_backup import SCRIPT
@@ -68,7 +68,7 @@ def test_storage_prune_and_rebuild(installation: Installation, database: Databas
 def damage(installation: Installation, database: Database) -> None:
     """Delete one checkpoint's file and alter another's."""
     with database.reading() as session:
-        keys = session.scalars(select(Checkpoint.key).order_by(Checkpoint.step)).all()
+        keys = session.scalars(select(CheckpointFile.key).order_by(CheckpointFile.step)).all()
     (installation.data / keys[0]).unlink()
     altered = installation.data / keys[1]
     altered.write_bytes(altered.read_bytes()[:-1] + b"x")

@@ -165,10 +165,12 @@ def test_a_list_of_recipes_has_an_end(tmp_path, monkeypatch):
         registered_recipes.add(name)
     assert [each["reference"] for each in registered_recipes.read()] == ["/a.py:One", "/a.py:Other"]
     with pytest.raises(
-        registered_recipes.NotKeptError, match="2 recipes are kept; allowed: 2 at most"
+        registered_recipes.NotRegisteredError, match="2 recipes are kept; allowed: 2 at most"
     ):
         registered_recipes.add("/c.py:One")
-    with pytest.raises(registered_recipes.NotKeptError, match=r"kept are: /a.py:One, /a.py:Other"):
+    with pytest.raises(
+        registered_recipes.NotRegisteredError, match=r"kept are: /a.py:One, /a.py:Other"
+    ):
         registered_recipes.remove("/a.py:Third")
     assert registered_recipes.remove("/a.py:One") == ["/a.py:One"]
     registered_recipes.add("/a.py:One")

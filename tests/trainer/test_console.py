@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from halfstep.config_groups import Training
 from halfstep.run_config import config_model
-from halfstep.run_settings import Training
 from tests.trainer.conftest import Regression
 from trainer.console import main
 from trainer.registry import load_recipe

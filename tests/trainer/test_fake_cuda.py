@@ -19,7 +19,7 @@ from trainer.observers import Observer
 from trainer.optimizers import StepResult
 from trainer.precision.scale_policies import ScaleRule
 from trainer.schedule import make_schedule, peak_rates
-from trainer.train import make_rig, update_weights
+from trainer.train import make_context, update_weights
 
 CUDA = torch.device("cuda", 0)
 
@@ -72,24 +72,24 @@ def update_on_cuda(monkeypatch, values, spoil=lambda telemetry: None):
         with monkeypatch.context() as patched:  # memory can be pinned where there is CUDA alone
             empty = torch.empty
             patched.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
-            rig, _followers = make_rig(
+            context, _followers = make_context(
                 recipe, recipe.modules, config, CUDA, Ranks(), on_steps=None, on_event=fail, at=0.0
             )
-        scaler, optimizers, observers = rig.scaler, rig.optimizers, rig.observers
+        scaler, optimizers, observers = context.scaler, context.optimizers, context.observers
         schedule = make_schedule(
             config.training, recipe.optimizers, peak_rates(recipe.optimizers), CUDA
         )
         for step in range(1, 4):
             schedule.apply(step)
             observers.before_step(step)
-            scale = scaler.scale(rig.scale_rule.one)
+            scale = scaler.scale(context.scale_rule.one)
             updates = {}
             for name, watched in optimizers.items():
                 for parameter in watched.parameters:
                     parameter.grad = torch.empty_like(parameter)
-                updates[name] = update_weights(rig, watched)
+                updates[name] = update_weights(context, watched)
             found_inf = [update.found_inf for update in updates.values()]
-            after = rig.scale_rule.update(scaler, scale, found_inf)
+            after = context.scale_rule.update(scaler, scale, found_inf)
             schedule.count({name: update.found_inf for name, update in updates.items()})
             rate = optimizers["sgd"].rate
             observers.after_step(StepResult(scale, scale, after, updates, set(updates), rate))

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from halfstep.config_groups import Diagnosis
 from halfstep.monitor.layers import Layers
-from halfstep.run_settings import Diagnosis
 from tests.trainer.conftest import Pair, assert_same_bits
 from trainer.layers import MOST_SAMPLES, layer_interval
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Pair, Regression
@@ -26,7 +26,7 @@ from trainer.recipes.gpt import GPT
 from trainer.recipes.wgan_gp import WGANGP
 from trainer.schedule import AppliedSchedule, make_schedule, peak_rates
 from trainer.telemetry import Telemetry
-from trainer.train import make_rig, make_scaler, train_step
+from trainer.train import make_context, make_scaler, train_step
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
 
@@ -61,12 +61,12 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     # Its tensors go where the losses are: to meta.
     monkeypatch.setattr(train, "make_scaler", lambda config, _device: make_scaler(config, CPU))
     # What is on its way to the host arrives by an event, which only CUDA has.
-    monkeypatch.setattr(Parcels, "report", lambda self: None)
+    monkeypatch.setattr(HostCopies, "report", lambda self: None)
     values = {"diagnosis": {}, "data": {"workers": 0}, **(values or {})}
     values["diagnosis"] = {"replay_skips": 0, **values["diagnosis"]}
     config = parse_config(recipe_class, values)
     recipe = recipe_class(config, META)
-    rig, _followers = make_rig(
+    context, _followers = make_context(
         recipe, recipe.modules, config, META, Ranks(), on_steps=None, on_event=fail, at=0.0
     )
     recipe.scaler._device = "meta"  # update(new_scale) compares it with the tensor's
@@ -75,10 +75,10 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
     )
     for number in range(1, 4):
         schedule.apply(number)
-        rig.observers.before_step(number)
-        result = train_step(rig, rig.batches.step())
+        context.observers.before_step(number)
+        result = train_step(context, context.batches.step())
         schedule.count({name: result.updates[name].found_inf for name in result.stepped})
-        rig.observers.after_step(result)
+        context.observers.after_step(result)
         after_step(recipe)
     return recipe
 

@@ -12,7 +12,7 @@ from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
 from trainer.distributed.ranks import Ranks
-from trainer.train import make_autocast, make_rig, make_scaler, train_step
+from trainer.train import make_autocast, make_context, make_scaler, train_step
 
 CPU = torch.device("cpu")
 
@@ -70,7 +70,7 @@ def operations(parameters: int, *, measured: bool) -> int:
         scaler.step(optimizer)
         scaler.update()
 
-    rig, followers = make_rig(
+    context, followers = make_context(
         recipe,
         recipe.modules,
         config,
@@ -83,8 +83,8 @@ def operations(parameters: int, *, measured: bool) -> int:
     followers.telemetry.ring.is_on_host = False  # as on a GPU, where the host cannot write in place
 
     def with_telemetry():
-        rig.observers.before_step(1)
-        rig.observers.after_step(train_step(rig, [batch]))
+        context.observers.before_step(1)
+        context.observers.after_step(train_step(context, [batch]))
 
     step = with_telemetry if measured else bare
     for _ in range(2):

@@ -84,7 +84,7 @@ def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
     write_job(tmp_path)
     assert finish(start(tmp_path)) == (0, "")
     outcome, records, events = read(tmp_path)
-    assert outcome == {"status": "finished", "step": 30, "error": None, "fault": None}
+    assert outcome == {"status": "finished", "step": 30, "error": None, "failure_kind": None}
     assert records["step"].tolist() == list(range(1, 31))
     assert (records["elapsed_ms"] > 10**9).all()  # since the run's first start, before this boot
     [saved] = [event for event in events if event["event"] == "checkpoint"]
@@ -108,7 +108,7 @@ def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_lin
     code, errors = finish(start(tmp_path))
     outcome, records, _ = read(tmp_path)
     assert code == 1
-    assert (outcome["status"], outcome["step"], outcome["fault"]) == ("failed", 3, "code")
+    assert (outcome["status"], outcome["step"], outcome["failure_kind"]) == ("failed", 3, "code")
     assert outcome["error"].startswith("Traceback")
     assert outcome["error"].endswith(f"{last_line}\n")
     assert last_line in errors
@@ -146,7 +146,7 @@ def test_the_control_file_stops_a_run(tmp_path):
     )
     assert finish(start(tmp_path))[0] == 0
     outcome, _, events = read(tmp_path)
-    assert outcome == {"status": "cancelled", "step": 1, "error": None, "fault": None}
+    assert outcome == {"status": "cancelled", "step": 1, "error": None, "failure_kind": None}
     [saved] = [event for event in events if event["event"] == "checkpoint"]
     assert (saved["reason"], saved["request"]) == ("cancel", 7)
 
@@ -234,7 +234,7 @@ def test_two_ranks_train_one_model_and_record_once(tmp_path, precision):
         code, errors = finish(start(folder, devices=devices))
         assert code == 0, errors
         outcome, records, events = read(folder)
-        assert outcome == {"status": "finished", "step": 20, "error": None, "fault": None}
+        assert outcome == {"status": "finished", "step": 20, "error": None, "failure_kind": None}
         assert records["step"].tolist() == list(range(1, 21))
         assert len([event for event in events if event["event"] == "checkpoint"]) == 1
         ends.append(load(folder / "checkpoints/step-00000020.pt"))

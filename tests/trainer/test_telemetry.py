@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from halfstep.config_groups import Diagnosis, Training
 from halfstep.monitor.ring import DRAIN_ROWS, RING_ROWS
-from halfstep.run_settings import Diagnosis, Training
 from tests.trainer.conftest import CPU
 from trainer.optimizers import StepResult, Update, watched_optimizers
 from trainer.telemetry import Telemetry

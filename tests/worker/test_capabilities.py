@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import select
 
 from db.settings import Settings
-from db.tables import Deed, Status
+from db.tables import AuditEvent, Status
 from tests.site import Site, halfstep, until
 from worker import capabilities
-from worker.capabilities import Offering
+from worker.capabilities import Capabilities
 
 RECIPE = """
 from trainer.recipes.digits import Digits
@@ -66,7 +66,7 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
     file = tmp_path / "mine.py"
     file.write_text(RECIPE.format(title="First"))
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Mine")
-    here = Offering(Settings(data=tmp_path))
+    here = Capabilities(Settings(data=tmp_path))
     assert "mine" in {each["name"] for each in here.learn()["recipes"]}
     assert here.news() is None
     monkeypatch.setattr(capabilities, "LONGEST_SECONDS", 0.0)
@@ -82,7 +82,7 @@ def test_what_memory_recipes_take_is_counted_later(
     """Not before the while is over; then once, and what did not change keeps it; one that cannot be
     counted is offered without."""
     monkeypatch.setattr(capabilities, "COUNTED_AFTER_SECONDS", 0.0)
-    here = Offering(Settings(data=tmp_path))
+    here = Capabilities(Settings(data=tmp_path))
     mlp = {"name": "mlp", "reference": "mlp", "sha256": "1", "schema": {}}
     broken = {**mlp, "name": "broken", "reference": f"{tmp_path}/none.py", "sha256": "2"}
     here._offer, here._seen = {"recipes": [mlp, broken]}, here._look()
@@ -101,24 +101,28 @@ def test_what_is_added_and_removed_stands_in_the_deeds(site: Site, tmp_path: Pat
     file.write_text(RECIPE.format(title="First"))
     known = {"HALFSTEP_DATA": str(site.data)}
 
-    def deeds() -> list[tuple[str, str, str]]:
+    def audit_events() -> list[tuple[str, str, str]]:
         with site.database.reading() as session:
-            rows = session.execute(select(Deed.deed, Deed.detail, Deed.address).order_by(Deed.id))
+            rows = session.execute(
+                select(AuditEvent.action, AuditEvent.detail, AuditEvent.address).order_by(
+                    AuditEvent.id
+                )
+            )
             return [(row[0], row[1], row[2]) for row in rows]
 
     told = (f"by worker w1: {file}:Mine", "terminal")
     with site.worker():
         until(lambda: site.offers("digits"))
-        assert deeds() == []
+        assert audit_events() == []
         assert halfstep("recipe", "add", str(file), "--no-check", **known).returncode == 0
         until(lambda: site.offers("mine"))
-        assert deeds() == [("recipe offered", *told)]
+        assert audit_events() == [("recipe offered", *told)]
         file.write_text("1 / 0\n")
         until(lambda: not site.offers("mine"))
-        assert len(deeds()) == 1
+        assert len(audit_events()) == 1
         assert halfstep("recipe", "remove", str(file), **known).returncode == 0
-        until(lambda: len(deeds()) == 2)
-        assert deeds()[1] == ("recipe withdrawn", *told)
+        until(lambda: len(audit_events()) == 2)
+        assert audit_events()[1] == ("recipe withdrawn", *told)
     with site.worker():
         until(lambda: site.offers("digits"))
-    assert len(deeds()) == 2
+    assert len(audit_events()) == 2

@@ -43,7 +43,7 @@ def test_only_folders_of_erased_runs_go(
 def test_the_latest_checkouts_stay(database: Database, ada: User, tmp_path: Path) -> None:
     """Of ended commands; one that may be tried again keeps its own, and so does an empty folder."""
     url = str(database.engine.url)
-    settings = Settings(data=tmp_path / "data", database_url=url, kept_checkouts=2)
+    settings = Settings(data=tmp_path / "data", database_url=url, max_cached_checkouts=2)
     assert delete_checkouts(settings, database) == []
     with database.writing() as session:
         commands = [submit_command(session, ada, "python it.py") for _ in range(6)]

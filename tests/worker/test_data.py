@@ -103,7 +103,7 @@ def test_what_ends_a_data_worker_stands_on_the_runs_page(
         assert site.wait(run_id).status == Status.FAILED
     told = browser.get(f"/api/v1/runs/{run_id}").json()
     last = told["statuses"][-1]
-    assert (last["status"], last["fault"]) == ("failed", "code")
+    assert (last["status"], last["failure_kind"]) == ("failed", "code")
     assert re.search(why, last["reason"])
     for text in (told["error"], page(browser, run_id)):
         assert re.search(why, text)

@@ -33,7 +33,7 @@ def test_a_swept_command_comes_to_the_values_that_its_script_logs(site: Site) ->
             sweep = session.get_one(Sweep, 1)
             return sweeps.tallies(session, [sweep])[1].open == 0
 
-    with site.worker(HALFSTEP_COMMANDS="yes"):
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
         until(is_over)
     with site.database.reading() as session:
         rows = sweeps.trials(session, session.get_one(Sweep, 1), best_first=True, limit=9)

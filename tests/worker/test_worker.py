@@ -14,7 +14,7 @@ from app.runs.summary import summarise
 from db.files import checkpoints
 from db.queue import queue, run_control, workers
 from db.runs import environments, runs
-from db.tables import Request, Run, ScalerEvent, Status
+from db.tables import ControlRequest, Run, ScalerEvent, Status
 from tests import warm
 from tests.site import GATED, Site, halfstep, is_running, until
 from tests.spool_made import spool_raw
@@ -61,7 +61,7 @@ def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_goes_on(site:
     assert "Traceback" in (failed.error or "")
     with site.database.reading() as session:
         last = runs.statuses(session, broken)[-1]
-    assert (last.fault, "training.batch_size" in (last.reason or "")) == ("code", True)
+    assert (last.failure_kind, "training.batch_size" in (last.reason or "")) == ("code", True)
     assert "training.batch_size is 5000" in site.log(broken)
     with site.database.reading() as session:
         noted = environments.newest(session, fine)
@@ -72,7 +72,7 @@ def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_goes_on(site:
         digest = workers.recipe(session, "digits")["sha256"]
         assert digest == noted.content["file"]["sha256"]
     by_rule = site.run(stopped)
-    assert (by_rule.status, by_rule.fault) == (Status.FAILED, "rule")
+    assert (by_rule.status, by_rule.failure_kind) == (Status.FAILED, "rule")
     assert (by_rule.error or "").startswith("step 1 was skipped although the loss scale")
 
 
@@ -96,7 +96,7 @@ def test_a_metric_that_is_no_number_fails_its_run_and_no_other(site: Site, tmp_p
     assert message in (failed.error or "")
     with site.database.reading() as session:
         last = runs.statuses(session, broken)[-1]
-    assert (last.fault, message in (last.reason or "")) == ("code", True)
+    assert (last.failure_kind, message in (last.reason or "")) == ("code", True)
     assert site.count_steps(broken) == 10
 
 
@@ -125,7 +125,7 @@ def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
     assert "event is 'jump'; allowed: scaler, metric" in (run.error or "")
     assert "event is 'jump'" in site.log(run_id)
     with site.database.reading() as session:
-        assert runs.statuses(session, run_id)[-1].fault == "code"
+        assert runs.statuses(session, run_id)[-1].failure_kind == "code"
     kept = site.data / "runs" / str(run_id) / "unrecorded-1" / "frames"
     assert b'{"event": "jump"}' in kept.read_bytes()
     assert site.count_steps(run_id) == 10
@@ -149,7 +149,7 @@ def test_what_a_dead_supervisors_training_told_ends_that_run_alone(site: Site, t
     with site.database.reading() as session:
         last = runs.statuses(session, bad)[-1]
     aside = site.data / "runs" / str(bad) / "unrecorded-1"
-    assert last.fault == "code"
+    assert last.failure_kind == "code"
     assert str(aside) in (last.reason or "")
     assert list(aside.iterdir())
 
@@ -214,7 +214,7 @@ def _check_what_stands_before_a_run(site: Site, wish: str, expected: Status) -> 
     assert status == expected
     if status == Status.FAILED:
         assert error == last.reason
-        assert last.fault == "settings"
+        assert last.failure_kind == "settings"
         assert "it cannot be claimed" in error
     else:
         assert error is None
@@ -251,9 +251,9 @@ def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
                 run_control.request_scale(session, run_id, site.owner, 1024.0)
                 run_control.request_replay(session, run_id, site.owner, 1)
 
-        def pending() -> list[Request]:
+        def pending() -> list[ControlRequest]:
             with site.database.reading() as session:
-                query = select(Request).where(Request.obeyed_at.is_(None))
+                query = select(ControlRequest).where(ControlRequest.acknowledged_at.is_(None))
                 return list(session.scalars(query))
 
         until(lambda: not pending())
@@ -299,7 +299,7 @@ def test_a_killed_training_is_started_again(site: Site) -> None:
     assert site.count_steps(run_id) == 200
     with site.database.reading() as session:
         requeued = [row for row in runs.statuses(session, run_id) if row.status == "queued"][1]
-    assert (requeued.fault, requeued.reason) == (
+    assert (requeued.failure_kind, requeued.reason) == (
         "infrastructure",
         "the training process was killed by SIGKILL",
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from halfstep.config_groups import Weights
 from halfstep.run_config import ConfigError, RunConfig
-from halfstep.run_settings import Weights
 from halfstep.telemetry.spool import Event
 from trainer.checkpoints.weight_files import read_weights
 
@@ -28,12 +28,12 @@ class Fit:
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
-    misshapen: list[str] = field(default_factory=list)  # with both shapes, in words
+    mismatched: list[str] = field(default_factory=list)  # with both shapes, in words
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing is missing or left over."""
-        return not (self.missing or self.unexpected or self.misshapen)
+        return not (self.missing or self.unexpected or self.mismatched)
 
     def event(self, source: str) -> Event:
         """Say it as the spool does."""
@@ -47,7 +47,7 @@ class Fit:
         found = {
             "missing": self.missing,
             "unexpected": self.unexpected,
-            "of another shape": self.misshapen,
+            "of another shape": self.mismatched,
         }
         return "; ".join(f"{word}: {_shown(names)}" for word, names in found.items() if names)
 
@@ -125,7 +125,7 @@ def _fit(found: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Fit:
         if name not in found:
             continue
         if unlike := _unlike(found[name], target):
-            fit.misshapen.append(f"{name}: {unlike}")
+            fit.mismatched.append(f"{name}: {unlike}")
         else:
             fit.loaded.append(name)
     # A tied weight is often saved under one of its names alone.

@@ -109,7 +109,7 @@ def inherited_parts(
     """
     parts: Mapping[str, Any] = state.get("parts", {})
     if is_fork and "spikes" in parts:  # it goes back for spikes of its own
-        parts = {**parts, "spikes": parts["spikes"] | {"pending": None, "rewinds": 0}}
+        parts = {**parts, "spikes": parts["spikes"] | {"pending": None, "rollbacks": 0}}
     if not (is_scaled and state["scaler"]):
         # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
         return {name: part for name, part in parts.items() if name in ("schedule", "spikes", "ema")}

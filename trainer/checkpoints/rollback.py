@@ -22,7 +22,7 @@ class SpikeError(RuleError):
     """The loss rose again after as many rewinds as were allowed; the message says when."""
 
 
-class Rewinding:
+class Rollback:
     """Says when to look for a spike, and where to go back to."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Rewinding:
         self._folder, self._ranks = folder, ranks
         self._last = config.training.steps
         self._between = config.checkpoints.every_steps or self._last
-        self._is_on = config.spike.rewind and folder is not None
+        self._is_on = config.spike.rollback and folder is not None
         self._brought: list[Path] = []  # to this machine, to be read
 
     def is_due(self, step: int) -> bool:
@@ -53,11 +53,11 @@ class Rewinding:
         spike = self._ranks.gather(spike)[0]  # all have the same loss; the word of one counts
         if spike is None or self._folder is None:
             return None
-        if self._spikes.rewinds >= self._settings.most_rewinds:
+        if self._spikes.rollbacks >= self._settings.max_rollbacks:
             if self._settings.afterwards == "fail":
                 raise SpikeError(
                     f"the loss rose to {spike['loss']:.4g} at step {spike['step']} (z "
-                    f"{spike['z']:.3g}), and spike.most_rewinds is {self._settings.most_rewinds}"
+                    f"{spike['z']:.3g}), and spike.max_rollbacks is {self._settings.max_rollbacks}"
                 )
             return None
         before = (spike["step"] - 1) // self._between * self._between
@@ -69,7 +69,7 @@ class Rewinding:
         self._brought = [place for place in places if self._ranks.hand_out(place)]
         if not saved:
             return None
-        self._going_from, self._rewinds = spike, self._spikes.rewinds + 1
+        self._going_from, self._rollbacks = spike, self._spikes.rollbacks + 1
         return path
 
     def tell(
@@ -87,12 +87,17 @@ class Rewinding:
         for place in self._brought:
             place.unlink()
         spike, examples = self._going_from, batches.position - back.position
-        self._spikes.pending, self._spikes.rewinds = None, self._rewinds
+        self._spikes.pending, self._spikes.rollbacks = None, self._rollbacks
         self._spikes.left_out.append((back.step, examples))
-        rewound = {"event": "rewound", "step": back.step, "from_step": step, "spike": spike["step"]}
-        rewound |= {"loss": spike["loss"], "z": spike["z"]}
-        on_event({**rewound, "examples": examples, "rewinds": self._rewinds})
-        on_event({**spike, "rewound_to": back.step})
+        rolled_back = {
+            "event": "rolled_back",
+            "step": back.step,
+            "from_step": step,
+            "spike": spike["step"],
+        }
+        rolled_back |= {"loss": spike["loss"], "z": spike["z"]}
+        on_event({**rolled_back, "examples": examples, "rollbacks": self._rollbacks})
+        on_event({**spike, "rolled_back_to": back.step})
 
 
 def _files(path: Path) -> list[str]:

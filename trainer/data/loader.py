@@ -22,10 +22,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
-from halfstep.run_settings import Data
+from halfstep.config_groups import Data
 from trainer.data.examples import DataError, Read, taken
 from trainer.data.to_device import OnTheWay, ToDevice
-from trainer.data.worker_pool import ENDING, Crew
+from trainer.data.worker_pool import ENDING, WorkerPool
 
 LOOK_SECONDS = 0.5  # between looks at whether all workers live
 #: A process that is being killed closes its sockets a while before it is gone, on a busy machine.
@@ -75,9 +75,9 @@ class Loader:
         """Return the micro-batch that begins there, on the device. Raises DataError."""
         if self._reader is None or self._comes_next != start:
             self.close()
-            crew = Crew(self._plan.workers)
-            batches = self._plan.begin(start, self.state, crew.began)
-            self._reader = _Reader(*batches, crew, self._data, self._device)
+            worker_pool = WorkerPool(self._plan.workers)
+            batches = self._plan.begin(start, self.state, worker_pool.began)
+            self._reader = _Reader(*batches, worker_pool, self._data, self._device)
         batch, self.state = self._reader.take(self._data.wait_seconds, self._on_wait)
         self._comes_next = start + self._stride
         return batch
@@ -101,20 +101,20 @@ class _Reader:
         self,
         batches: Dataset[Any],
         wanted: Iterator[Any] | None,
-        crew: Crew,
+        worker_pool: WorkerPool,
         data: Data,
         device: torch.device,
     ) -> None:
-        self._crew = crew
+        self._worker_pool = worker_pool
         self._ready: queue.Queue[Found] = queue.Queue(AHEAD)
         self._over = threading.Event()
         begun = threading.Event()
-        begin = partial(_begin, batches, wanted, crew, data)
+        begin = partial(_begin, batches, wanted, worker_pool, data)
         # Not this thread: in the main one DataLoader raises a worker's death wherever the training
         # is just then. Nor does it hold this object, so that one forgotten is closed all the same.
         self._thread = threading.Thread(
             target=_bring,
-            args=(begin, crew, device, data.pin, self._ready, begun, self._over),
+            args=(begin, worker_pool, device, data.pin, self._ready, begun, self._over),
             name="data",
             daemon=True,
         )
@@ -133,7 +133,7 @@ class _Reader:
             on_wait(
                 f"training has waited {waited:g} seconds for a batch (data.wait_seconds is "
                 f"{wait_seconds:g}), and goes on waiting. This is where its workers are:\n"
-                f"{self._crew.stacks()}"
+                f"{self._worker_pool.stacks()}"
             )
         if isinstance(found, Exception):
             raise found
@@ -149,7 +149,7 @@ class _Reader:
         """End the thread, and with it the workers."""
         _end(self._over, self._thread)
         atexit.unregister(self._at_exit)
-        self._crew.end()
+        self._worker_pool.end()
 
 
 def _end(over: threading.Event, thread: threading.Thread) -> None:
@@ -159,7 +159,7 @@ def _end(over: threading.Event, thread: threading.Thread) -> None:
 
 def _bring(
     begin: Callable[[], Iterator[Any]],
-    crew: Crew,
+    worker_pool: WorkerPool,
     device: torch.device,
     pin: bool,
     ready: "queue.Queue[Found]",
@@ -177,10 +177,10 @@ def _bring(
         # In this thread, and in what it forks until that ignores them: the main thread hears them.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         batches = begin()
-        crew.remember(sorted(set(multiprocessing.active_children()) - others, key=_pid))
+        worker_pool.remember(sorted(set(multiprocessing.active_children()) - others, key=_pid))
         begun.set()
         while not over.is_set():
-            read = _next(batches, crew)
+            read = _next(batches, worker_pool)
             if read is NOTHING_YET:
                 continue
             batch, state = taken(read)
@@ -192,12 +192,12 @@ def _bring(
     finally:
         begun.set()
         _let_go(batches)
-        crew.kill()
+        worker_pool.kill()
         batches = None
 
 
 def _begin(
-    batches: Dataset[Any], wanted: Iterator[Any] | None, crew: Crew, data: Data
+    batches: Dataset[Any], wanted: Iterator[Any] | None, worker_pool: WorkerPool, data: Data
 ) -> Iterator[Any]:
     """Fork the workers; return what they read."""
     with warnings.catch_warnings():  # of more workers than processors: they may wait for a disk
@@ -208,10 +208,10 @@ def _begin(
                 batch_size=None,  # an item is a batch
                 collate_fn=_as_it_is,
                 sampler=wanted,
-                num_workers=crew.size,
+                num_workers=worker_pool.size,
                 prefetch_factor=data.prefetch,
                 timeout=LOOK_SECONDS,
-                worker_init_fn=crew.join,
+                worker_init_fn=worker_pool.join,
                 multiprocessing_context="fork",
                 generator=torch.Generator(),  # or it would draw from the training's
             )
@@ -238,19 +238,19 @@ def _let_go(batches: Any) -> None:
 NOTHING_YET = object()
 
 
-def _next(batches: Iterator[Any], crew: Crew) -> Any:
+def _next(batches: Iterator[Any], worker_pool: WorkerPool) -> Any:
     """Return the next batch, or NOTHING_YET after LOOK_SECONDS. Raises what a worker died of."""
     started = time.monotonic()
     try:
         return next(batches)
     except RuntimeError:  # DataLoader's word for a wait that is over, and for a death
-        crew.check()
+        worker_pool.check()
         if time.monotonic() - started < LOOK_SECONDS:
             raise
         return NOTHING_YET
     except (OSError, EOFError):  # a batch's memory is handed over by its worker, which is gone
-        crew.wait(DEATH_SECONDS)
-        crew.check()
+        worker_pool.wait(DEATH_SECONDS)
+        worker_pool.check()
         raise
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from halfstep.config_groups import Training
 from halfstep.run_config import ConfigError
-from halfstep.run_settings import Training
 from trainer.data.order import Order
 from trainer.repeatability import seed_of_place
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from halfstep.config_groups import Training
 from halfstep.recipe import Recipe
 from halfstep.run_config import RunConfig
-from halfstep.run_settings import Training
 from trainer.data.examples import Examples, Share, as_in_a_worker, taken
 from trainer.data.loader import Loader, Plan
 from trainer.data.sampler import Sampler

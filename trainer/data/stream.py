@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from halfstep.config_groups import Training
 from halfstep.recipe import Recipe
-from halfstep.run_settings import Training
 from trainer.data.examples import (
     NOTHING,
     Failure,

@@ -30,7 +30,7 @@ HINTS: dict[int, str] = {
 }
 
 
-class Crew:
+class WorkerPool:
     """The workers of one loader. Make it before they are forked from this process."""
 
     def __init__(self, size: int) -> None:

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from halfstep.config_groups import Precision
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
-from halfstep.run_settings import Precision
 from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE, Event, Steps
 from trainer import registered_recipes
 from trainer.console import nested
 from trainer.diagnosis.cuda_autocast import cudas_autocast
 from trainer.diagnosis.nondeterminism import Nondeterminism
-from trainer.diagnosis.op_recorder import HALF, Finding, Witness
+from trainer.diagnosis.op_recorder import HALF, Finding, OpRecorder
 from trainer.diagnosis.recipe_checks import (
     CPU,
     STEPS,
@@ -46,7 +46,7 @@ from trainer.diagnosis.recipe_checks import (
 from trainer.diagnosis.source_locations import first_line, place
 from trainer.diagnosis.undefined import undefined_in_fp32
 from trainer.logged_values import LOGGING
-from trainer.registered_recipes import NotKeptError
+from trainer.registered_recipes import NotRegisteredError
 from trainer.registry import UnknownRecipeError, file_of, load_recipe
 from trainer.train import as_losses, train
 
@@ -93,7 +93,7 @@ def tell(arguments: list[str] | None = None) -> tuple[str, Report]:
     try:
         recipe = load_recipe(options.recipe)
         report = check(recipe, nested(options.set))
-    except (ConfigError, UnknownRecipeError, NotKeptError) as error:
+    except (ConfigError, UnknownRecipeError, NotRegisteredError) as error:
         text = json.dumps({"error": str(error)}) if options.json else f"error: {error}"
         parser.exit(2, f"{text}\n")
     if options.json:
@@ -143,11 +143,11 @@ def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
         return report
     zeros_in_fp32: set[str] = set()
     for precision, config in configs.items():
-        witness = Witness(precision, "cpu", inspect.getfile(recipe_class), zeros_in_fp32)
-        report.steps[precision] = _train(recipe_class, config, witness)
+        op_recorder = OpRecorder(precision, "cpu", inspect.getfile(recipe_class), zeros_in_fp32)
+        report.steps[precision] = _train(recipe_class, config, op_recorder)
         if precision == "fp32":
-            zeros_in_fp32 = witness.zeros
-        for finding in witness.findings:
+            zeros_in_fp32 = op_recorder.zeros
+        for finding in op_recorder.findings:
             report.add(finding, precision)
     for finding in undefined_in_fp32(recipe_class, values, report.steps["fp32"]):
         report.add(finding)
@@ -180,29 +180,31 @@ def _answers(
         )
 
 
-def _train(recipe_class: type[Recipe], config: RunConfig[Any], witness: Witness) -> Steps:
+def _train(recipe_class: type[Recipe], config: RunConfig[Any], op_recorder: OpRecorder) -> Steps:
     """Run the real loop with a witness; return the records of its steps."""
     records: list[Steps] = [np.zeros(0, STEP_DTYPE)]
     try:
-        with _watched_scalers(witness):
+        with _watched_scalers(op_recorder):
             train(
-                _observed(recipe_class, config, witness),
+                _observed(recipe_class, config, op_recorder),
                 config,
                 device=CPU,
                 on_steps=records.append,
-                on_event=lambda event: _see_event(event, witness),
+                on_event=lambda event: _see_event(event, op_recorder),
             )
-        witness.summarise()
+        op_recorder.summarise()
     except ConfigError:
         raise
     except RecipeError as error:
-        witness.found("error", str(error))
+        op_recorder.found("error", str(error))
     except (Exception, SystemExit) as error:  # whatever a recipe raises is a finding
-        witness.found("error", first_line(error), place(witness.file, error))
+        op_recorder.found("error", first_line(error), place(op_recorder.file, error))
     return np.concatenate(records)
 
 
-def _observed(recipe_class: type[Recipe], config: RunConfig[Any], witness: Witness) -> type[Recipe]:
+def _observed(
+    recipe_class: type[Recipe], config: RunConfig[Any], op_recorder: OpRecorder
+) -> type[Recipe]:
     """Return the recipe with a witness in each of its methods that the loop calls."""
 
     class Observed(recipe_class):  # type: ignore[misc, valid-type]
@@ -210,36 +212,36 @@ def _observed(recipe_class: type[Recipe], config: RunConfig[Any], witness: Witne
 
         def __init__(self, config: RunConfig[Any], device: torch.device) -> None:
             super().__init__(config, device)
-            _see_optimizers(self, config, witness)
+            _see_optimizers(self, config, op_recorder)
             self._without_gradient: dict[str, set[str]] = {}
 
         def batch(self, indices: Tensor, generator: torch.Generator) -> Any:
-            witness.in_batch = True
-            with witness:
+            op_recorder.in_batch = True
+            with op_recorder:
                 batch = super().batch(indices, generator)
-            witness.in_batch = False
+            op_recorder.in_batch = False
             return batch
 
         def training_step(self, batch: Any) -> Iterator[Loss | tuple[Loss, ...]]:
             losses = iter(super().training_step(batch))
             before: list[tuple[int, int]] | None = _weights_state(self)
             while True:
-                with witness, _looks_for_nondeterminism(config, witness):
+                with op_recorder, _looks_for_nondeterminism(config, op_recorder):
                     loss = next(losses, None)
                 if before is not None and _weights_state(self) != before:
-                    witness.see_own_step()
+                    op_recorder.see_own_step()
                 before = None  # from here on the loop has stepped, too
                 if loss is None:
                     return
                 for each in as_losses(loss):
                     if each.value.dtype in HALF:
-                        witness.found(
+                        op_recorder.found(
                             "error",
                             f"the loss of {optimizers_of(each)} is {each.value.dtype}: it was "
                             "computed outside autocast's list of loss functions; take .float() of "
                             "what goes in",
                         )
-                _see_momentum(self, witness)
+                _see_momentum(self, op_recorder)
                 yield loss
                 for each in as_losses(loss):
                     for optimizer in each.optimizers:
@@ -247,10 +249,10 @@ def _observed(recipe_class: type[Recipe], config: RunConfig[Any], witness: Witne
 
         def evaluate(self) -> dict[str, float]:
             metrics: dict[str, float] = super().evaluate()
-            _see_metrics(metrics, witness)
+            _see_metrics(metrics, op_recorder)
             for optimizer, names in self._without_gradient.items():
                 for name in sorted(names):
-                    witness.found(
+                    op_recorder.found(
                         "warning",
                         f'parameter {name} of "{optimizer}" got no gradient in any step: it is '
                         "not used, or is detached",
@@ -281,24 +283,24 @@ def _weights_state(recipe: Recipe) -> list[tuple[int, int]]:
     ]
 
 
-def _see_optimizers(recipe: Recipe, config: RunConfig[Any], witness: Witness) -> None:
+def _see_optimizers(recipe: Recipe, config: RunConfig[Any], op_recorder: OpRecorder) -> None:
     trained = {
         p for each in recipe.optimizers.values() for g in each.param_groups for p in g["params"]
     }
     for module, network in recipe.modules.items():
         for name, parameter in network.named_parameters():
             if parameter.requires_grad and parameter not in trained:
-                witness.found("warning", f"parameter {module}.{name} is in no optimizer")
+                op_recorder.found("warning", f"parameter {module}.{name} is in no optimizer")
         if any(isinstance(each, nn.DataParallel) for each in network.modules()):
-            witness.found(
+            op_recorder.found(
                 "warning",
                 f'module "{module}" is a DataParallel: its threads take over whether autocast is '
                 "on, but not its type. Give a run several devices instead: one process each",
             )
     for name, optimizer in recipe.optimizers.items():
-        optimizer.register_step_pre_hook(partial(_see_step, witness))
+        optimizer.register_step_pre_hook(partial(_see_step, op_recorder))
         if config.training.fused and not optimizer.defaults.get("fused"):
-            witness.found(
+            op_recorder.found(
                 "warning",
                 f'optimizer "{name}" is not fused: PyTorch\'s scaler makes the host wait for the '
                 "device once a step. "
@@ -310,12 +312,12 @@ def _see_optimizers(recipe: Recipe, config: RunConfig[Any], witness: Witness) ->
             )
 
 
-def _see_step(witness: Witness, *_: object) -> None:
-    if witness.is_looking:  # the loop steps while the recipe waits
-        witness.see_own_step(witness.place())
+def _see_step(op_recorder: OpRecorder, *_: object) -> None:
+    if op_recorder.is_looking:  # the loop steps while the recipe waits
+        op_recorder.see_own_step(op_recorder.place())
 
 
-def _see_momentum(recipe: Recipe, witness: Witness) -> None:
+def _see_momentum(recipe: Recipe, op_recorder: OpRecorder) -> None:
     """Look for momentum that a fused SGD will leave unfilled, should its next step be skipped."""
     for name, optimizer in recipe.optimizers.items():
         for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
@@ -324,7 +326,7 @@ def _see_momentum(recipe: Recipe, witness: Witness) -> None:
                 optimizer.state.get(parameter, {}).get("momentum_buffer") is None
                 for parameter in group["params"]
             ):
-                witness.found(
+                op_recorder.found(
                     "error",
                     f'optimizer "{name}" is a fused SGD whose momentum was dropped, or that has '
                     "got parameters since it was made: torch allocates momentum unfilled, and a "
@@ -334,28 +336,28 @@ def _see_momentum(recipe: Recipe, witness: Witness) -> None:
 
 
 def _looks_for_nondeterminism(
-    config: RunConfig[Any], witness: Witness
+    config: RunConfig[Any], op_recorder: OpRecorder
 ) -> AbstractContextManager[Any]:
     # A compiler would not compile under it.
     if config.training.deterministic and not config.training.compile:
-        return Nondeterminism(witness.see_nondeterminism)
+        return Nondeterminism(op_recorder.see_nondeterminism)
     return nullcontext()
 
 
 @contextmanager
-def _watched_scalers(witness: Witness) -> Iterator[None]:
+def _watched_scalers(op_recorder: OpRecorder) -> Iterator[None]:
     """Look for loss scalers of a recipe's own that are on where the loop's is off."""
     original = GradScaler.__init__
 
     def made(self: GradScaler, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         asked = inspect.signature(original).bind(self, *args, **kwargs).arguments
-        if witness.precision == "fp32" and asked.get("enabled", True):
-            witness.found(
+        if op_recorder.precision == "fp32" and asked.get("enabled", True):
+            op_recorder.found(
                 "error",
                 "a GradScaler of the recipe's own is on in an fp32 run: self.scaler is the loop's, "
                 "which follows the run",
-                witness.place(),
+                op_recorder.place(),
             )
 
     GradScaler.__init__ = made  # type: ignore[method-assign]
@@ -365,25 +367,29 @@ def _watched_scalers(witness: Witness) -> Iterator[None]:
         GradScaler.__init__ = original  # type: ignore[method-assign]
 
 
-def _see_metrics(metrics: Any, witness: Witness) -> None:
+def _see_metrics(metrics: Any, op_recorder: OpRecorder) -> None:
     if not metrics:
-        witness.found(
+        op_recorder.found(
             "warning", "evaluate returns no metrics: a run's page will show its training loss only"
         )
         return
     for name, value in metrics.items():
         if not isinstance(value, float | int):
             kind = type(value).__name__
-            witness.found("error", f'evaluate returns {kind} as "{name}": return a float, .item()')
+            op_recorder.found(
+                "error", f'evaluate returns {kind} as "{name}": return a float, .item()'
+            )
         elif not math.isfinite(value):
-            witness.found("warning", f'evaluate returns {value} as "{name}" after {STEPS} steps')
+            op_recorder.found(
+                "warning", f'evaluate returns {value} as "{name}" after {STEPS} steps'
+            )
 
 
-def _see_event(event: Event, witness: Witness) -> None:
+def _see_event(event: Event, op_recorder: OpRecorder) -> None:
     if event["event"] == "failed_diagnosis" and event["diagnosis"] == LOGGING:
-        witness.found("warning", f"a number that it logs is left out: {event['error']}")
+        op_recorder.found("warning", f"a number that it logs is left out: {event['error']}")
     if event["event"] == "shapes":
-        witness.found(
+        op_recorder.found(
             "warning",
             f"sizes that miss tensor cores, which want multiples of 8: {', '.join(event['layers'])}"
             + (", …" if event["count"] > len(event["layers"]) else ""),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.spool import Event
 from trainer.observers import Observer
@@ -42,7 +42,7 @@ class Fp8Ranges(Observer):
         self._is_set_aside = False
         self._hooks: list[RemovableHandle] = []
         self._found: dict[tuple[str, str], Tensor] = {}
-        self._parcels = Parcels()
+        self._parcels = HostCopies()
 
     def before_step(self, step: int) -> None:
         """Hook in, if the step is due."""

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from halfstep.monitor import headroom
-from halfstep.monitor.async_host_copy import Parcels
-from halfstep.monitor.headroom import Compiled, headroom_event, looked_at
+from halfstep.monitor.async_host_copy import HostCopies
+from halfstep.monitor.headroom import Compiled, evaluated_at, headroom_event
 from halfstep.run_config import RunConfig
 from halfstep.telemetry.spool import Event
 from trainer.observers import Observer
@@ -37,10 +37,10 @@ class Headroom(Observer):
         self._is_compiled = config.training.compile
         self._on_event = on_event
         names = {module: name for name, module in reversed(list(named(modules)))}
-        self._names = looked_at(names)
+        self._names = evaluated_at(names)
         self._measuring = headroom.Headroom(with_smallest=True)
         self._step = 0
-        self._parcels = Parcels()
+        self._parcels = HostCopies()
 
     def before_step(self, step: int) -> None:
         """Hook in, if the step is due."""

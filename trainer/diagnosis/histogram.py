@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from halfstep.monitor.async_host_copy import Parcels
+from halfstep.config_groups import Diagnosis
+from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.monitor.exponents import Exponents
-from halfstep.run_settings import Diagnosis
 from halfstep.telemetry.spool import Event
 from trainer.distributed.shards import group_of, local, sum_
 from trainer.observers import Observer
@@ -37,7 +37,7 @@ class Histogram(Observer):
         self.is_diagnosis = self._shared_with is None
         self._step = 0
         self._counts: Tensor | None = None  # while a step is counted
-        self._parcels = Parcels()
+        self._parcels = HostCopies()
 
     def before_step(self, step: int) -> None:
         """Say which step comes."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfstep.monitor.async_host_copy import Parcels
-from halfstep.run_settings import Diagnosis
+from halfstep.config_groups import Diagnosis
+from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.telemetry.spool import Event
 from trainer.distributed.shards import group_of, local, sum_
 from trainer.observers import Observer
@@ -60,7 +60,7 @@ class Updates(Observer):
         self._on_event = on_event
         self._step, self._is_due = 0, False
         self._before: list[_Before] = []
-        self._parcels = Parcels()
+        self._parcels = HostCopies()
         self._error: Exception | None = None
         self._rounds_by_chance = False
         for watched in optimizers.values():

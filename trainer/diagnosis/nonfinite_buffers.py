@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.telemetry.spool import SKIPPED, Event, Steps
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
@@ -22,7 +22,7 @@ from trainer.optimizers import StepResult
 NAMES_TOLD = 50
 
 
-class Poison(Observer):
+class NonfiniteBuffers(Observer):
     """Looks at floating-point buffers after skips."""
 
     is_diagnosis = True
@@ -33,7 +33,7 @@ class Poison(Observer):
         self._by_design: set[str] | None = None  # not finite before the first step; None: not known
         self._since: dict[str, int] = {}  # the others: the skip after which they were not
         self._told: set[str] = set()
-        self._parcels = Parcels()
+        self._parcels = HostCopies()
 
     def state_dict(self) -> dict[str, Any]:
         """Return which buffers are not finite, since when, and what of it was told."""

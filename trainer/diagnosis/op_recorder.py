@@ -35,7 +35,7 @@ class Finding:
     place: str = ""  # "mine.py:31"
 
 
-class Witness(TorchFunctionMode):
+class OpRecorder(TorchFunctionMode):
     """Sees a recipe's calls in one precision, and says which of them are mistakes.
 
     file: the recipe's own; places are lines of it.  zeros_in_fp32: where zeros are no news,

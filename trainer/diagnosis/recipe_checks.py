@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.cpp_extension import TORCH_LIB_PATH
 from torch.utils.data import IterableDataset
 
+from halfstep.config_groups import Precision
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
-from halfstep.run_settings import Precision
 from halfstep.telemetry.spool import SKIPPED, Steps
 from trainer.checkpoints import checkpoint
 from trainer.data.batches import fingerprint

@@ -51,7 +51,7 @@ from trainer.optimizers import StepResult
 from trainer.precision.scale_policies import Calibration
 
 if TYPE_CHECKING:
-    from trainer.train import Rig
+    from trainer.train import StepContext
 
 SCALES_KEPT = 1000  # of skipped steps, for a replay by hand
 #: How long to watch: the default growth interval of a scale, and some more.
@@ -113,7 +113,7 @@ class Replay(Observer):
 
     def __init__(
         self,
-        rig: "Rig",
+        context: "StepContext",
         modules: Mapping[str, nn.Module],
         batches: Batches,
         config: RunConfig[Any],
@@ -127,12 +127,12 @@ class Replay(Observer):
         set_aside: has those look away who take in what a step does.
         """
         self._left_out, self._set_aside = left_out, set_aside
-        self._rig, self._modules = rig, dict(modules)
+        self._context, self._modules = context, dict(modules)
         self._batches, self._device, self._on_event = batches, device, on_event
-        is_possible = rig.scaler.is_enabled() and batches.can_be_repeated
+        is_possible = context.scaler.is_enabled() and batches.can_be_repeated
         self._most = config.diagnosis.replay_skips if is_possible else 0
         self._can_replay = batches.can_be_repeated
-        if any(watched.shared_with for watched in rig.optimizers.values()):
+        if any(watched.shared_with for watched in context.optimizers.values()):
             if self._most:
                 on_event({"event": "left_out", "step": 0, "diagnosis": "replay", "reason": SHARDED})
             self._most, self._can_replay = 0, False
@@ -189,7 +189,7 @@ class Replay(Observer):
                 self._batches.position,
                 random_state(self._device),
                 [buffer.clone() for buffer in self._buffers()],
-                deepcopy(self._rig.recipe.state_dict()),
+                deepcopy(self._context.recipe.state_dict()),
             )
 
     def _listen(self) -> None:
@@ -253,7 +253,7 @@ class Replay(Observer):
             self._tell([request])
             return
         past = _Step(step, position, None, [], None)
-        past.scale = self._scales.get(step) or self._rig.scaler.get_scale()
+        past.scale = self._scales.get(step) or self._context.scaler.get_scale()
         notes = [f"the weights are those after step {self._now}", "dropout draws anew"]
         if step not in self._scales:
             notes.append("the scale is the present one")
@@ -266,7 +266,7 @@ class Replay(Observer):
             self._tell(requests)  # obeyed as far as it could be: what raised is told by itself
 
     def _replay_and_tell(self, kept: _Step, notes: list[str], *, is_requested: bool) -> None:
-        recipe, networks = self._rig.recipe, self._rig.recipe.modules
+        recipe, networks = self._context.recipe, self._context.recipe.modules
         if any(networks[name] is not module for name, module in self._modules.items()):
             notes = [*notes, "the plain network was replayed, on this process's examples"]
         scale = float(kept.scale)  # from here on the host may wait
@@ -308,14 +308,14 @@ class Replay(Observer):
             }
         )
 
-    def _tell(self, obeyed: list[int]) -> None:
-        for request in obeyed:
+    def _tell(self, acknowledged: list[int]) -> None:
+        for request in acknowledged:
             self._on_event({"event": "obeyed", "step": self._now, "request": request})
 
     @contextmanager
     def _put_back(self) -> Iterator[None]:
         """Put everything back that a replay changes, however it ends."""
-        recipe = self._rig.recipe
+        recipe = self._context.recipe
         networks, scaler = recipe.modules, recipe.scaler
         random, state = random_state(self._device), deepcopy(recipe.state_dict())
         buffers = [buffer.clone() for buffer in self._buffers()]
@@ -341,23 +341,25 @@ class Replay(Observer):
         losses: how often training_step yields, so that it is not asked to go on after the last.
         """
         gradients: dict[Tensor, Tensor] = {}
-        rig, total = self._rig, torch.zeros((), device=self._device)
+        context, total = self._context, torch.zeros((), device=self._device)
         batches = self._batches.again(position)
-        count = rig.training.accumulation_steps
-        if len(rig.optimizers) == 1:
+        count = context.training.accumulation_steps
+        if len(context.optimizers) == 1:
             losses = 1
 
         @contextmanager
         def forward() -> Iterator[None]:
-            with rig.autocast, trace.forward():
+            with context.autocast, trace.forward():
                 yield
 
         with trace:
-            for number, (_index, yielded) in enumerate(rig.passes(batches, forward, Ranks()), 1):
+            for number, (_index, yielded) in enumerate(
+                context.passes(batches, forward, Ranks()), 1
+            ):
                 for loss in yielded:
                     mean_loss = loss.value / count
                     total += mean_loss.detach()
-                    trained = [p for p in rig.parameters(loss) if p.requires_grad]
+                    trained = [p for p in context.parameters(loss) if p.requires_grad]
                     retain = loss is not yielded[-1]
                     found = trace.backward(mean_loss * scale, trained, retain=retain)
                     for parameter, gradient in zip(trained, found, strict=True):
@@ -371,7 +373,7 @@ class Replay(Observer):
     def _culprits(self, gradients: Mapping[Tensor, Tensor]) -> list[dict[str, Any]]:
         """Count what is not finite, parameter by parameter: on a GPU only here, for it waits."""
         counted = []
-        for optimizer, watched in self._rig.optimizers.items():
+        for optimizer, watched in self._context.optimizers.items():
             for name, parameter in zip(watched.names, watched.parameters, strict=True):
                 gradient = gradients.get(parameter)
                 inf, nan = (0, 0) if gradient is None else count_nonfinite(gradient)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halfstep.run_settings import Spike
+from halfstep.config_groups import Spike
 from halfstep.telemetry.spool import SKIPPED, Event, Steps
 from trainer.observers import Observer
 
@@ -36,12 +36,12 @@ class Spikes(Observer):
 
     def __init__(self, settings: Spike, on_event: Callable[[Event], None]) -> None:
         self._threshold, self._window = settings.threshold, settings.window_steps
-        self._rewinds = settings.rewind
+        self._rollbacks = settings.rollback
         self._on_event = on_event
         self._losses: Floats = np.zeros(0)  # the last finite ones, a window at most
         self._quiet_until = 0  # the step after which another is told
         self.pending: Event | None = None
-        self.rewinds = 0  # how often the run went back
+        self.rollbacks = 0  # how often the run went back
         #: Of each time that counts still: after which step, and how many examples are left out.
         self.left_out: list[tuple[int, int]] = []
 
@@ -64,7 +64,7 @@ class Spikes(Observer):
             "losses": torch.from_numpy(self._losses.copy()),
             "quiet_until": self._quiet_until,
             "pending": self.pending,
-            "rewinds": self.rewinds,
+            "rollbacks": self.rollbacks,
             "left_out": list(self.left_out),
         }
 
@@ -72,7 +72,7 @@ class Spikes(Observer):
         """Put it back."""
         self._losses = state["losses"].numpy().copy()[-self._window :]
         self._quiet_until, self.pending = state["quiet_until"], state["pending"]
-        self.rewinds = state["rewinds"]
+        self.rollbacks = state["rollbacks"]
         self.left_out[:] = state["left_out"]  # others look at this very list
 
     def _lost(self, records: Steps, is_finite: NDArray[np.bool_]) -> dict[int, tuple[float, float]]:
@@ -101,7 +101,7 @@ class Spikes(Observer):
     def _tell(self, step: int, loss: float, z: float) -> None:
         self._quiet_until = step + self._window
         event: Event = {"event": "spike", "step": step, "loss": loss, "z": z}
-        if self._rewinds:
+        if self._rollbacks:
             self.pending = self.pending or event
         self._on_event(event)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from halfstep.evidence.origin import Origin
-from halfstep.monitor.async_host_copy import Parcels
+from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.monitor.gradients import module_names
 from halfstep.recipe import Recipe
 from halfstep.telemetry.spool import NONFINITE_LOSS, Event, Steps
@@ -59,7 +59,7 @@ def _origin(recipe_class: type[Recipe], values: dict[str, Any]) -> Event | None:
     seed_everything(0)
     batch = drawn(recipe, torch.arange(config.training.batch_size), CPU)
     events: list[Event] = []
-    origin = Origin(events.append, Parcels())
+    origin = Origin(events.append, HostCopies())
     for name, module in recipe.modules.items():
         prefixed = {m: f"{name}.{n}" for m, n in module_names((module,)).items()}
         origin.add(prefixed | {module: name})

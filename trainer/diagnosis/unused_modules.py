@@ -17,7 +17,7 @@ from trainer.optimizers import StepResult
 from trainer.precision.module_names import chosen
 
 
-class Uncalled(Observer):
+class UnusedModules(Observer):
     """Sees which modules the first step calls."""
 
     is_diagnosis = True

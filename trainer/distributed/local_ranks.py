@@ -16,7 +16,7 @@ LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeRank:
     """A node's place among those of its attempt: node 0 has the first ranks."""
 
     devices: int = 1  # of each node
@@ -29,7 +29,7 @@ class Place:
         return self.nodes * self.devices
 
 
-def start_ranks(files: AttemptFiles, place: Place) -> int:
+def start_ranks(files: AttemptFiles, place: NodeRank) -> int:
     """Start a rank a device and wait; return an exit code that is not 0 if any rank has one.
 
     One that ends so ends them all: the others could only wait for it. Restarts are the lease's.

@@ -24,9 +24,9 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from halfstep.config_groups import Training
 from halfstep.recipe import RecipeError
 from halfstep.run_config import RunConfig
-from halfstep.run_settings import Training
 from halfstep.telemetry.attempt_files import AttemptFiles, write_file
 from trainer.checkpoints.files import PIECE_BYTES, write_whole
 from trainer.distributed.shards import Calls, shard
@@ -244,7 +244,7 @@ def is_desertion(error: BaseException) -> bool:
     return is_gloo or isinstance(error, dist.DistError)
 
 
-def meeting_place(files: AttemptFiles, host: str) -> Store:
+def rendezvous(files: AttemptFiles, host: str) -> Store:
     """Return the store by which the ranks of an attempt find each other.
 
     Rank 0 opens it, on a free port, and says where in a file; the others wait for that file, which

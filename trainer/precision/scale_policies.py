@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from halfstep.run_settings import LARGEST_SCALE, SMALLEST_SCALE, Scaler
+from halfstep.config_groups import LARGEST_SCALE, SMALLEST_SCALE, Scaler
 from halfstep.telemetry.spool import SKIPPED, Steps
 from trainer.observers import Observer
 

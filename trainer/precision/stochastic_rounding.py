@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 from torchao.optim.adam import _AdamW, single_param_adam
 
+from halfstep.config_groups import Training
 from halfstep.run_config import ConfigError
-from halfstep.run_settings import Training
 from trainer.repeatability import seed_of_place
 
 

@@ -15,7 +15,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from worker.attempts.log_file import LogFile
 from worker.sandbox import sandbox
 from worker.sandbox.cgroup_limits import RunGroup
-from worker.sandbox.isolation import Enclosure
+from worker.sandbox.isolation import Isolation
 from worker.sandbox.run_users import RunUser
 
 LOST_LEASE = "its lease could not be renewed"
@@ -27,9 +27,9 @@ class CannotStart(Exception):
     fault: "settings" where what the run asks for is not there.
     """
 
-    def __init__(self, message: str, fault: str = "infrastructure") -> None:
+    def __init__(self, message: str, failure_kind: str = "infrastructure") -> None:
         super().__init__(message)
-        self.fault = fault
+        self.failure_kind = failure_kind
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Attempt:
         folder = self.files.temporary
         folder.mkdir(mode=0o700, exist_ok=True)
         variables = {"TMPDIR": str(folder)}
-        if self.settings.walls:
+        if self.settings.sandbox:
             variables |= sandbox.caches(folder)
         if self.user is None:
             return variables
@@ -86,31 +86,31 @@ class Attempt:
         shutil.copyfile(path, copy)
         return str(copy)
 
-    def enclosed(self, argv: list[str], *reads: str) -> tuple[list[str], dict[str, str]]:
+    def isolated(self, argv: list[str], *reads: str) -> tuple[list[str], dict[str, str]]:
         """Return what starts a program enclosed as this run is to be, and the variables for it.
 
         reads: places that it needs to find, which a private /tmp would hide.
         """
         if self.user is None and self.group is None:
             return argv, {}
-        enclosure = Enclosure(group=str(self.group.folder) if self.group else "")
+        isolation = Isolation(group=str(self.group.folder) if self.group else "")
         if self.user is not None:
             self.user.own(self.files.folder)
-            enclosure = replace(
-                enclosure,
+            isolation = replace(
+                isolation,
                 user=self.user.number,
                 temporary=str(self.files.temporary),
                 places=sandbox.hidden_places(self.settings, *reads),
                 processes=self.settings.run_processes,
             )
-        return [*sandbox.ENCLOSED, *argv], enclosure.variable()
+        return [*sandbox.ISOLATED, *argv], isolation.variable()
 
     def wall(self, read: Sequence[str] = (), free: Sequence[Path] = ()) -> dict[str, str]:
         """Return the variable that has the run's process apply its sandbox, if it can and shall.
 
         read, free: as `sandbox.wall` has them.
         """
-        if not (self.settings.walls and can_stand()):
+        if not (self.settings.sandbox and can_stand()):
             return {}
         return sandbox.wall(self.settings, self.files, read, free).variable()
 
@@ -122,7 +122,7 @@ class Ending:
     status: Status | None
     reason: str | None = None
     error: str | None = None
-    fault: str | None = None
+    failure_kind: str | None = None
 
 
 def disk_full(folder: Path, error: str = "") -> Ending:

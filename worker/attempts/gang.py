@@ -93,7 +93,7 @@ class NodeLog:
         self.log = LogFile(self._folder, attempt, node)
         self._node = node
         self._pending: list[dict[str, Any]] = []
-        self.fault: str | None = None  # it tells nothing that could not be recorded
+        self.problem: str | None = None  # it tells nothing that could not be recorded
         self.lost_bytes = 0  # nor has it a spool that could be damaged
 
     def remark(self, text: str) -> None:
@@ -144,16 +144,16 @@ class NodeLog:
         ]
 
 
-def as_told(ending: Ending) -> gangs.NodeEnding:
+def as_told(ending: Ending) -> gangs.NodeOutcome:
     """Return what the other nodes are told of an end: one without a fault ends none of them."""
     is_fine = ending.status not in (None, Status.FAILED) and not (
         ending.status == Status.QUEUED and ending.reason == LOST_LEASE
     )
-    fault = None if is_fine else ending.fault or "infrastructure"
-    return gangs.NodeEnding(ending.reason, ending.error, fault)
+    failure_kind = None if is_fine else ending.failure_kind or "infrastructure"
+    return gangs.NodeOutcome(ending.reason, ending.error, failure_kind)
 
 
-def judged(ending: Ending, found: gangs.NodeEnding, trouble: str | None) -> Ending:
+def judged(ending: Ending, found: gangs.NodeOutcome, trouble: str | None) -> Ending:
     """Return how an attempt ended, by the first node's own end and by who else is to blame.
 
     trouble: for what this node ended its training, if it did.
@@ -162,11 +162,11 @@ def judged(ending: Ending, found: gangs.NodeEnding, trouble: str | None) -> Endi
         return replace(ending, reason=found.reason)
     if ending.status not in (None, Status.FAILED):  # as people wished, or as it should
         return ending
-    is_own = ending.status == Status.FAILED and ending.fault != gangs.RANK
+    is_own = ending.status == Status.FAILED and ending.failure_kind != gangs.RANK
     if is_own and trouble is None:
         return ending
-    if found.fault and found.fault != "infrastructure":
-        return Ending(Status.FAILED, found.reason, found.error, found.fault)
+    if found.failure_kind and found.failure_kind != "infrastructure":
+        return Ending(Status.FAILED, found.reason, found.error, found.failure_kind)
     return Ending(None, trouble or found.reason or ending.reason)
 
 
@@ -175,8 +175,8 @@ def close(
     settings: Settings,
     run_id: int,
     attempt: int,
-    ending: gangs.NodeEnding,
-) -> gangs.NodeEnding | None:
+    ending: gangs.NodeOutcome,
+) -> gangs.NodeOutcome | None:
     """As node 0, tell how its part ended, and look whether the others have. Raises Fenced.
 
     Return who else is to blame, with an empty ending for nobody; None: some may still train.
@@ -186,7 +186,7 @@ def close(
         queue.renew(session, run_id, attempt, settings.lease_seconds)
         if not gangs.are_over(session, run_id, attempt):
             return None
-        return gangs.blamed(session, run_id, attempt) or gangs.NodeEnding()
+        return gangs.blamed(session, run_id, attempt) or gangs.NodeOutcome()
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -198,7 +198,7 @@ def environment(settings: Settings) -> dict[str, str]:
 def interface(settings: Settings) -> tuple[str, str]:
     """Return name and address of the interface by which other nodes reach this machine.
 
-    Raises Invalid if HALFSTEP_INTERFACE names one that there is not.
+    Raises Invalid if HALFSTEP_NETWORK_INTERFACE names one that there is not.
     """
     addresses = [
         (name, each.address)
@@ -206,12 +206,12 @@ def interface(settings: Settings) -> tuple[str, str]:
         for each in found
         if each.family == socket.AF_INET
     ]
-    if settings.interface:
-        named = [each for each in addresses if each[0] == settings.interface]
+    if settings.network_interface:
+        named = [each for each in addresses if each[0] == settings.network_interface]
         if not named:
             names = ", ".join(sorted({name for name, _ in addresses}))
-            message = f"{settings.interface!r} has no IPv4 address here; there are {names}"
-            raise Invalid({"HALFSTEP_INTERFACE": message})
+            message = f"{settings.network_interface!r} has no IPv4 address here; there are {names}"
+            raise Invalid({"HALFSTEP_NETWORK_INTERFACE": message})
         return named[0]
     own = _own_address(make_url(settings.database_url).host or "localhost")
     return next((each for each in addresses if each[1] == own), ("lo", "127.0.0.1"))

@@ -8,7 +8,7 @@ from typing import Any
 from db.files import uploads
 from db.files.storage import get_file
 from db.settings import Settings
-from db.tables import Checkpoint
+from db.tables import CheckpointFile
 from halfstep.data_paths import SYSTEM
 from worker.attempts.attempt import Attempt, CannotStart
 from worker.attempts.renew_lease import wait_for
@@ -20,7 +20,7 @@ def wanted_weights(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def bring_weights(attempt: Attempt, saved: Sequence[Checkpoint]) -> dict[str, str]:
+def bring_weights(attempt: Attempt, saved: Sequence[CheckpointFile]) -> dict[str, str]:
     """Return where the weights lie on this machine, by the module whose they are, or "" for all.
 
     saved: of another run, if it is to be that one's.  Raises CannotStart.
@@ -50,7 +50,7 @@ def allowed(path: str, settings: Settings) -> Path:
     if not folders:
         raise CannotStart(
             f"weights.path is {path}, but this worker allows no folder: its operator names some in "
-            "HALFSTEP_WEIGHTS",
+            "HALFSTEP_WEIGHTS_DIRS",
             "settings",
         )
     try:

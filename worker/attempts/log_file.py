@@ -43,7 +43,7 @@ class LogFile:
         self._begun_at = self._opened_at = clock()
         self._is_closed = False
         self._complete = sorted(self._folder.glob("attempt-*.txt"))
-        self._missing_bytes, self._fault = 0, ""
+        self._missing_bytes, self._write_error = 0, ""
 
     def write(self, printed: bytes) -> None:
         """Add what was printed. What a full disk has no room for is counted, and marked later."""
@@ -59,7 +59,10 @@ class LogFile:
                 if file.tell() >= PART_BYTES:
                     self._end_part()
             except OSError as error:
-                self._missing_bytes, self._fault = self._missing_bytes + len(printed), str(error)
+                self._missing_bytes, self._write_error = (
+                    self._missing_bytes + len(printed),
+                    str(error),
+                )
 
     def remark(self, text: str) -> None:
         """Add a line of our own; if nothing is ever printed, there is no file for it."""
@@ -76,7 +79,7 @@ class LogFile:
                 if self._file:
                     self._file.flush()
             except OSError as error:
-                self._fault = str(error)
+                self._write_error = str(error)
 
     def close(self) -> None:
         """Complete the last part: what is written from now on is complete at once."""
@@ -116,11 +119,13 @@ class LogFile:
         try:
             file.close()
         except OSError as error:
-            self._fault = str(error)
+            self._write_error = str(error)
         self._complete.append(self._path)
 
     def _mark(self) -> bytes:
-        return f"[halfstep: {self._missing_bytes:,} bytes are missing: {self._fault}]\n".encode()
+        return (
+            f"[halfstep: {self._missing_bytes:,} bytes are missing: {self._write_error}]\n".encode()
+        )
 
 
 def published(

@@ -15,7 +15,7 @@ from obstore.store import ObjectStore
 from sqlalchemy.exc import DBAPIError
 
 from db.database import Database, is_outage
-from db.errors import Fenced
+from db.errors import StaleAttempt
 from db.files import checkpoints
 from db.files.storage import delete_files, is_in_place, is_plain, put_file
 from db.queue import queue
@@ -79,7 +79,9 @@ class Recorder:
         self._monitor: SystemMonitor | None = None
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
-        self.fault: str | None = None  # why the run has to end: what was told could not be recorded
+        self.problem: str | None = (
+            None  # why the run has to end: what was told could not be recorded
+        )
         self.lost_bytes = 0  # of the spool, damaged
         self.log = LogFile(self._folder, attempt)
         with database.reading() as session:
@@ -129,7 +131,7 @@ class Recorder:
         try:
             return self._flush(take_lines, meanwhile)
         except Exception as error:
-            if isinstance(error, Fenced | OSError) or may_pass(error):
+            if isinstance(error, StaleAttempt | OSError) or may_pass(error):
                 raise
             with suppress(Exception):
                 self._publish_waiting(meanwhile)
@@ -288,7 +290,7 @@ class Recorder:
     def _lose(self, damaged: Unrecordable) -> None:
         """Say in the run's log what is damaged; the training itself may be well."""
         self.lost_bytes += damaged.damaged_bytes
-        self.remark(f"{damaged.fault}: what they held is lost")
+        self.remark(f"{damaged.problem}: what they held is lost")
 
     def _keep_aside(self, item: Unrecordable) -> None:
         """Keep a frame that cannot be recorded, as it was, and go on with the next one."""
@@ -296,15 +298,15 @@ class Recorder:
             self.aside.mkdir(exist_ok=True)
             with (self.aside / "frames").open("ab") as file:
                 file.write(frame(item.kind, item.payload))
-            self._blame(f"{item.fault} (kept in {self.aside})")
+            self._blame(f"{item.problem} (kept in {self.aside})")
         except OSError as problem:
-            self._blame(f"{item.fault} (not kept in {self.aside}: {problem})")
+            self._blame(f"{item.problem} (not kept in {self.aside}: {problem})")
 
-    def _blame(self, fault: str) -> None:
+    def _blame(self, problem: str) -> None:
         """Have the run end for what it told; the first fault is the one that is named."""
-        if self.fault is None:
-            self.fault = f"it told what cannot be recorded: {fault}"
-            self.remark(self.fault)
+        if self.problem is None:
+            self.problem = f"it told what cannot be recorded: {problem}"
+            self.remark(self.problem)
 
     def _put_aside(self, error: Exception) -> str:
         """Move what was spooled out of the way, for it would fail again; say so."""

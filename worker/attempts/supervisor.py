@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from db.database import Database, open_database
-from db.errors import Fenced
+from db.errors import StaleAttempt
 from db.files.storage import open_store
 from db.queue import gangs, queue, workers
 from db.runs import environments, runs
@@ -92,7 +92,7 @@ class Supervisor:
         """Do our part of the attempt, unless another attempt has begun."""
         try:
             self._close(self._ending())
-        except Fenced:
+        except StaleAttempt:
             _say("fenced: another attempt may be running")
         finally:
             if isinstance(self.recorder, Recorder):
@@ -116,7 +116,7 @@ class Supervisor:
                 self.ended.set()
                 shutil.rmtree(self.files.temporary, ignore_errors=True)
         except CannotStart as error:
-            return Ending(Status.FAILED, str(error), str(error), error.fault)
+            return Ending(Status.FAILED, str(error), str(error), error.failure_kind)
         except CannotRecord as error:
             return Ending(Status.FAILED, str(error), traceback.format_exc(), "code")
         except Unwanted as error:
@@ -152,8 +152,8 @@ class Supervisor:
         """Record what an earlier attempt spooled and nobody recorded."""
         while not self.recorder.flush(meanwhile=self._keep_up):
             self._renew()
-        if self.recorder.fault:
-            raise CannotRecord(self.recorder.fault)
+        if self.recorder.problem:
+            raise CannotRecord(self.recorder.problem)
 
     def _prepare(self) -> None:
         """Have all ready that the training needs. Raises CannotStart, Fenced."""
@@ -233,7 +233,7 @@ class Supervisor:
                         queue.run_command(session, self.run_id, self.attempt)
                     is_told = True
                 if clock() >= renewal_due:
-                    self._obey(self._renew(), child)
+                    self._acknowledge(self._renew(), child)
                     renewal_due = clock() + RENEWAL_SECONDS
                 is_drained = self.recorder.flush(
                     child.take_lines, meanwhile=partial(self._keep_up, child)
@@ -241,7 +241,7 @@ class Supervisor:
                 if code is not None and is_drained and not self.recorder.finish():
                     self.is_recorded = True
                     return self._how_ended(code, child)
-                if self.recorder.fault or self.trouble:
+                if self.recorder.problem or self.trouble:
                     child.kill()  # what it told before that is recorded to the end
                 pause = TICK_SECONDS
             except Exception as error:
@@ -258,7 +258,7 @@ class Supervisor:
         lease = self.settings.lease_seconds
         with self.database.writing() as session:
             wishes = queue.renew(session, self.run_id, self.attempt, lease, self.node)
-        self.wanted = wishes.wanted
+        self.wanted = wishes.desired_state
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
         write_file(self.files.lease, self.lease)
         if self.gang:
@@ -276,17 +276,17 @@ class Supervisor:
         try:
             wishes = self._renew()
             if child:
-                self._obey(wishes, child)
+                self._acknowledge(wishes, child)
         except Exception as error:
             if not may_pass(error):
                 raise
 
-    def _obey(self, wishes: queue.Wishes, child: Child) -> None:
+    def _acknowledge(self, wishes: queue.Wishes, child: Child) -> None:
         """Pass on what people want."""
-        if wishes.wanted == "kill":
+        if wishes.desired_state == "kill":
             child.kill()
         else:
-            self.work.obey(wishes, child, is_preempted=self.preempted.is_set())
+            self.work.acknowledge(wishes, child, is_preempted=self.preempted.is_set())
 
     def _guard_lease(self, child: Child) -> None:
         """Kill a training whose lease cannot be renewed; never waits for the database.
@@ -300,8 +300,8 @@ class Supervisor:
 
     def _how_ended(self, exit_code: int, child: Child) -> Ending:
         """Return the end by what the work says of it, or by what could not be recorded."""
-        if self.recorder.fault:
-            return Ending(Status.FAILED, self.recorder.fault, self.recorder.fault, "code")
+        if self.recorder.problem:
+            return Ending(Status.FAILED, self.recorder.problem, self.recorder.problem, "code")
         ending = self.work.ending(
             exit_code,
             child,
@@ -341,7 +341,7 @@ class Supervisor:
                     ending.status,
                     reason=ending.reason,
                     error=ending.error,
-                    fault=ending.fault,
+                    failure_kind=ending.failure_kind,
                 )
         if self.is_recorded and isinstance(self.recorder, Recorder):
             self.recorder.clear()

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from db.files import checkpoints
 from db.files.storage import get_file
 from db.queue import gangs, queue
-from db.tables import Checkpoint, Status
+from db.tables import CheckpointFile, Status
 from halfstep import data_paths
 from halfstep.telemetry.attempt_files import write_file
 from worker import gpus
@@ -95,20 +95,20 @@ class Training:
         attempt = self._attempt
         env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
         env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary() | attempt.wall(self._read)
-        if attempt.settings.walls:
+        if attempt.settings.sandbox:
             roots = (attempt.settings.data_roots, str(attempt.files.temporary))
             env[data_paths.ROOTS] = os.pathsep.join(filter(None, roots))
         if attempt.user is not None:  # of the service's it has neither cache nor list of recipes
             env["HALFSTEP_DATA"] = str(attempt.files.temporary)
-        argv, enclosure = attempt.enclosed(self._argv(), str(attempt.recipe_file or ""))
+        argv, isolation = attempt.isolated(self._argv(), str(attempt.recipe_file or ""))
         if attempt.run.nodes > 1:
             env |= gang.environment(attempt.settings)
-        environment = run_environment.of_recipes(attempt.settings) | env | enclosure
+        environment = run_environment.of_recipes(attempt.settings) | env | isolation
         return Child(argv, environment, log=attempt.log)
 
-    def obey(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
+    def acknowledge(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
         """Pass on what people want."""
-        stop = {"run": None, "pause": "pause", "cancel": "cancel"}[wishes.wanted]
+        stop = {"run": None, "pause": "pause", "cancel": "cancel"}[wishes.desired_state]
         if is_preempted:
             stop = stop or "preempt"
         requests = [
@@ -135,7 +135,7 @@ class Training:
             return disk_full(self._attempt.files.folder)
         reason = LOST_LEASE if has_lost_lease else death(exit_code, "the training process")
         if is_preempted:
-            return Ending(Status.QUEUED, reason, fault="infrastructure")
+            return Ending(Status.QUEUED, reason, failure_kind="infrastructure")
         return Ending(None, reason)
 
     def _as_said(self, outcome: dict[str, Any], is_preempted: bool) -> Ending:
@@ -143,10 +143,10 @@ class Training:
         if status == Status.FAILED and os.strerror(errno.ENOSPC) in error:
             return disk_full(self._attempt.files.folder, error)
         if status == Status.FAILED:
-            fault = outcome.get("fault") or "code"
-            if fault == gangs.RANK and self._attempt.run.nodes == 1:
-                fault = "code"  # what befell the other one would be known here
-            return Ending(status, error.splitlines()[-1], error, fault)
+            failure_kind = outcome.get("failure_kind") or "code"
+            if failure_kind == gangs.RANK and self._attempt.run.nodes == 1:
+                failure_kind = "code"  # what befell the other one would be known here
+            return Ending(status, error.splitlines()[-1], error, failure_kind)
         if status == Status.QUEUED:
             reason = STOPPED if is_preempted else LOST_LEASE
             return Ending(status, reason, error, "infrastructure")
@@ -159,7 +159,7 @@ class Training:
         nodes, node = self._attempt.run.nodes, self._attempt.node
         return [*argv, *(["--nodes", str(nodes), "--node", str(node)] if nodes > 1 else [])]
 
-    def _fetch(self, state: Checkpoint) -> str | None:
+    def _fetch(self, state: CheckpointFile) -> str | None:
         """Return where a whole checkpoint lies on this machine, or say what it lacks."""
         attempt = self._attempt
         try:

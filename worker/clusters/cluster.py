@@ -76,7 +76,7 @@ def _storage(settings: Settings) -> Iterator[Finding]:
 def _interface(settings: Settings) -> Iterator[Finding]:
     name, address = interface(settings)
     if address.startswith("127."):
-        text = f"{name} ({address}) leads to no other machine: set HALFSTEP_INTERFACE"
+        text = f"{name} ({address}) leads to no other machine: set HALFSTEP_NETWORK_INTERFACE"
         yield Finding("interface", text, is_fine=False)
     else:
         yield Finding("interface", f"other nodes reach this machine at {address} ({name})")

@@ -19,7 +19,7 @@ from db.settings import Settings
 from worker.clusters import kubernetes_check
 from worker.clusters.cluster_check import Finding
 from worker.clusters.kubernetes_check import said
-from worker.clusters.placement import Look, Pilots, Refused, installation
+from worker.clusters.placement import Look, Pilots, PlacementRejected, installation
 
 REQUEST_SECONDS = 30.0
 LOG_BYTES = 64 * 1024
@@ -54,7 +54,7 @@ class Kubernetes:
             job = self._job(pilots)
             if job is not None and not self._is_ours(job):
                 text = f"the namespace {self._namespace} has a job {pilots.name} of another "
-                raise Refused(f"{text}installation: give each of them its own")
+                raise PlacementRejected(f"{text}installation: give each of them its own")
             if job is not None and not _end(job):
                 return
             if job is not None:  # of an earlier try
@@ -66,7 +66,7 @@ class Kubernetes:
             except client.ApiException as error:
                 if error.status not in REFUSALS:
                     raise
-                raise Refused(said(error)) from error
+                raise PlacementRejected(said(error)) from error
 
     def look(self, pilots: Pilots) -> Look:
         """Say how the Job is, and of what keeps its pods the first, in Kubernetes' words."""

@@ -26,7 +26,7 @@ ENGINES = {
 }
 
 
-class Refused(HalfstepError):
+class PlacementRejected(HalfstepError):
     """The cluster answers, and does not start workers for this run."""
 
 

@@ -20,8 +20,8 @@ from db.settings import Settings
 from halfstep.cli.output import say
 from halfstep.process import close_to_others
 from worker.attempts.recorder import may_pass
-from worker.capabilities import Offering
-from worker.clusters.placement import Pilots, Refused, open_placement
+from worker.capabilities import Capabilities
+from worker.clusters.placement import Pilots, PlacementRejected, open_placement
 from worker.expired_leases import LostRuns
 
 LOOK_SECONDS = 2.0
@@ -34,7 +34,7 @@ class Placer:
         self.settings = settings
         self.database = database
         self.engine = open_placement(settings)
-        self.offering = Offering(settings)
+        self.capabilities = Capabilities(settings)
         self.lost = LostRuns(database, settings.lease_seconds, _say)
         self.stopping = threading.Event()
 
@@ -54,7 +54,7 @@ class Placer:
                 if not is_away:  # once an outage, of the database or of the cluster
                     _say(f"waiting: {error}")
                 is_away = True
-        self.offering.close()
+        self.capabilities.close()
         with self.database.writing() as session:
             workers.stop(session, self.id)
 
@@ -83,7 +83,7 @@ class Placer:
                 session,
                 self.recipes,
                 **self.settings.per_user,
-                limit=self.settings.placed_at_once,
+                limit=self.settings.max_pending_pilots,
             )
         for row in rows:
             with self.database.writing() as session:
@@ -94,7 +94,7 @@ class Placer:
     def _place(self, pilots: Pilots) -> None:
         try:
             self.engine.place(pilots)
-        except Refused as error:
+        except PlacementRejected as error:
             words = " ".join(str(error).split())
             _say(f"run {pilots.run_id}: {words}")
             self._note(pilots, "gone", words)
@@ -117,7 +117,7 @@ class Placer:
 
     def _register(self) -> None:
         """Offer what the cluster's nodes will, so that it can be chosen before any is up."""
-        offer = self.offering.learn()
+        offer = self.capabilities.learn()
         offer["devices"] = [
             {**offer["devices"][0], "index": i} for i in range(self.settings.placed_devices)
         ]
@@ -128,7 +128,7 @@ class Placer:
                 name=self.settings.worker_name or self.engine.name,
                 host=socket.gethostname(),
                 pid=os.getpid(),
-                offers_commands=self.settings.commands,
+                offers_commands=self.settings.allow_commands,
                 placement=self.engine.name,
                 **offer,
             )
@@ -136,7 +136,7 @@ class Placer:
         _say(f"runs are placed by {self.engine.name}")
 
     def _offer_anew(self) -> None:
-        offer = self.offering.news()
+        offer = self.capabilities.news()
         if offer is not None:
             with self.database.writing() as session:
                 workers.offer(session, self.id, offer["recipes"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from db.settings import Settings
 from worker.clusters.cluster_check import Finding, told
-from worker.clusters.placement import Look, Pilots, Refused, installation
+from worker.clusters.placement import Look, Pilots, PlacementRejected, installation
 
 COMMAND_SECONDS = 60.0
 #: A node has to be free for a look at it.
@@ -70,7 +70,7 @@ class Slurm:
         asked_of = ["sbatch", "--parsable", "--no-requeue", *words, *shlex.split(asked)]
         done = _run(asked_of, _script(pilots))
         if done.returncode:
-            raise Refused(_said(done))
+            raise PlacementRejected(_said(done))
 
     def look(self, pilots: Pilots) -> Look:
         """Ask squeue, which knows a job for some minutes after its end."""

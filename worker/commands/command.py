@@ -83,16 +83,16 @@ class Command:
         ]
         try:
             ours = run_environment.of_commands() | self._attempt.wall()
-            argv, enclosure = self._attempt.enclosed(argv, *self._places)
-            environment = ours | deferred(self._environment) | enclosure
+            argv, isolation = self._attempt.isolated(argv, *self._places)
+            environment = ours | deferred(self._environment) | isolation
             return Child(argv, environment, self._hidden, self._attempt.log)
         except OSError as error:  # its variables are more than Linux takes, say
-            raise CannotStart(f"it cannot be started: {error}", fault="settings") from error
+            raise CannotStart(f"it cannot be started: {error}", failure_kind="settings") from error
 
-    def obey(self, wishes: queue.Wishes, child: Child, *, is_preempted: bool) -> None:
+    def acknowledge(self, wishes: queue.Wishes, child: Child, *, is_preempted: bool) -> None:
         """Ask it to end, by SIGTERM; end it once its grace is over."""
-        if self._asked_at is None and (wishes.wanted == "cancel" or is_preempted):
-            self._asked_at, self._wanted = clock(), wishes.wanted
+        if self._asked_at is None and (wishes.desired_state == "cancel" or is_preempted):
+            self._asked_at, self._wanted = clock(), wishes.desired_state
             child.terminate()
         grace = GRACE_SHARE * self._attempt.settings.stop_grace_seconds
         if self._asked_at is not None and clock() > self._asked_at + grace:
@@ -105,7 +105,7 @@ class Command:
         if self._asked_at is not None and self._wanted == "cancel":
             return Ending(Status.CANCELLED)
         if self._asked_at is not None or is_preempted:
-            return Ending(Status.QUEUED, "its worker was stopped", fault="infrastructure")
+            return Ending(Status.QUEUED, "its worker was stopped", failure_kind="infrastructure")
         if has_lost_lease or asked_for_lease(self._attempt.files).exists():
             return Ending(None, LOST_LEASE)
         if exit_code < 0:
@@ -146,7 +146,7 @@ class Command:
         programs = Path(venv, "bin") if venv else Path(sys.executable).parent
         if not (programs / "python").exists():
             text = f"{venv} is no virtual environment on this worker: it has no bin/python"
-            raise CannotStart(text, fault="settings")
+            raise CannotStart(text, failure_kind="settings")
         base["PATH"] = f"{programs}{os.pathsep}{base.get('PATH', os.defpath)}"
         if venv:
             base["VIRTUAL_ENV"] = venv
@@ -173,7 +173,9 @@ class Command:
             folder = own
         if not folder.is_dir():
             place = f"{said['git']} at {said['commit']}" if said["git"] else "this worker"
-            raise CannotStart(f"there is no folder {said['folder']} on {place}", fault="settings")
+            raise CannotStart(
+                f"there is no folder {said['folder']} on {place}", failure_kind="settings"
+            )
         return folder
 
     def _check_out(self, folder: Path) -> None:
@@ -189,7 +191,7 @@ class Command:
                 sandbox=lambda folder: attempt.wall(free=[folder]),
             )
         except CannotCheckOut as error:
-            raise CannotStart(str(error), fault="settings") from error
+            raise CannotStart(str(error), failure_kind="settings") from error
         attempt.remark(f"In a checkout of {said['git']} at {commit}")
 
     def _started(self, words: list[str]) -> list[str]:
@@ -198,7 +200,7 @@ class Command:
         path = program if "/" in program else shutil.which(program, path=self._environment["PATH"])
         if path is None:
             text = f"there is no program {program} on this worker, in its PATH"
-            raise CannotStart(text, fault="settings")
+            raise CannotStart(text, failure_kind="settings")
         if devices > 1:
             return [path, str(TORCHRUN), str(devices), *words[1:]]
         return [path, *words[1:]]

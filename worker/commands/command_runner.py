@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.2
 NOT_STARTED = 127  # as a shell has it
 
 
-class Keeper:
+class CommandRunner:
     """The command of one attempt."""
 
     def __init__(self, files: AttemptFiles, supervisor_pid: int) -> None:
@@ -137,7 +137,7 @@ def main() -> None:
     if wall := Wall.taken(os.environ):
         wall.build()
     apply_deferred(os.environ)
-    _end_as(Keeper(files, supervisor_pid).run())
+    _end_as(CommandRunner(files, supervisor_pid).run())
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from typing import Self
 from halfstep import sandbox
 from halfstep.sandbox import Wall
 
-VARIABLE = "HALFSTEP_ENCLOSURE"
+VARIABLE = "HALFSTEP_ISOLATION"
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18  # linux/mount.h
 
 
 @dataclass(frozen=True)
-class Enclosure:
+class Isolation:
     """What a run's process is enclosed in.
 
     user: that it becomes; None: it stays who it is.  temporary: a folder that it sees at each of
@@ -88,7 +88,7 @@ def _libc() -> ctypes.CDLL:
 
 def main() -> None:
     """Enclose ourselves, and go on as the program that the command line names."""
-    Enclosure.taken().build()
+    Isolation.taken().build()
     os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - what follows is what the supervisor wrote
 
 

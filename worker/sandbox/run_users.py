@@ -18,7 +18,7 @@ import psutil
 
 from db.settings import Settings
 from halfstep.sandbox import can_stand
-from worker.sandbox.isolation import Enclosure
+from worker.sandbox.isolation import Isolation
 
 #: Where programs look for a place for temporary files.
 PLACES = ("/tmp", "/var/tmp")  # noqa: S108 - they are hidden, not used
@@ -97,15 +97,15 @@ def obstacle(settings: Settings, devices: int) -> str:
     users = settings.run_user_range
     if os.geteuid() != 0:
         return "the worker is not root"
-    if not (settings.walls and can_stand()):
-        return "it takes walls, HALFSTEP_WALLS=yes, on a Linux that has them"
+    if not (settings.sandbox and can_stand()):
+        return "it takes walls, HALFSTEP_SANDBOX=yes, on a Linux that has them"
     if len(users) < devices:
         return f"{len(users)} users are fewer than {devices} devices"
     runs = settings.data / "runs"
     runs.mkdir(exist_ok=True)
     for each in (settings.data, runs):
         each.chmod(0o711)  # to pass through, to its own folder there
-    trial = Enclosure(user=users[0]).variable()
+    trial = Isolation(user=users[0]).variable()
     argv = [sys.executable, "-I", "-m", "worker.sandbox.isolation", sys.executable, "-c"]
     program = (
         "import os, sys, trainer.process, worker.commands.command_runner; os.stat(sys.argv[1])"

@@ -18,13 +18,13 @@ from db.settings import Settings
 from halfstep.api_client import credentials
 from halfstep.sandbox import NEEDED_VERSION, Wall, version
 from halfstep.telemetry.attempt_files import AttemptFiles
-from worker.sandbox.isolation import Enclosure
+from worker.sandbox.isolation import Isolation
 from worker.sandbox.run_users import PLACES, hidden
 
 #: Starts a program in the sandbox that its environment describes.
 START = [sys.executable, "-I", "-m", "halfstep.sandbox"]
 #: The same of a run with a user of its own.
-ENCLOSED = [sys.executable, "-I", "-m", "worker.sandbox.isolation"]
+ISOLATED = [sys.executable, "-I", "-m", "worker.sandbox.isolation"]
 #: By variable, folders of what programs compile or download, and execute when they find it there.
 CACHES = {
     "XDG_CACHE_HOME": "cache",
@@ -142,9 +142,9 @@ def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) ->
     for user in settings.run_user_range[:1]:
         for each in (folder, files.temporary):
             os.chown(each, user, user)
-        enclosure = Enclosure(user, str(files.temporary), hidden_places(settings))
-        start, environment = ENCLOSED, environment | enclosure.variable()
-        places = [each for each in places if not _is_below(each, enclosure.places)]
+        isolation = Isolation(user, str(files.temporary), hidden_places(settings))
+        start, environment = ISOLATED, environment | isolation.variable()
+        places = [each for each in places if not _is_below(each, isolation.places)]
     private = [each for each in private_paths(settings) if each != settings.data]
     daemon = Path(f"/proc/{os.getpid()}/environ")
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")

@@ -32,7 +32,7 @@ const look = async () => {
   if (document.hidden && !wish.is()) return
   try {
     const than = Number(kept(() => localStorage.getItem(LAST)) ?? 0)
-    const answer = await fetch(`${root}/api/v1/alerts/notices/news?than=${than}`)
+    const answer = await fetch(`${root}/api/v1/alerts/inbox/news?than=${than}`)
     if (!answer.ok) return
     const { unread, newest } = await answer.json()
     badge.hidden = !unread

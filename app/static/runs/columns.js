@@ -46,7 +46,7 @@ const add = () => {
 
 /** Settings and metrics to choose from. */
 const offer = async () => {
-  const answer = await fetched(`${root}/api/v1/runs/vocabulary`)
+  const answer = await fetched(`${root}/api/v1/runs/autocomplete`)
   const { metrics, settings } = await answer.json()
   form.querySelector('datalist').replaceChildren(...[...metrics, ...settings].map((name) => new Option(name)))
 }
@@ -54,7 +54,7 @@ const offer = async () => {
 const group = document.querySelector('#group-by')
 /** Settings to group by. */
 const offerSettings = async () => {
-  const { settings } = await (await fetched(`${root}/api/v1/runs/vocabulary`)).json()
+  const { settings } = await (await fetched(`${root}/api/v1/runs/autocomplete`)).json()
   document.querySelector('#group-names').append(...settings.map((name) => new Option(name)))
 }
 group?.addEventListener('focus', offerSettings, { once: true })

@@ -20,7 +20,7 @@ const close = () => {
 
 /** @param {boolean} [first] whether to point at the first of them */
 const propose = async (first = false) => {
-  vocabulary ??= fetched(`${root}/api/v1/runs/vocabulary`).then((answer) => answer.json())
+  vocabulary ??= fetched(`${root}/api/v1/runs/autocomplete`).then((answer) => answer.json())
   let words
   try {
     words = await vocabulary

@@ -21,7 +21,7 @@ from sqlalchemy import select, update
 from starlette.testclient import TestClient
 
 from app.alerts import alert_senders
-from app.alerts.alert_delivery import Deliverer
+from app.alerts.alert_delivery import AlertDelivery
 from app.alerts.alert_senders import deliver
 from app.http import url_policy
 from db.access import accounts, secrets
@@ -46,7 +46,7 @@ def hook() -> Iterator[Receiver]:
 @pytest.fixture
 def inside(tmp_path: Path) -> Settings:
     """Settings of an operator who lets alerts go to this machine."""
-    return Settings(data=tmp_path, alerts_private=True)
+    return Settings(data=tmp_path, alerts_allow_private_addresses=True)
 
 
 def sent(settings: Settings, kind: str, address: str, secret: str = "") -> Outcome:
@@ -300,11 +300,11 @@ def test_an_alert_goes_all_the_way_once(
         channels.make(session, inside.secrets_key, ada, **what)
         rules.make(session, ada, condition="loss_above", scope="all", value=1.0)
         session.execute(update(Run).values(loss=2.0))
-    notices = [
+    alerts = [
         partial(alert_evaluation.look, database, alert_evaluation.Seen(), "") for _ in range(2)
     ]
-    deliverers = [Deliverer(inside, database, threading.Event()).look for _ in range(2)]
-    for works in (notices, deliverers):
+    deliverers = [AlertDelivery(inside, database, threading.Event()).look for _ in range(2)]
+    for works in (alerts, deliverers):
         threads = [threading.Thread(target=work) for work in works]
         for thread in threads:
             thread.start()
@@ -327,7 +327,7 @@ def test_attempts_are_bounded_with_growing_pauses(
         what = {"kind": "slack", "name": "n", "address": hook.url}
         channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
         deliveries.test(session, ada, channel.id, "http://here")
-    server, pauses = Deliverer(inside, database, threading.Event()), []
+    server, pauses = AlertDelivery(inside, database, threading.Event()), []
     for _ in range(len(PAUSES) + 2):
         server.look()
         with database.writing() as session:
@@ -352,7 +352,7 @@ def test_what_a_server_took_and_never_answered_is_tried_again(
     with database.writing() as session:
         [(row, _channel, _is_visible)] = deliveries.take(session)
         assert deliveries.take(session) == []
-    server = Deliverer(inside, database, threading.Event())
+    server = AlertDelivery(inside, database, threading.Event())
     server.look()
     assert hook.got == []
     with database.writing() as session:
@@ -387,7 +387,7 @@ def test_one_that_fails_keeps_no_other(
             channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
             deliveries.test(session, ada, channel.id, "http://here")
         channel.ciphertext = "x"
-    Deliverer(inside, database, threading.Event()).look()
+    AlertDelivery(inside, database, threading.Event()).look()
     with database.reading() as session:
         rows = session.scalars(select(Delivery).order_by(Delivery.id)).all()
     assert [row.is_delivered for row in rows] == [True, False]

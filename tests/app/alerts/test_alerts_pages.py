@@ -93,15 +93,15 @@ def test_notices_are_read(browser: TestClient, database: Database, running: Run)
     assert browser.post("/api/v1/runs/1/alerts", json={"condition": "paused"}).status_code == 201
     assert posted(browser, "/runs/1/alerts", condition="paused") == 303
     assert told(database, running) == 1
-    news = browser.get("/api/v1/alerts/notices/news").json()
+    news = browser.get("/api/v1/alerts/inbox/news").json()
     assert news["unread"] == 1
     assert news["newest"][0]["text"] == "Run 1, digits-fp16, is paused."
-    assert browser.get("/api/v1/alerts/notices/news?than=1").json()["newest"] == []
+    assert browser.get("/api/v1/alerts/inbox/news?than=1").json()["newest"] == []
     assert "Mark 1 as read" in browser.get("/alerts").text
-    assert posted(browser, "/alerts/notices/reading", up_to="1") == 303
-    assert browser.get("/api/v1/alerts/notices/news").json()["unread"] == 0
-    [notice] = browser.get("/api/v1/alerts/notices").json()["notices"]
-    assert notice["read_at"] is not None
+    assert posted(browser, "/alerts/inbox/reading", up_to="1") == 303
+    assert browser.get("/api/v1/alerts/inbox/news").json()["unread"] == 0
+    [alert] = browser.get("/api/v1/alerts/inbox").json()["alerts"]
+    assert alert["read_at"] is not None
 
 
 def test_the_api_does_what_the_page_does(
@@ -122,7 +122,7 @@ def test_the_api_does_what_the_page_does(
     script.patch(f"/api/v1/alerts/channels/{channel['id']}", json={"is_on": True})
     assert told(database, running) == 1
     found = script.get("/api/v1/alerts/deliveries").json()
-    assert [each["notice_id"] for each in found["deliveries"]] == [1, None]
+    assert [each["alert_id"] for each in found["deliveries"]] == [1, None]
     assert URL not in str(found)
     answer = script.post("/api/v1/alerts/rules", json={"condition": "nice"})
     assert (answer.status_code, list(answer.json()["errors"])) == (422, ["condition"])
@@ -130,7 +130,7 @@ def test_the_api_does_what_the_page_does(
     assert off.json()["is_on"] is False
     assert script.delete(f"/api/v1/alerts/rules/{rule['id']}").status_code == 204
     assert script.delete(f"/api/v1/alerts/channels/{channel['id']}").status_code == 204
-    assert script.get("/api/v1/alerts/notices").json()["total"] == 1
+    assert script.get("/api/v1/alerts/inbox").json()["total"] == 1
 
 
 def test_nobody_gets_in_without_a_session_or_a_forms_token(

@@ -9,11 +9,11 @@ from fastapi import FastAPI
 from sqlalchemy import select, update
 from starlette.testclient import TestClient
 
-from app.alerts.alert_delivery import Deliverer
-from app.auth.permissions import ACCOUNT, COMMAND, OPERATE, access_of
+from app.alerts.alert_delivery import AlertDelivery
+from app.auth.permissions import ACCOUNT, ADMIN, RUN_COMMANDS, access_of
 from app.sweeps import sweep_submission
 from db.access import accounts, permissions, projects
-from db.access.permissions import MEMBER, Standing
+from db.access.permissions import MEMBER, Grants
 from db.database import Database
 from db.errors import Invalid
 from db.files import uploads
@@ -179,10 +179,10 @@ def test_a_sweep_goes_on_with_what_its_owner_may_download(
         ended = update(Run).where(Run.id.in_(trials)).values(status=Status.FINISHED, ended_at=1.0)
         session.execute(ended)
     with pytest.raises(Invalid, match="you may download nothing of"), database.writing() as session:
-        sweep_submission.go_on(session, sweep_id)
+        sweep_submission.continue_run(session, sweep_id)
 
 
-@pytest.mark.parametrize("kind", ["full", "steer", "submit", "read"])
+@pytest.mark.parametrize("kind", ["full", "control", "submit", "read"])
 @pytest.mark.parametrize("whose", ["both", "operator"])
 def test_a_token_of_one_project_uses_no_route_of_an_account(
     app: FastAPI, database: Database, installed: Installation, whose: str, kind: str
@@ -192,7 +192,7 @@ def test_a_token_of_one_project_uses_no_route_of_an_account(
     limited = client_of(app, database, user, kind=kind, project=OPEN)
     asked = 0
     for method, path, endpoint in routes_of(app):
-        if access_of(endpoint).need in (ACCOUNT, COMMAND, OPERATE):
+        if access_of(endpoint).need in (ACCOUNT, RUN_COMMANDS, ADMIN):
             address = path.replace("{run_id}", str(installed.open.runs[0])).replace("{", "")
             answer = limited.request(method, address.replace("}", ""))
             assert answer.status_code in (403, 404, 405), f"{method} {path}: {answer.text}"
@@ -229,7 +229,7 @@ def test_completion_and_hints_know_no_other_project(
     """Names of settings, metrics, tags and people; members of the project are told theirs."""
     outsider = client_of(app, database, installed.users["outsider"])
     member = client_of(app, database, installed.users["both"])
-    words = {each: each.get("/api/v1/runs/vocabulary").text for each in (outsider, member)}
+    words = {each: each.get("/api/v1/runs/autocomplete").text for each in (outsider, member)}
     assert MARK not in words[outsider]
     for name in ("_setting", "/metric", "-owner", "-tag"):
         assert f"{MARK}{name}" in words[member]
@@ -259,19 +259,19 @@ def test_a_session_shows_no_row_of_a_run_that_its_user_does_not_see(
     with database.reading() as session:
         everything = {table: session.scalars(select(table)).all() for table in tables}
         assert all(everything.values())
-        of_user = permissions.standing(session, installed.users["outsider"])
-    of_link = Standing(0, False, {OPEN: frozenset()}, runs=frozenset(mine.runs[:1]))
-    for standing, run_ids in ((of_user, set(mine.runs)), (of_link, set(mine.runs[:1]))):
+        of_user = permissions.grants(session, installed.users["outsider"])
+    of_link = Grants(0, False, {OPEN: frozenset()}, runs=frozenset(mine.runs[:1]))
+    for grants, run_ids in ((of_user, set(mine.runs)), (of_link, set(mine.runs[:1]))):
         with database.reading() as session:
-            permissions.limit(session, standing)
+            permissions.limit(session, grants)
             for table in tables:
                 rows = session.scalars(select(table)).all()
-                if standing is of_user and any(_is_of(row, mine) for row in everything[table]):
+                if grants is of_user and any(_is_of(row, mine) for row in everything[table]):
                     assert rows, table
                 assert not any(getattr(row, "project", "") == HIDDEN for row in rows), table
                 found = {row.run_id for row in rows if issubclass(table, OfRun)}
                 assert found.isdisjoint(hidden.runs), table
-                if standing is of_link:
+                if grants is of_link:
                     assert found <= run_ids, table
 
 
@@ -345,10 +345,10 @@ def test_alerts_of_a_run_end_with_the_role(
         projects.take_role(session, user, HIDDEN)
     assert client.get("/api/v1/alerts/deliveries").json()["total"] == 0
     left = client_of(app, database, installed.users["left"])
-    assert left.get("/api/v1/alerts/notices").json()["total"] == 0
-    assert left.get("/api/v1/alerts/notices/news").json() == {"unread": 0, "newest": []}
+    assert left.get("/api/v1/alerts/inbox").json()["total"] == 0
+    assert left.get("/api/v1/alerts/inbox/news").json() == {"unread": 0, "newest": []}
     assert MARK not in left.get("/alerts").text
-    Deliverer(settings, database, Event()).look()
+    AlertDelivery(settings, database, Event()).look()
     with database.reading() as session:
         row = session.get_one(Delivery, delivery_id)
         assert row.ended_at is not None

@@ -158,7 +158,11 @@ def rows_of(database: Database, side: Side, *, but: int) -> dict[str, list[tuple
         for table in tables():
             columns = [each for each in table.columns if each.name != "used_at"]
             rows = session.execute(select(*columns)).mappings().all()
-            mine = [row for row in rows if table.name != "deeds" and _is_of(table.name, row, side)]
+            mine = [
+                row
+                for row in rows
+                if table.name != "audit_events" and _is_of(table.name, row, side)
+            ]
             kept = [row for row in mine if row.get("user_id", row.get("owner_id")) != but]
             found[table.name] = sorted((tuple(row.values()) for row in kept), key=repr)
     return found
@@ -263,7 +267,7 @@ IDENTITIES: dict[str, Identity] = {
     "left the project": _by_token("left"),
     "limited token": _by_token("both", project=OPEN),
     "limited token to read": _by_token("both", kind="read", project=OPEN),
-    "limited token to steer": _by_token("both", kind="steer", project=OPEN),
+    "limited token to steer": _by_token("both", kind="control", project=OPEN),
     "limited token of the operator": _by_token("operator", project=OPEN),
     "token to send": _by_token("both", kind="write"),
     "viewer": _by_token("viewer", sees=True),

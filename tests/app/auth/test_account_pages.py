@@ -146,7 +146,7 @@ def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> N
     wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})
     assert wrong.status_code == 422
     assert (
-        "&#39;root&#39; is not allowed; allowed: full, read, submit, steer, write, run"
+        "&#39;root&#39; is not allowed; allowed: full, read, submit, control, write, run"
         in wrong.text
     )
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from app.auth.audit import DETAIL_CHARACTERS, audited_fields
 from db.access import accounts, projects
 from db.database import Database
-from db.tables import Deed, User
+from db.tables import AuditEvent, User
 from tests.app.auth.test_permissions import routes_of
 from tests.app.auth.test_users_pages import browser_of
 from tests.app.conftest import submit
@@ -24,8 +24,12 @@ EMPTY = (2).to_bytes(8, "little") + b"{}"
 
 def told(database: Database) -> list[tuple[str | None, str, str, int | None]]:
     """Who, what, more of it, and to which run, oldest first."""
-    query = select(User.name, Deed.deed, Deed.detail, Deed.run_id)
-    query = query.select_from(Deed).outerjoin(User, User.id == Deed.user_id).order_by(Deed.id)
+    query = select(User.name, AuditEvent.action, AuditEvent.detail, AuditEvent.run_id)
+    query = (
+        query.select_from(AuditEvent)
+        .outerjoin(User, User.id == AuditEvent.user_id)
+        .order_by(AuditEvent.id)
+    )
     with database.reading() as session:
         return [(row[0], row[1], row[2], row[3]) for row in session.execute(query)]
 
@@ -70,25 +74,25 @@ def test_a_deed_says_what_was_done_and_to_which_runs(
         assert answer.status_code == 200
     watched |= {"id": "b" * 32, "project": "mistyped"}
     assert script.post("/api/v1/ingest", json=watched, headers=headers).status_code == 200
-    deeds = told(database)
-    assert [each[2:] for each in deeds[:3]] == [
+    audit_events = told(database)
+    assert [each[2:] for each in audit_events[:3]] == [
         ("user carol, role viewer", None),
         ("", first),
         ("priority 3", first),
     ]
-    assert [(deed, *more) for _who, deed, *more in deeds[4:6]] == [
+    assert [(action, *more) for _who, action, *more in audit_events[4:6]] == [
         ("POST /api/v1/runs/bulk", "action cancel", first),
         ("POST /api/v1/runs/bulk", "action cancel", second),
     ]
-    assert deeds[6][2:] == (f"name {'n' * 100}, recipe digits", second + 1)
-    assert [each[2] for each in deeds[7:9]] == ["name ci, kind read, days 3", "name ci"]
-    assert deeds[9][2].endswith("/net.safetensors, 10 bytes")
+    assert audit_events[6][2:] == (f"name {'n' * 100}, recipe digits", second + 1)
+    assert [each[2] for each in audit_events[7:9]] == ["name ci, kind read, days 3", "name ci"]
+    assert audit_events[9][2].endswith("/net.safetensors, 10 bytes")
     began = "a watched run began"
-    assert deeds[10:] == [
+    assert audit_events[10:] == [
         ("ada", "POST /api/v1/ingest", began, second + 2),
         ("ada", "POST /api/v1/ingest", f"{began}, and made its project mistyped", second + 3),
     ]
-    assert "hush" not in str(deeds)
+    assert "hush" not in str(audit_events)
     page = browser.get(f"/runs/{first}").text.partition('id="history"')[2]
     for why in ("paused by ada", "priority 3, by ada", "renamed by ada", "cancelled by ada"):
         assert why in page
@@ -123,17 +127,17 @@ def test_coming_in_and_being_refused_is_written_down(
 
     def found(**asked: str | date) -> int:
         given = {name: str(value) for name, value in asked.items()}
-        count = browser.get("/api/v1/deeds", params=given).json()["total"]
-        page = browser.get("/deeds", params=given | {"run": ""}).text
+        count = browser.get("/api/v1/audit", params=given).json()["total"]
+        page = browser.get("/audit", params=given | {"run": ""}).text
         assert page.count("<td><code>") == count
         return int(count)
 
-    assert found() == len(browser.get("/api/v1/deeds/export").text.splitlines()) == 6
+    assert found() == len(browser.get("/api/v1/audit/export").text.splitlines()) == 6
     assert found(user="Bob", since=today - timedelta(days=1)) == 4
     assert found(since=today + timedelta(days=2)) == 0
     for wrong in ({"user": "nobody"}, {"since": "soon"}, {"run": "x"}):
-        assert browser.get("/deeds", params=wrong).status_code == 422
-        assert browser.get("/api/v1/deeds", params=wrong).status_code == 422
+        assert browser.get("/audit", params=wrong).status_code == 422
+        assert browser.get("/api/v1/audit", params=wrong).status_code == 422
 
 
 def test_a_detail_has_an_end(database: Database, ada: User, browser: TestClient) -> None:
@@ -145,6 +149,6 @@ def test_a_detail_has_an_end(database: Database, ada: User, browser: TestClient)
         browser.put("/api/v1/projects/roles", json=sent)
     given = {"user": "ada", "role": "viewer", "project": "p" * 200}
     assert browser.put("/api/v1/projects/roles", json=given).status_code == 204
-    ((_who, _deed, detail, _run),) = told(database)
+    ((_who, _audit_event, detail, _run),) = told(database)
     assert detail == f"user ada, role viewer, project {'p' * 100}"
     assert len(detail) <= DETAIL_CHARACTERS

@@ -12,28 +12,31 @@ from starlette.testclient import TestClient
 
 from app.auth.permissions import (
     ACCOUNT,
-    ANYBODY,
-    COMMAND,
-    LINK,
+    ADMIN,
+    ANY_SUBMITTER,
     NO_SUBMITTING,
-    OPERATE,
-    SUBMITTER,
+    RUN_COMMANDS,
+    SHARED_LINK,
+    SIGNED_IN,
     access_of,
 )
 from app.http.active_requests import STREAM
 from app.sweeps.sweep_submission import SweepSubmission, begin
 from db.access import accounts, projects
-from db.access.permissions import MAINTAINER, MEMBER, VIEWER, Right
+from db.access.permissions import MAINTAINER, MEMBER, VIEWER, Permission
 from db.database import Database
-from db.tables import Checkpoint, Run, Sweep, User
+from db.tables import CheckpointFile, Run, Sweep, User
 from tests.app.auth.test_authentication import PUBLIC
 from tests.app.conftest import submit
 
 #: What each role may, word for word as docs/teams.md has it: of one's own runs, and of others'.
 ALLOWED = {
-    VIEWER: ({"see", "download"}, {"see", "download"}),
-    MEMBER: ({"see", "download", "submit", "steer"}, {"see", "download", "submit"}),
-    MAINTAINER: (set(Right), set(Right)),
+    VIEWER: ({"view_run", "download_files"}, {"view_run", "download_files"}),
+    MEMBER: (
+        {"view_run", "download_files", "submit_run", "control_run"},
+        {"view_run", "download_files", "submit_run"},
+    ),
+    MAINTAINER: (set(Permission), set(Permission)),
 }
 PROJECT, HIDDEN = "vision", "hush-hush"
 
@@ -112,17 +115,17 @@ def test_a_role_allows_what_it_says_on_every_route(
         for method, path, endpoint in routes_of(app):
             need = access_of(endpoint).need
             is_stream = path.endswith("/live") and need in ALLOWED.get(role, ((),))[0]
-            if need in (ANYBODY, ACCOUNT, LINK) or is_stream:  # which would not end
+            if need in (SIGNED_IN, ACCOUNT, SHARED_LINK) or is_stream:  # which would not end
                 continue
             for i, run in enumerate((own, others)):
                 ids = {"run_id": run.id, "sweep_id": sweeps[i].id}
                 address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: str(ids.get(m[1], 1)), path)
                 answer = client.request(method, address)
                 told = f"{role} {method} {address}: {answer.status_code} {answer.text[:200]}"
-                is_placed = need not in (COMMAND, OPERATE)
+                is_placed = need not in (RUN_COMMANDS, ADMIN)
                 missing = f"There is no {'run' if 'run_id' in path else 'sweep'} "
                 is_hidden = answer.status_code == 404 and missing in answer.text
-                if need == SUBMITTER:  # an outsider submits to a project of their own
+                if need == ANY_SUBMITTER:  # an outsider submits to a project of their own
                     assert (answer.status_code == 403) == (role == VIEWER), told
                 elif role == "outsider" and is_placed:
                     assert is_hidden or (method, answer.status_code) == ("HEAD", 404), told
@@ -260,7 +263,7 @@ def test_many_runs_are_each_asked_for(
     answer = member.post("/api/v1/runs/bulk", json={"action": "cancel", "runs": ids}).json()
     assert answer["done"] == [own.id]
     words = {each["id"]: each["detail"] for each in answer["refused"]}
-    assert "steer other people's runs of the project 'vision'" in words[others.id]
+    assert "control other people's runs of the project 'vision'" in words[others.id]
     assert words[hidden.id] == f"There is no run {hidden.id}."
     answer = member.post("/api/v1/runs/bulk", json={"action": "delete", "runs": [own.id]}).json()
     assert answer["done"] == []
@@ -276,7 +279,7 @@ def test_nothing_is_got_round_by_submitting(
         projects.set_role(session, people[VIEWER], "speech", MEMBER)
         file: dict[str, Any] = {"sha256": "0" * 64, "size_bytes": 1, "attempt": 1, "reason": ""}
         for kind in ("checkpoint", "weights"):
-            row = Checkpoint(run_id=source.id, step=5, kind=kind, key=f"{kind}.pt", **file)
+            row = CheckpointFile(run_id=source.id, step=5, kind=kind, key=f"{kind}.pt", **file)
             session.add(row)
     viewer = _script(app, database, people[VIEWER])
     given: dict[str, dict[str, Any]] = {
@@ -297,8 +300,8 @@ def test_nothing_is_got_round_by_submitting(
     wanted = {"recipe": "digits"}  # of the only project that there is for them
     assert member.post("/api/v1/runs", json=wanted).json()["project"] == PROJECT
     may = member.get("/runs").text.partition('data-may="')[2].partition('"')[0].split()
-    assert "submit" in may
-    assert "order" not in may
+    assert "submit_run" in may
+    assert "prioritize_run" not in may
 
 
 def test_a_token_of_one_project_is_no_operators(
@@ -309,5 +312,5 @@ def test_a_token_of_one_project_is_no_operators(
         token, _row = accounts.make_api_token(session, ada, "script", project=PROJECT)
     headers = {"Authorization": f"Bearer {token}"}
     client = TestClient(app, base_url="http://localhost", headers=headers)
-    for path in ("users", "deeds", "secrets"):
+    for path in ("users", "audit_events", "secrets"):
         assert client.get(f"/api/v1/{path}").status_code == 403, path

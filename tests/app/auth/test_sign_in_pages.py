@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from db.access import accounts
-from db.access.login_attempts import FREE_TRIES
+from db.access.login_attempts import FREE_ATTEMPTS
 from db.database import Database
 from db.tables import User
 
@@ -101,7 +101,7 @@ def test_guessing_is_braked(
         "db.access.login_attempts.now", lambda: literal(0.0)
     )  # however long they take here
     form = {"name": "ada", "password": "wrong"}
-    for _ in range(FREE_TRIES["name"]):
+    for _ in range(FREE_ATTEMPTS["name"]):
         assert stranger.post("/sign-in", data=form).status_code == 401
     answer = stranger.post("/sign-in", data=form)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")

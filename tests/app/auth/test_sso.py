@@ -220,6 +220,6 @@ def test_the_strongest_of_several_groups_counts(database: Database, ada: User) -
             assert projects.memberships(session, bob).get("p") == role
             assert projects.memberships(session, bob)["other"] == "viewer"
         oidc_role_mapping.apply(session, bob, rules, {"o"})
-        assert bob.is_operator
+        assert bob.is_admin
         oidc_role_mapping.apply(session, bob, rules, set())
-        assert not bob.is_operator
+        assert not bob.is_admin

@@ -16,7 +16,7 @@ from db.access.permissions import MAINTAINER, MEMBER, VIEWER
 from db.database import Database
 from db.errors import Conflict, Invalid
 from db.settings import Settings
-from db.tables import ApiToken, Deed, User
+from db.tables import ApiToken, AuditEvent, User
 from tests.app.conftest import submit
 from tests.db.conftest import make_watched
 
@@ -78,7 +78,7 @@ def test_the_last_operator_stays(database: Database, ada: User, browser: TestCli
         assert answer.status_code == 422
         assert "the last operator" in answer.text
     with database.writing() as session, pytest.raises(Conflict):
-        accounts.set_operator(session, people.named(session, "ada"), is_operator=False)
+        accounts.set_admin(session, people.named(session, "ada"), is_admin=False)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "a\x1bb", "al\u200bice", "\u202eevil"])
@@ -141,15 +141,15 @@ def test_a_token_may_no_more_than_it_says(
     run = submit(database, ada)
     inside = submit(database, ada, project="vision")
     wanted = {"recipe": "digits"}
-    for kind, allowed in (("read", 0), ("submit", 1), ("steer", 2)):
+    for kind, allowed in (("read", 0), ("submit", 1), ("control", 2)):
         script = _script(app, database, ada, kind=kind)
         assert script.get(f"/api/v1/runs/{run.id}").status_code == 200
-        deeds = (
+        audit_events = (
             script.post("/api/v1/runs", json=wanted),
             script.post(f"/api/v1/runs/{run.id}/pause"),
             script.put("/api/v1/secrets/A", json={"value": "12345678"}),
         )
-        for i, answer in enumerate(deeds):
+        for i, answer in enumerate(audit_events):
             assert (answer.status_code == 403) == (i >= allowed), (kind, i, answer.text)
         assert script.post("/api/v1/ingest", json={}).status_code == 403
         assert script.get("/api/v1/users").status_code == 403
@@ -200,19 +200,19 @@ def test_who_did_what_is_written_down(
     assert script.post(f"/api/v1/runs/{run.id}/checkpoints").status_code == 409
     assert script.put(f"/api/v1/runs/{run.id}/priority", json={"priority": 3}).status_code == 200
     browser.post("/views", data={"name": "hush-hush", "filter": "", "sort": "", "columns": ""})
-    told = browser.get("/api/v1/deeds").json()
-    newest, before = told["deeds"][:2]
+    told = browser.get("/api/v1/audit").json()
+    newest, before = told["audit_events"][:2]
     assert (newest["user"], newest["token"], newest["deed"]) == ("ada", None, "POST /views")
     assert (before["token"], before["run_id"]) == ("script", run.id)
     assert before["deed"] == f"PUT /api/v1/runs/{run.id}/priority"
     assert told["total"] == 2
-    assert "hush" not in browser.get("/deeds").text
-    lines = browser.get("/api/v1/deeds/export").text.splitlines()
+    assert "hush" not in browser.get("/audit").text
+    lines = browser.get("/api/v1/audit/export").text.splitlines()
     assert [json.loads(line)["id"] for line in lines] == [before["id"], newest["id"]]
-    assert browser.get(f"/deeds?run={run.id}").text.count("<code>PUT") == 1
+    assert browser.get(f"/audit?run={run.id}").text.count("<code>PUT") == 1
     history = script.get(f"/api/v1/runs/{run.id}").json()["statuses"]
     assert history[-1]["reason"] == "priority 3, by ada"
-    for change in (update(Deed).values(deed="x"), delete(Deed)):
+    for change in (update(AuditEvent).values(action="x"), delete(AuditEvent)):
         with database.writing() as session, pytest.raises(DatabaseError, match="deeds are kept"):
             session.execute(change)
 
@@ -263,9 +263,9 @@ def test_accounts_are_kept_from_a_terminal(
     assert "ada: operator\n" in told
     assert "carol: maintainer of the first project, may run commands, deactivated\n" in told
     with database.reading() as session:
-        deeds = session.scalars(select(Deed).order_by(Deed.id)).all()
-    assert {(each.address, each.user_id) for each in deeds} == {("terminal", None)}
-    assert [(each.deed, each.detail) for each in deeds][:2] == [
+        audit_events = session.scalars(select(AuditEvent).order_by(AuditEvent.id)).all()
+    assert {(each.address, each.user_id) for each in audit_events} == {("terminal", None)}
+    assert [(each.action, each.detail) for each in audit_events][:2] == [
         ("halfstep user add", "carol viewer"),
         ("halfstep user role", "carol maintainer"),
     ]

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
-from app.auth.permissions import LINK, access_of
+from app.auth.permissions import SHARED_LINK, access_of
 from db.access import accounts, projects
 from db.access.permissions import MAINTAINER, MEMBER, VIEWER
 from db.database import Database
@@ -82,16 +82,16 @@ def test_a_link_opens_what_it_shows_and_no_other_route(
             params = {"runs": str(run_id), "series": "loss", "group": "recipe"}
             answer = stranger.request(method, address, params=params, headers=headers)
             told = f"{method} {address}: {answer.status_code}"
-            if need == LINK and ("{run_id" not in path or run_id == run.id):
+            if need == SHARED_LINK and ("{run_id" not in path or run_id == run.id):
                 assert answer.status_code == 200, told
                 answered.add(endpoint)
-            elif need == LINK:
+            elif need == SHARED_LINK:
                 assert answer.status_code == 404, told
             else:
                 is_led = answer.headers.get("location", "").startswith("/sign-in?next=")
                 assert is_led or answer.status_code == 401, told
             assert HIDDEN not in answer.text, told
-    assert answered == {each for *_, each in routes_of(app) if access_of(each).need == LINK}
+    assert answered == {each for *_, each in routes_of(app) if access_of(each).need == SHARED_LINK}
     series = f"{page}/comparison/series?runs={run.id},{other.id}&series=loss"
     assert list(stranger.get(series).json()["runs"]) == [str(run.id)]
 
@@ -224,5 +224,5 @@ def test_links_are_made_by_those_who_may(
     assert browser_of(app, database, peer).post(address).status_code == 404
     assert browser_of(app, database, boss).post(address).status_code == 303
     assert client.get(f"/api/v1/links?runs={run.id}").json()["total"] == 0
-    (made,) = browser.get(f"/api/v1/deeds?user=MEL&run={run.id}").json()["deeds"]
+    (made,) = browser.get(f"/api/v1/audit?user=MEL&run={run.id}").json()["audit_events"]
     assert made["detail"] == f"runs {run.id}, days 30"

@@ -143,7 +143,7 @@ def full(tmp_path: Path) -> Iterator[tuple[Disk, TestClient, Uploader]]:
         database.migrate()
         with database.writing() as session:
             ada = accounts.user_named(session, "ada")
-            ada.is_operator = True
+            ada.is_admin = True
             token = accounts.make_api_token(session, ada, "script")[0]
         with TestClient(create_app(settings, database), base_url="http://localhost") as client:
             client.headers["authorization"] = f"Bearer {token}"

@@ -21,7 +21,7 @@ from db.files.backup import back_up, restore
 from db.files.storage import mismatches, open_store
 from db.runs import history, runs
 from db.settings import Settings
-from db.tables import Checkpoint, Metric, Run, Status, Step, User, WatchedAttempt
+from db.tables import CheckpointFile, Metric, Run, Status, Step, User, WatchedAttempt
 from db.telemetry import ingest, series, telemetry
 from halfstep.telemetry.spool import EVENT, FILE_HEADER, MAGIC, STEP_DTYPE, STEPS, VERSION, frame
 from tests.app.uploading import Uploader, described, write_token
@@ -696,5 +696,5 @@ def test_a_file_that_is_elsewhere_is_neither_missing_nor_lost(
     restored.migrate()
     restore(restored, store, tmp_path / "backup")
     with restored.reading() as session:
-        assert [row.path for row in session.scalars(select(Checkpoint))] == [CHECKPOINT]
+        assert [row.path for row in session.scalars(select(CheckpointFile))] == [CHECKPOINT]
     restored.dispose()

@@ -22,7 +22,7 @@ from db.queue import run_control, workers
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
-from halfstep.run_settings import Weights
+from halfstep.config_groups import Weights
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
 from tests.site import halfstep, until
 

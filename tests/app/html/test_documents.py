@@ -12,8 +12,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.html.documents import NAMES, documents, term
+from halfstep.config_groups import RecipeConfig
 from halfstep.run_config import RunConfig
-from halfstep.run_settings import RecipeConfig
 
 ROOT = Path(__file__).parents[3]
 LINKS = re.compile(r'(?<![\w"\'])/help/(\w+)(?:#([\w-]+))?')

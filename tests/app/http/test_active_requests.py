@@ -85,7 +85,7 @@ def test_what_lasts_ends_with_what_let_it_in(
     known = {name: _user(database, name) for name in changes}
     hashes = [row.token_hash for _user, _headers, row in known.values()]
     with database.reading() as session, _statements(database.engine) as said:
-        assert set(accounts.standings(session, hashes)) == set(hashes)
+        assert set(accounts.all_grants(session, hashes)) == set(hashes)
     assert sum("FROM" in each for each in said) == 2
     with database.writing() as session:
         secret, _row = accounts.start_session(session, ada)
@@ -188,7 +188,7 @@ def test_turns_have_a_queue_with_an_end() -> None:
 
 def test_requests_that_wait_are_counted_by_what_they_came_with(app: FastAPI) -> None:
     """One token cannot fill the queue before the turns of all."""
-    flights = app.state.in_flight
+    flights = app.state.active_requests
     for _ in range(active_requests.MOST_REQUESTS):
         flights.queue("a")
     with pytest.raises(active_requests.TooManyAtOnce):

@@ -24,7 +24,7 @@ from db.access import accounts, projects
 from db.access.permissions import MAINTAINER, MEMBER, VIEWER
 from db.database import Database
 from db.settings import Settings
-from db.tables import FULL, ONE_RUN, READ, STEER, SUBMIT, WRITE, Run, User
+from db.tables import CONTROL, FULL, ONE_RUN, READ, SUBMIT, WRITE, Run, User
 from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
@@ -36,7 +36,7 @@ EVERYBODY = [
     ("stranger", ""),
     ("viewer", FULL),
     ("member", SUBMIT),
-    ("maintainer", STEER),
+    ("maintainer", CONTROL),
     ("maintainer", WRITE),
     ("maintainer", ONE_RUN),
     ("operator", READ),

@@ -113,8 +113,8 @@ def test_bodies_hold_no_field_that_nothing_reads(browser: TestClient) -> None:
     bodies = {
         each["$ref"].rpartition("/")[2]
         for path in known["paths"].values()
-        for deed in path.values()
-        for content in deed.get("requestBody", {}).get("content", {}).values()
+        for action in path.values()
+        for content in action.get("requestBody", {}).get("content", {}).values()
         if "$ref" in (each := content.get("schema", {}))
     }
     schemas = known["components"]["schemas"]

@@ -19,11 +19,11 @@ from sqlalchemy import select
 
 from app.auth.authentication import cookie_name
 from db.access import accounts
-from db.access.login_attempts import FREE_TRIES
+from db.access.login_attempts import FREE_ATTEMPTS
 from db.database import Database
 from db.errors import Invalid
 from db.settings import Settings
-from db.tables import Deed, User
+from db.tables import AuditEvent, User
 from tests.app.conftest import serving
 from tests.site import free_port, until
 
@@ -49,7 +49,7 @@ http {{
 @pytest.fixture
 def ada_signs_in(database: Database, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ada has a password, and a wrong one may be tried once."""
-    monkeypatch.setitem(FREE_TRIES, "name", 1)
+    monkeypatch.setitem(FREE_ATTEMPTS, "name", 1)
     with database.writing() as session:
         accounts.set_password(session, session.get_one(User, ada.id), PASSWORD)
 
@@ -81,7 +81,7 @@ def test_only_a_trusted_proxy_is_believed(
     """What anybody else says of an address passes no brake, and makes no cookie secure; behind a
     trusted proxy one guesser keeps no other client out.
     """
-    free = FREE_TRIES["name"]
+    free = FREE_ATTEMPTS["name"]
     with serving(settings, database) as (_server, address), _client(address) as client:
         guesses = [_tries(client, "wrong", f"192.0.2.{n}")[0] for n in range(free + 1)]
         assert guesses == [401] * free + [429]
@@ -154,7 +154,7 @@ def test_a_real_nginx_ends_tls(
         nginx(tmp_path / "nginx", free_port(), upstream) as address,
         _client(address, verify=False) as client,
     ):
-        free = FREE_TRIES["name"]
+        free = FREE_ATTEMPTS["name"]
         guesses = [_tries(client, "wrong", f"192.0.2.{n}")[0] for n in range(free + 1)]
         assert guesses == [401] * free + [429]
         with httpx2.Client(base_url=address, verify=False, timeout=60) as other:
@@ -174,7 +174,10 @@ def test_a_real_nginx_ends_tls(
         with client.stream("GET", "/api/v1/runs/live", headers=bearer) as stream:
             assert next(stream.iter_lines()) != ""
     with database.reading() as session:
-        assert session.scalars(select(Deed.address).order_by(Deed.id.desc())).first() == CLIENT
+        assert (
+            session.scalars(select(AuditEvent.address).order_by(AuditEvent.id.desc())).first()
+            == CLIENT
+        )
 
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is missing: apt-get install nginx-light")

@@ -9,7 +9,7 @@ def test_workers_and_recipes_are_listed(offered: None, script: TestClient) -> No
     """A worker's devices and its recipes' schemas are there for scripts."""
     (worker,) = script.get("/api/v1/workers").json()["workers"]
     assert (worker["name"], worker["alive"]) == ("w1", True)
-    assert worker["walls_stand"] is False  # which it has not said
+    assert worker["is_sandboxed"] is False  # which it has not said
     (recipe,) = script.get("/api/v1/recipes").json()
     assert recipe["schema"]["properties"]["precision"]["enum"] == ["fp16", "bf16", "fp32"]
 

@@ -282,5 +282,5 @@ def test_a_spike_is_told_to_who_looks(database: Database, settings: Settings, ru
     spike = {"event": "spike", "step": 4, "loss": 20.5, "z": 99.5}
     record(database, running, events=[spike])
     second, _cursor = _told(look(cursor))
-    assert second["spikes"] == [{"step": 4, "loss": 20.5, "z": 99.5, "rewound_to": None}]
+    assert second["spikes"] == [{"step": 4, "loss": 20.5, "z": 99.5, "rolled_back_to": None}]
     assert "99.5" in second["fragments"]["spikes"]

@@ -14,7 +14,6 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
-from app.runs import continue_run
 from app.submission import submission
 from app.submission.submission import Submission
 from app.sweeps import sweep_submission
@@ -33,7 +32,7 @@ from db.sweeps import sweeps
 from db.tables import (
     AlertRule,
     ApiToken,
-    Deed,
+    AuditEvent,
     Note,
     Preset,
     Project,
@@ -114,7 +113,7 @@ def test_a_project_is_renamed_with_all_that_is_of_it(
         kept = {"sight": MAINTAINER, "speech": MAINTAINER, "text": MEMBER}
         assert projects.memberships(session, mel) == kept
         assert session.get(Project, "vision") is None
-        said = session.scalars(select(Deed.detail).order_by(Deed.id)).all()
+        said = session.scalars(select(AuditEvent.detail).order_by(AuditEvent.id)).all()
     assert "name Vision, new_name sight" in said
 
 
@@ -174,7 +173,9 @@ def test_runs_are_moved_by_who_maintains_both_projects(
     back = client.post(f"/runs/{queued}/project", data={"project": "vision"})
     assert back.headers["location"] == f"/runs/{queued}"
     with database.writing() as session:
-        done = session.scalars(select(Deed).where(Deed.run_id == queued).order_by(Deed.id)).all()
+        done = session.scalars(
+            select(AuditEvent).where(AuditEvent.run_id == queued).order_by(AuditEvent.id)
+        ).all()
         assert runs.get(session, queued).project == "vision"
         quotas.set_limits(projects.get(session, "speech"), {"queued": "0", "stored_gib": "1"})
         run_control.cancel(session, queued, ada)
@@ -244,7 +245,7 @@ def test_a_sweep_is_moved_with_all_of_its_runs(
     with database.writing() as session:
         run_control.cancel(session, 1, ada)
         trash.delete(session, 1, ada)
-        sweep_submission.go_on(session, sweep.id)
+        sweep_submission.continue_run(session, sweep.id)
     alone = client.put("/api/v1/runs/2/project", json={"project": "speech"})
     assert (alone.status_code, "move the sweep" in alone.text) == (409, True)
     address = f"/api/v1/sweeps/{sweep.id}/project"
@@ -271,8 +272,10 @@ def test_a_sweep_is_moved_with_all_of_its_runs(
     assert back.headers["location"] == f"/sweeps/{sweep.id}"
     assert "moved by mel, from project speech to project vision" in client.get("/runs/2").text
     with database.reading() as session:
-        deeds = session.scalars(select(Deed).where(Deed.deed.like("%/sweeps/%/project"))).all()
-    assert [each.detail for each in deeds] == ["project speech", "project vision"]
+        audit_events = session.scalars(
+            select(AuditEvent).where(AuditEvent.action.like("%/sweeps/%/project"))
+        ).all()
+    assert [each.detail for each in audit_events] == ["project speech", "project vision"]
 
 
 def test_a_project_goes_with_sweeps_that_have_no_runs_left(
@@ -367,19 +370,19 @@ def test_who_makes_more_of_a_project_waits_for_who_renames_it(
     else:
         end(database, start_run(database, ada, project="vision"), Status.FAILED, 40)
 
-    def go_on() -> None:
+    def continue_run() -> None:
         with database.writing() as session:
             if what == "watched":
                 make_watched(session, ada, project="vision")
             elif what == "sweep":
-                sweep_submission.go_on(session, sweep.id)
+                sweep_submission.continue_run(session, sweep.id)
             else:
-                continue_run.go_on(session, ada, 1)
+                continue_run.continue_run(session, ada, 1)
 
     with ThreadPoolExecutor() as pool:
         with database.writing() as session:
             session.execute(select(Project).where(Project.name == "vision").with_for_update())
-            going_on = pool.submit(go_on)
+            going_on = pool.submit(continue_run)
             while not blocked(database) and not going_on.done():
                 pass
             projects.rename(session, "vision", "sight")

@@ -202,7 +202,7 @@ def test_a_metric_named_as_a_column_is_listed_by_its_prefix(
     assert [run["id"] for run in ordered] == [1, 2, 3]
     page = browser.get("/runs", params=query | {"columns": "loss,metrics.loss"}).text
     assert "41.5" in page
-    words = script.get("/api/v1/runs/vocabulary").json()["metrics"]
+    words = script.get("/api/v1/runs/autocomplete").json()["metrics"]
     assert words == ["metrics.loss", "metrics.status", "val/accuracy"]
     told = script.get("/api/v1/runs", params={"filter": "metrics.los>1"}).json()["notes"]
     assert told == ["no setting or metric is called metrics.los; did you mean metrics.loss?"]

@@ -67,7 +67,7 @@ def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
     record(database, running, make_steps([1.0]))
     with database.writing() as session:
         reason = "step 1 was skipped although the loss scale, 16, is at its floor"
-        said = {"reason": reason, "error": reason, "fault": "rule"}
+        said = {"reason": reason, "error": reason, "failure_kind": "rule"}
         queue.end(session, running.id, running.attempt, Status.FAILED, **said)
     browser.patch("/api/v1/runs/1", json={"name": "a remark follows"})
     for path in ("/runs?filter=status:stopped", "/runs/1"):

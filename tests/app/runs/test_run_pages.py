@@ -8,7 +8,7 @@ from db.database import Database
 from db.files import checkpoints
 from db.queue import queue, workers
 from db.runs import environments, history, runs
-from db.tables import Checkpoint, Run, Status, User
+from db.tables import CheckpointFile, Run, Status, User
 from db.telemetry import series, telemetry
 from db.telemetry.recording import Recording
 from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
@@ -90,7 +90,9 @@ def test_failed_run_shows_its_traceback(
     """The error and whose fault it was stand at the top."""
     with database.writing() as session:
         error = "Traceback …\nValueError: batch_size is 5000"
-        queue.end(session, 1, 1, Status.FAILED, error=error, reason="it raised", fault="code")
+        queue.end(
+            session, 1, 1, Status.FAILED, error=error, reason="it raised", failure_kind="code"
+        )
     page = browser.get("/runs/1").text
     assert "ValueError: batch_size is 5000" in page
     assert "This run failed: an error in the code" in page
@@ -102,7 +104,9 @@ def test_what_could_not_be_started_is_no_error_in_the_code(
     """The sentence that says why stands there once."""
     reason = "there is no program pyhton on this worker, in its PATH"
     with database.writing() as session:
-        queue.end(session, 1, 1, Status.FAILED, error=reason, reason=reason, fault="settings")
+        queue.end(
+            session, 1, 1, Status.FAILED, error=reason, reason=reason, failure_kind="settings"
+        )
     problem = browser.get("/runs/1").text.partition('role="alert"')[2].partition("<nav")[0]
     assert "This run failed: it could not be started.</b> There is no program pyhton" in problem
     assert problem.count("is no program pyhton") == 1
@@ -168,7 +172,7 @@ def test_line_that_loads_names_the_file_as_it_is_downloaded(
     """A recipe that is a path gives the same cleaned name in the header and on the page."""
     run = submit(database, ada, recipe="/my recipes/a'b.py:Net")
     with database.writing() as session:
-        row = Checkpoint(
+        row = CheckpointFile(
             run_id=run.id,
             attempt=1,
             step=5,
@@ -264,7 +268,7 @@ def test_spikes_are_listed_with_where_the_run_went_back_to(
     """On the page, and for the chart in the series; none is said to be none."""
     assert "None: the loss never rose suddenly." in browser.get("/runs/1").text
     spikes = [
-        {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
+        {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rolled_back_to": 5},
         {"event": "spike", "step": 9, "loss": "NaN", "z": "Infinity"},
     ]
     record(database, running, make_steps([1.0] * 10), events=spikes)
@@ -272,8 +276,8 @@ def test_spikes_are_listed_with_where_the_run_went_back_to(
     assert '<td class="number">20.5</td><td class="number">99.5</td><td>step 5</td>' in page
     assert '<td class="number">NaN</td><td class="number">∞</td><td>–</td>' in page
     assert script.get("/api/v1/runs/1/series").json()["spikes"] == [
-        {"step": 7, "loss": 20.5, "z": 99.5, "rewound_to": 5},
-        {"step": 9, "loss": "NaN", "z": "Infinity", "rewound_to": None},
+        {"step": 7, "loss": 20.5, "z": 99.5, "rolled_back_to": 5},
+        {"step": 9, "loss": "NaN", "z": "Infinity", "rolled_back_to": None},
     ]
 
 

@@ -49,7 +49,7 @@ def tell(uploader: Uploader) -> None:
 
 def silent_for(database: Database, seconds: float) -> None:
     with database.writing() as session:
-        session.execute(update(Run).values(heard_at=now() - seconds))
+        session.execute(update(Run).values(last_report_at=now() - seconds))
 
 
 def test_the_page_of_a_run_that_told_nothing_yet(watched: Uploader, browser: TestClient) -> None:

@@ -12,7 +12,7 @@ from db.queue import workers
 from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, User
-from halfstep.run_settings import Weights
+from halfstep.config_groups import Weights
 from tests.app.conftest import CPU, DIGITS, SCHEMA, start_run
 from tests.db.files.test_checkpoints import saved_weights
 from tests.db.health.test_findings import make_weights

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from db.access import accounts, projects
 from db.database import Database
 from db.files import retention
-from db.tables import Deed, User
+from db.tables import AuditEvent, User
 from tests.app.auth.test_permissions import _script
 from tests.app.conftest import submit
 
@@ -56,7 +56,7 @@ def test_roles_allow_what_they_do_on_the_pages(
     wrong = scripts["member"].put("/api/v1/notes", json={"note": "\0", "project": "vision"})
     assert (wrong.status_code, "cannot be kept" in wrong.text) == (422, True)
     with database.reading() as session:
-        told = {deed.deed: deed.detail for deed in session.scalars(select(Deed))}
+        told = {action.action: action.detail for action in session.scalars(select(AuditEvent))}
     assert told["PUT /api/v1/retention"] == "scope in:vision, log_days 5"
     assert told["POST /api/v1/presets"] == "name quick, recipe digits, project vision"
     assert told["PUT /api/v1/notes"] in ("project vision", "runs 1")

@@ -7,7 +7,7 @@ from sqlalchemy import update
 from starlette.testclient import TestClient
 
 from db.database import Database, now
-from db.tables import Checkpoint, User, Worker
+from db.tables import CheckpointFile, User, Worker
 from tests.app.conftest import CONFIG, CPU, DIGITS, SCHEMA, submit
 from tests.db.conftest import add_worker
 
@@ -106,7 +106,7 @@ def test_a_declared_name_stands_for_its_file(
     with database.writing() as session:
         file = {"kind": "checkpoint", "key": "k", "attempt": 1, "reason": "asked"}
         file |= {"size_bytes": 1, "sha256": "ab"}
-        session.add(Checkpoint(run_id=old.id, step=40, **file))
+        session.add(CheckpointFile(run_id=old.id, step=40, **file))
     page = browser.get("/runs/new", params={"from": old.id, "step": 40}).text
     assert 'name="recipe" value="mine"' in page
     fork = body | {"recipe": "mine", "parent_id": old.id, "parent_step": 40}

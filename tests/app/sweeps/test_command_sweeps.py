@@ -15,7 +15,7 @@ from db.database import Database
 from db.runs import runs
 from db.settings import Settings
 from db.sweeps import sweeps
-from db.tables import STEER, SUBMIT, Run, User
+from db.tables import CONTROL, SUBMIT, Run, User
 from tests.app.sweeps.test_sweep_submission import finish
 
 SWEEP: dict[str, Any] = {
@@ -181,7 +181,7 @@ def test_only_who_may_run_commands_has_them_swept(
     refused = limited.post("/api/v1/sweeps", json=body).json()["errors"]["command"]
     assert "this token queues no command lines" in refused
     assert script.post("/api/v1/sweeps", json=body).status_code == 201
-    steering = client_of(app, database, ada, kind=STEER)
+    steering = client_of(app, database, ada, kind=CONTROL)
     for each, text in ((client, "right of its own"), (steering, "this token queues no")):
         for word, asked in (("extension", {"space": {"lr": [0.7]}}), ("resumption", {})):
             each.post("/api/v1/sweeps/1/pause")

@@ -156,7 +156,7 @@ def test_a_grid_goes_on_after_a_run_of_it_is_erased(
     with database.writing() as session:
         trash.delete(session, 2, ada)
     page = browser.get("/sweeps/1").text
-    assert '2, in the <a href="/bin">bin</a>' in page
+    assert '2, in the <a href="/trash">bin</a>' in page
     assert 'href="/runs/2"' not in page
 
 
@@ -386,7 +386,7 @@ def test_a_sweep_is_paused_resumed_extended_and_cancelled(
     assert [each[2] for each in members(database, 1)] == ["complete"]
     with database.writing() as session:
         sweeps.resume(sweeps.get(session, 1, lock=True))
-        sweep_submission.go_on(session, 1)
+        sweep_submission.continue_run(session, 1)
         space = {"training.max_grad_norm": "0.1, 5"}
         assert sweep_submission.extend(session, 1, ada, space=space).runs_total == 4
     for run_id in (2, 3):

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from app.live import run_updates
 from db.database import Database
 from db.settings import Settings
-from db.tables import Request, Run, User
+from db.tables import ControlRequest, Run, User
 from tests.app.conftest import CONFIG, submit
 from tests.db.telemetry.telemetry_made import (
     make_headroom,
@@ -97,8 +97,8 @@ def test_wishes_work_as_form_and_as_call(
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs/1")
     assert browser.post(f"/api/v1/runs/1/{name}", json={field: str(value)}).json() == {"id": 2}
     with database.reading() as session:
-        assert session.get_one(Request, 2).kind == kind
-        assert session.get_one(Request, 2).value == value
+        assert session.get_one(ControlRequest, 2).kind == kind
+        assert session.get_one(ControlRequest, 2).value == value
 
 
 def test_wish_that_makes_no_sense_is_refused_in_words(running: Run, browser: TestClient) -> None:

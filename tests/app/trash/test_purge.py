@@ -6,7 +6,7 @@ from threading import Event
 import pytest
 from sqlalchemy import select
 
-from app.trash.purge import Eraser
+from app.trash.purge import Purge
 from db.database import Database
 from db.queue import run_control
 from db.runs import trash
@@ -39,7 +39,7 @@ def test_what_is_due_goes_and_no_run_keeps_another(
             trash.erase(session, run_id, ada)
     settings.run_folder(stuck).parent.mkdir(parents=True)
     settings.run_folder(stuck).write_text("not a folder")
-    eraser = Eraser(settings, database, Event())
+    eraser = Purge(settings, database, Event())
     with caplog.at_level(logging.WARNING):
         eraser.look()
         eraser.look()
@@ -48,7 +48,7 @@ def test_what_is_due_goes_and_no_run_keeps_another(
     ]
     assert erased(database) == [next_one]
     settings.run_folder(stuck).unlink()
-    Eraser(settings, database, Event()).look()
+    Purge(settings, database, Event()).look()
     assert erased(database) == [stuck, next_one]
-    Eraser(settings.model_copy(update={"bin_days": 0.0}), database, Event()).look()
+    Purge(settings.model_copy(update={"trash_days": 0.0}), database, Event()).look()
     assert erased(database) == [stuck, next_one, binned]

@@ -16,7 +16,7 @@ from db.queue import queue
 from db.runs import runs
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
-from db.tables import Checkpoint, Deed, Status, User
+from db.tables import AuditEvent, CheckpointFile, Status, User
 from tests.app.auth.test_permissions import _script
 from tests.app.conftest import start_run, submit
 from tests.db.files.test_checkpoints import saved
@@ -37,7 +37,7 @@ def old(database: Database, ada: User, offered: None, settings: Settings) -> int
             checkpoints.publish(session, run.id, 1, saved(step), [key])
         queue.end(session, run.id, 1, Status.FINISHED)
         runs.get(session, run.id).ended_at = DAY_SECONDS
-        session.execute(update(Checkpoint).values(created_at=DAY_SECONDS))
+        session.execute(update(CheckpointFile).values(created_at=DAY_SECONDS))
     return run.id
 
 
@@ -62,7 +62,10 @@ def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
     assert "2 steps&#39; checkpoints" in page
     with database.reading() as session:
         assert retention.listed(session) == []
-        assert session.scalars(select(Deed).where(Deed.deed == "POST /retention")).all() == []
+        assert (
+            session.scalars(select(AuditEvent).where(AuditEvent.action == "POST /retention")).all()
+            == []
+        )
     changed = {**RULE, "log_days": "5", "confirmed": confirmed(page)}
     assert "Set the rule" in browser.post("/retention", data=changed).text
     retention_job.look(settings, database, threading.Event())
@@ -77,8 +80,8 @@ def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
     ]
     assert ">30 days<" in browser.get("/retention").text
     with database.reading() as session:
-        [deed] = session.scalars(select(Deed).where(Deed.deed == "POST /retention"))
-        assert deed.detail == "scope in:, checkpoint_days 30"
+        [action] = session.scalars(select(AuditEvent).where(AuditEvent.action == "POST /retention"))
+        assert action.detail == "scope in:, checkpoint_days 30"
     browser.post("/retention/deletion", data={"scope": "in:"})
     assert "nothing is deleted by itself" in browser.get("/retention").text
 

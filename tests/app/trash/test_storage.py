@@ -10,7 +10,7 @@ from db.queue import queue
 from db.runs import runs
 from db.runs.trash import DAY_SECONDS
 from db.settings import Settings
-from db.tables import Checkpoint, Run, Status, User
+from db.tables import CheckpointFile, Run, Status, User
 from tests.app.conftest import submit
 from tests.db.files.test_checkpoints import saved
 from tests.site import halfstep
@@ -37,7 +37,7 @@ def old(
             checkpoints.publish(session, running.id, 1, saved(step), [key])
         queue.end(session, running.id, 1, Status.FINISHED)
         runs.get(session, running.id).ended_at = DAY_SECONDS
-        session.execute(update(Checkpoint).values(created_at=DAY_SECONDS))
+        session.execute(update(CheckpointFile).values(created_at=DAY_SECONDS))
     submit(database, ada, name="small")
     return running.id
 

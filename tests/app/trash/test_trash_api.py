@@ -68,7 +68,7 @@ def test_there_and_back(script: TestClient, ended: int) -> None:
     gone = script.get(f"/api/v1/runs/{ended}")
     assert (gone.status_code, "in the bin" in gone.json()["detail"]) == (404, True)
     assert script.get("/api/v1/runs").json()["total"] == 0
-    binned = script.get("/api/v1/bin").json()
+    binned = script.get("/api/v1/trash").json()
     assert (binned["total"], binned["runs"][0]["id"], binned["next"]) == (1, ended, None)
     assert binned["runs"][0]["erased_after"] == binned["runs"][0]["deleted_at"] + 7 * 86400
     assert script.post(f"/api/v1/runs/{ended}/restoration").status_code == 204
@@ -76,7 +76,7 @@ def test_there_and_back(script: TestClient, ended: int) -> None:
     assert script.post(f"/api/v1/runs/{ended}/erasure").status_code == 409
     script.delete(f"/api/v1/runs/{ended}")
     assert script.post(f"/api/v1/runs/{ended}/erasure").status_code == 202
-    assert script.get("/api/v1/bin").json()["runs"][0]["erasing"] is True
+    assert script.get("/api/v1/trash").json()["runs"][0]["erasing"] is True
     assert script.post(f"/api/v1/runs/{ended}/restoration").status_code == 409
 
 

@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from app.live.run_updates import labels_mark
 from app.trash import disk
-from app.trash import trash_pages as bin_page
+from app.trash import trash_pages as trash_page
 from app.trash.disk import Disk
 from db.database import Database
 from db.files import checkpoints
@@ -34,19 +34,19 @@ def test_deleted_on_its_page_and_undone(ended: int, browser: TestClient) -> None
     assert answer.headers["location"] == f"/runs?deleted={ended}"
     undo = f'action="/runs/{ended}/restoration"'
     assert undo in browser.get(f"/runs?deleted={ended}").text
-    assert f'data-key="{ended}"' in browser.get("/bin").text
+    assert f'data-key="{ended}"' in browser.get("/trash").text
     gone = browser.get(f"/runs/{ended}")
     assert (gone.status_code, "It is in the bin" in gone.text) == (404, True)
-    assert '<a class="button primary" href="/bin">To the bin</a>' in gone.text
+    assert '<a class="button primary" href="/trash">To the bin</a>' in gone.text
     answer = browser.post(f"/runs/{ended}/restoration")
     assert answer.headers["location"] == f"/runs/{ended}"
     assert undo not in browser.get(f"/runs?deleted={ended}").text
-    assert "The bin is empty." in browser.get("/bin").text
+    assert "The bin is empty." in browser.get("/trash").text
 
 
 def test_restored_from_a_form_it_leads_back_there(ended: int, browser: TestClient) -> None:
     """And to nowhere else."""
-    for back, place in (("/bin", "/bin"), ("//elsewhere.example", "/")):
+    for back, place in (("/trash", "/trash"), ("//elsewhere.example", "/")):
         browser.post(f"/runs/{ended}/deletion")
         answer = browser.post(f"/runs/{ended}/restoration", data={"back": back})
         assert answer.headers["location"] == place
@@ -55,8 +55,8 @@ def test_restored_from_a_form_it_leads_back_there(ended: int, browser: TestClien
 def test_deleted_for_good_it_is_only_waited_for(ended: int, browser: TestClient) -> None:
     """Nothing can be done with its row any more."""
     browser.post(f"/runs/{ended}/deletion")
-    assert browser.post(f"/runs/{ended}/erasure").headers["location"] == "/bin"
-    page = browser.get("/bin").text
+    assert browser.post(f"/runs/{ended}/erasure").headers["location"] == "/trash"
+    page = browser.get("/trash").text
     assert "being deleted for good" in page
     assert 'data-one="restore"' not in page
     assert f'data-key="{ended}"' not in browser.get(f"/runs?deleted={ended}").text
@@ -66,18 +66,18 @@ def test_the_bin_is_shown_page_by_page(
     database: Database, ada: User, browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newest first."""
-    monkeypatch.setattr(bin_page, "PAGE_SIZE", 2)
+    monkeypatch.setattr(trash_page, "PAGE_SIZE", 2)
     for _ in range(3):
         run_id = submit(database, ada, name="<b>" + "x" * 97).id
         with database.writing() as session:
             run_control.cancel(session, run_id, ada)
             trash.delete(session, run_id, ada)
-    page = browser.get("/bin").text
+    page = browser.get("/trash").text
     assert "<b>xx" not in page
     assert [page.count(f'data-key="{run_id}"') for run_id in (1, 2, 3)] == [0, 1, 1]
-    assert 'href="/bin?after=2"' in page
-    assert 'data-key="1"' in browser.get("/bin?after=2").text
-    assert browser.get("/bin?after=x").status_code == 422
+    assert 'href="/trash?after=2"' in page
+    assert 'data-key="1"' in browser.get("/trash?after=2").text
+    assert browser.get("/trash?after=x").status_code == 422
     assert "3 runs, 0 B" in browser.get("/runs").text
 
 

@@ -125,6 +125,6 @@ def test_settings_that_do_not_go_together_are_refused_before_workers_are_taken(
     assert answer.status_code == 422
     text = "parallel fsdp cannot go with compile; allowed: ddp"
     assert answer.json()["errors"] == {"training.parallel": text}
-    spike = {"spike": {"rewind": True, "threshold": 3.0}, "checkpoints": {"every_steps": None}}
+    spike = {"spike": {"rollback": True, "threshold": 3.0}, "checkpoints": {"every_steps": None}}
     answer = script.post("/api/v1/runs", json={"recipe": "gpt", "config": spike})
-    assert list(answer.json()["errors"]) == ["spike.rewind"]
+    assert list(answer.json()["errors"]) == ["spike.rollback"]

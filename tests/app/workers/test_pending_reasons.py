@@ -76,13 +76,13 @@ def test_runs_with_the_devices_are_named_to_who_sees_them(
     browser.post(f"/api/v1/runs/{follower.id}/cancellation")
     queued = submit(database, ada)
     with database.reading() as session:
-        standing = permissions.standing(session, people.named(session, "other"))
+        grants = permissions.grants(session, people.named(session, "other"))
     by = "it is next: the only device is used by run"
-    told = {None: f"{by} 1 (hidden-one)", standing.user_id: f"{by} of another project"}
-    for script, seen_by in ((browser, None), (other, standing)):
+    told = {None: f"{by} 1 (hidden-one)", grants.user_id: f"{by} of another project"}
+    for script, seen_by in ((browser, None), (other, grants)):
         text = told[seen_by and seen_by.user_id]
         assert waiting(script, queued.id) == text
-        found = run_updates.of_run(database, settings, queued.id, standing=seen_by)("")
+        found = run_updates.of_run(database, settings, queued.id, grants=seen_by)("")
         assert found is not None
         assert json.loads(found.data)["run"]["waiting"] == text
         assert ("hidden-one" in found.data) == (seen_by is None)

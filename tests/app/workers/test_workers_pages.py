@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from app.live.worker_updates import of_workers
 from db.access import accounts, permissions, projects
-from db.access.permissions import Standing
+from db.access.permissions import Grants
 from db.database import Database
 from db.queue import workers
 from db.tables import Run, RunNode, SystemSample, User, Worker
@@ -63,8 +63,8 @@ def test_the_grid_says_what_runs_where_and_follows_it(
             sample = {"run_id": 1, "elapsed_ms": 4000, "memory_bytes": 41 * 2**30}
             sample["temperature_celsius"] = None if device < 0 else 61.4
             session.add(SystemSample(device=device, utilization=used, **sample))
-        seen = permissions.standing(session, session.merge(ada))
-        unseen = Standing(user_id=99, is_operator=False, rights={})
+        seen = permissions.grants(session, session.merge(ada))
+        unseen = Grants(user_id=99, is_admin=False, rights={})
     page = browser.get("/workers").text
     assert page.count('<a href="/runs/1">run 1</a>') == 2
     assert "93 % · 41 GiB · 61 °C" in page
@@ -163,8 +163,8 @@ def test_operators_drain_a_worker_by_page_api_and_command(
     with pytest.raises(SystemExit):
         type_workers(["drain", "w9"])
     assert "name is 'w9'; there are: w1" in capsys.readouterr().err
-    deeds = [each["deed"] for each in script.get("/api/v1/deeds").json()["deeds"]]
-    assert [each for each in deeds if "/drain" in each or "/undrain" in each] == [
+    audit_events = [each["deed"] for each in script.get("/api/v1/audit").json()["audit_events"]]
+    assert [each for each in audit_events if "/drain" in each or "/undrain" in each] == [
         "POST /api/v1/workers/1/undrain",
         "POST /api/v1/workers/1/drain",
         "POST /workers/1/undrain",

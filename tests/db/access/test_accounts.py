@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from db.access import accounts
 from db.database import Database, now
-from db.errors import Invalid, Refused
+from db.errors import Invalid, InvalidCredentials
 from db.tables import ApiToken, SignInLink, SignInSession, User
 from tests.conftest import PASSWORDS
 
@@ -16,7 +16,7 @@ def test_link_signs_in_once(database: Database, ada: User) -> None:
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
         assert accounts.redeem_link_token(session, token).id == ada.id
-    with pytest.raises(Refused, match="used already"), database.writing() as session:
+    with pytest.raises(InvalidCredentials, match="used already"), database.writing() as session:
         accounts.redeem_link_token(session, token)
 
 
@@ -25,7 +25,7 @@ def test_link_expires(database: Database, ada: User) -> None:
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
         session.execute(update(SignInLink).values(expires_at=now() - 1))
-    with pytest.raises(Refused), database.writing() as session:
+    with pytest.raises(InvalidCredentials), database.writing() as session:
         accounts.redeem_link_token(session, token)
 
 
@@ -39,7 +39,10 @@ def test_wrong_name_or_password_is_refused_alike(
     with database.writing() as session:
         accounts.set_password(session, session.get_one(User, ada.id), "correct horse")
         assert accounts.check_password(session, "ada", "correct horse").id == ada.id
-    with pytest.raises(Refused, match="name or the password"), database.reading() as session:
+    with (
+        pytest.raises(InvalidCredentials, match="name or the password"),
+        database.reading() as session,
+    ):
         accounts.check_password(session, name, password)
 
 
@@ -50,7 +53,7 @@ def test_passwords_are_hashed_as_argon2_advises() -> None:
 
 def test_user_without_password_cannot_sign_in_by_one(database: Database, ada: User) -> None:
     """A user who only ever used links has no password to guess."""
-    with pytest.raises(Refused), database.reading() as session:
+    with pytest.raises(InvalidCredentials), database.reading() as session:
         accounts.check_password(session, "ada", "")
 
 

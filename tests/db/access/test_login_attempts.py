@@ -8,9 +8,9 @@ from starlette.requests import Request
 
 from app.auth.login_throttling import client_of
 from db.access import login_attempts
-from db.access.login_attempts import FORGET_SECONDS, FREE_TRIES, MOST_SECONDS, TooManyTries
+from db.access.login_attempts import FORGET_SECONDS, FREE_ATTEMPTS, MOST_SECONDS, TooManyAttempts
 from db.database import Database
-from db.tables import Tries
+from db.tables import LoginAttempts
 
 
 class Clock:
@@ -33,7 +33,7 @@ def take(database: Database, clock: Clock) -> Callable[..., int]:
         try:
             with database.writing() as session:
                 login_attempts.take(session, **who)
-        except TooManyTries as error:
+        except TooManyAttempts as error:
             return error.seconds
         return 0
 
@@ -42,7 +42,7 @@ def take(database: Database, clock: Clock) -> Callable[..., int]:
 
 def test_waits_grow_and_end(take: Callable[..., int], clock: Clock) -> None:
     """After the free tries each one makes the next wait longer, up to a minute."""
-    for _ in range(FREE_TRIES["name"]):
+    for _ in range(FREE_ATTEMPTS["name"]):
         assert not take(address="a", name="ada")
     waits = []
     for _ in range(8):
@@ -62,11 +62,11 @@ def test_strangers_keep_nobody_out(take: Callable[..., int]) -> None:
     many names is, and a /64 is one address.
     """
     for number in range(10):
-        for _ in range(FREE_TRIES["name"]):
+        for _ in range(FREE_ATTEMPTS["name"]):
             assert not take(**_client(f"192.0.2.{number}", "ada"))
         assert take(**_client(f"192.0.2.{number}", " ADA ")) == 1
     assert not take(**_client("198.51.100.7", "ada"))
-    for number in range(FREE_TRIES["address"]):
+    for number in range(FREE_ATTEMPTS["address"]):
         assert not take(**_client(f"2001:db8::{number:x}", f"user {number}"))
     assert take(**_client("2001:db8::ffff", "ada")) == 1
     assert not take(**_client("2001:db8:0:1::", "ada"))
@@ -79,15 +79,15 @@ def test_a_right_password_and_time_make_it_forget(
     forgotten nothing is kept.
     """
     for _ in range(2):
-        for _ in range(FREE_TRIES["name"]):
+        for _ in range(FREE_ATTEMPTS["name"]):
             assert not take(address="a", name="ada")
         assert take(address="a", name="ada") == 1
         with database.writing() as session:
             login_attempts.release(session, address="a", name="ada")
-    for _ in range(FREE_TRIES["name"]):
+    for _ in range(FREE_ATTEMPTS["name"]):
         assert not take(address="a", name="ada")
     clock.now += FORGET_SECONDS + 1
-    for _ in range(FREE_TRIES["name"]):
+    for _ in range(FREE_ATTEMPTS["name"]):
         assert not take(address="b", name="ada")
     with database.reading() as session:
-        assert session.scalar(select(func.count()).select_from(Tries)) == 2
+        assert session.scalar(select(func.count()).select_from(LoginAttempts)) == 2

@@ -19,10 +19,10 @@ from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import (
     NONFINITE_LOSS,
+    Alert,
     AlertRule,
     Delivery,
     Diagnosis,
-    Notice,
     Run,
     RunStatus,
     Status,
@@ -39,9 +39,9 @@ def rule(database: Database, user: User, condition: str, scope: str = "all", **w
         return rules.make(session, user, condition=condition, scope=scope, **what).id
 
 
-def notices(database: Database) -> list[Notice]:
+def alerts(database: Database) -> list[Alert]:
     with database.reading() as session:
-        return list(session.scalars(select(Notice).order_by(Notice.id)))
+        return list(session.scalars(select(Alert).order_by(Alert.id)))
 
 
 def change(database: Database, run: Run, **values: Any) -> None:
@@ -69,9 +69,9 @@ def test_a_condition_is_told_once_until_it_was_well_again(
         change(database, running, loss=loss)
         told.append(look(database, seen, ADDRESS))
     assert told == [0, 1, 0, 0, 0, 1, 0]
-    first, second = notices(database)
-    assert first.well_at is not None
-    assert second.well_at is None
+    first, second = alerts(database)
+    assert first.resolved_at is not None
+    assert second.resolved_at is None
     assert first.text == "Run 1, digits-fp16, has the loss at 3, above 2."
     assert first.content["run"]["url"] == "http://here/runs/1"
     assert second.content["run"]["loss"] == "Infinity"
@@ -89,7 +89,7 @@ def test_a_restart_tells_nothing_twice_and_misses_nothing(
     end(database, running, Status.FAILED, error="Traceback\n  x\nValueError: no")
     assert look(database, Seen(), ADDRESS) == 1
     assert look(database, Seen(), ADDRESS) == 0
-    assert notices(database)[-1].text == "Run 1, digits-fp16, failed: ValueError: no."
+    assert alerts(database)[-1].text == "Run 1, digits-fp16, failed: ValueError: no."
 
 
 def test_of_two_servers_that_look_at_once_one_tells(
@@ -101,7 +101,7 @@ def test_of_two_servers_that_look_at_once_one_tells(
     with ThreadPoolExecutor(4) as threads:
         told = list(threads.map(lambda _: look(database, Seen(), ADDRESS), range(8)))
     assert sum(told) == 1
-    assert len(notices(database)) == 1
+    assert len(alerts(database)) == 1
 
 
 def test_what_was_found_before_another_server_wrote_is_dropped(
@@ -122,7 +122,7 @@ def test_what_was_found_before_another_server_wrote_is_dropped(
     monkeypatch.setattr(alert_evaluation, "_judge", slowly)
     assert look(database, late, ADDRESS) == 0
     assert look(database, late, ADDRESS) == 0
-    assert [each.well_at is None for each in notices(database)] == [False]
+    assert [each.resolved_at is None for each in alerts(database)] == [False]
 
 
 def test_the_index_has_room_for_one(database: Database, running: Run, ada: User) -> None:
@@ -134,7 +134,7 @@ def test_the_index_has_room_for_one(database: Database, running: Run, ada: User)
         held = [(session.get_one(AlertRule, rule_id), session.get_one(Run, running.id), "holds")]
         found = alert_evaluation._Found(0, 0.0, 0.0, is_due=True, held=held)
         assert alert_evaluation._write(session, found, ADDRESS) == 0
-    assert len(notices(database)) == 1
+    assert len(alerts(database)) == 1
 
 
 def test_only_runs_that_changed_are_read(
@@ -182,7 +182,7 @@ def test_a_storm_of_notices_is_told_in_pieces(
             run_control.cancel(session, run_id, ada)
     monkeypatch.setattr(alert_evaluation, "MOST_NOTICES", 2)
     assert [look(database, seen, ADDRESS) for _ in range(4)] == [2, 2, 1, 0]
-    assert sorted(each.run_id for each in notices(database)) == made
+    assert sorted(each.run_id for each in alerts(database)) == made
 
 
 def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: User) -> None:
@@ -205,7 +205,7 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
         with database.writing() as session:
             run_control.cancel(session, run.id, ada)
     look(database, seen, ADDRESS)
-    assert {(each.rule_id, each.run_id) for each in notices(database)} == {
+    assert {(each.rule_id, each.run_id) for each in alerts(database)} == {
         *((1, 1), (3, 1), (4, 1), (2, 2), (4, 2))
     }
     rule(database, ada, "cancelled")
@@ -221,7 +221,7 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
         ("unreachable", {"status": Status.UNREACHABLE}, "is unreachable"),
         ("paused", {"status": Status.PAUSED}, "is paused"),
         (
-            *("stopped", {"status": Status.FAILED, "fault": "rule"}),
+            *("stopped", {"status": Status.FAILED, "failure_kind": "rule"}),
             "was stopped by a rule of its configuration",
         ),
     ],
@@ -236,7 +236,7 @@ def test_statuses(
     assert look(database, seen, ADDRESS) == 0
     end(database, running, **how)
     assert look(database, seen, ADDRESS) == 1
-    assert notices(database)[0].text == f"Run 1, digits-fp16, {words}."
+    assert alerts(database)[0].text == f"Run 1, digits-fp16, {words}."
 
 
 def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
@@ -275,7 +275,7 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
     look(database, seen, ADDRESS)
     words = [*told.values(), *(words for _value, words in with_value.values())]
     words.append("has val/accuracy at 0.75, above 0.5")
-    assert {each.text for each in notices(database)} == {
+    assert {each.text for each in alerts(database)} == {
         f"Run 1, digits-fp16, {each}." for each in words if each
     }
 
@@ -292,7 +292,7 @@ def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
     look(database, seen, ADDRESS)
     change(database, running, skipped=1, loss=None, last_flags=NONFINITE_LOSS)
     look(database, seen, ADDRESS)
-    assert [each.condition for each in notices(database)] == ["unapplied", "diverged"]
+    assert [each.condition for each in alerts(database)] == ["unapplied", "diverged"]
 
 
 def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -> None:
@@ -309,9 +309,9 @@ def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -
     steps["elapsed_ms"] = 890_000
     record(database, running, steps)
     look(database, seen, ADDRESS)
-    [notice] = notices(database)
-    assert notice.text == "Run 1, digits-fp16, made no step for 10 minutes."
-    assert notice.well_at is not None
+    [alert] = alerts(database)
+    assert alert.text == "Run 1, digits-fp16, made no step for 10 minutes."
+    assert alert.resolved_at is not None
 
 
 def test_channels_of_a_rule_get_one_delivery_each(
@@ -345,7 +345,7 @@ def test_channels_of_a_rule_get_one_delivery_each(
     erasure.erase(database, settings, open_store(settings), running.id, Event())
     with database.reading() as session:
         assert session.scalars(select(Delivery)).all() == []
-        assert session.scalars(select(Notice)).all() == []
+        assert session.scalars(select(Alert)).all() == []
         assert [each.scope for each in session.scalars(select(AlertRule))] == ["all"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url, text
 
-from db.alerts.notifications import ANYBODY, Listener, tell
+from db.alerts.notifications import SIGNED_IN, Listener, tell
 from db.database import Database
 from db.queue import queue, workers
 from db.tables import Status, User, Worker
@@ -37,17 +37,17 @@ def test_those_are_told_who_have_something_to_do(
     """
     other = add_worker(database, "w2", [DIGITS], [CPU])
     with listening(database) as (listener, heard):
-        assert heard() == {ANYBODY}
-        assert (listener.is_listening, listener.fault) == (True, None)
+        assert heard() == {SIGNED_IN}
+        assert (listener.is_listening, listener.failure_kind) == (True, None)
         with database.writing() as session:
             first, second = (submit(session, ada, nodes=2) for _ in range(2))
-        assert heard() == {ANYBODY}
+        assert heard() == {SIGNED_IN}
         with database.writing() as session:
             assert claim(session, worker) is not None
         assert heard() == {other.id}
         with database.writing() as session:
             queue.end(session, first.id, 1, Status.FINISHED)
-        assert heard() == {ANYBODY}
+        assert heard() == {SIGNED_IN}
         with database.writing() as session:
             assert claim(session, worker) is not None
         assert heard() == {other.id}
@@ -62,7 +62,7 @@ def test_those_are_told_who_have_something_to_do(
         with database.writing() as session:
             tell(session, *range(10**6, 10**6 + 2000))  # more than a word holds
             submit(session, ada)
-        assert heard() == {ANYBODY}
+        assert heard() == {SIGNED_IN}
 
 
 def test_a_listener_that_was_cut_off_comes_back_and_looks_anew(
@@ -71,7 +71,7 @@ def test_a_listener_that_was_cut_off_comes_back_and_looks_anew(
     """What it may have missed meanwhile it makes good by one look of everybody."""
     monkeypatch.setattr("db.alerts.notifications.RETRY_SECONDS", 0.05)
     with listening(database) as (listener, heard):
-        assert heard() == {ANYBODY}
+        assert heard() == {SIGNED_IN}
         with database.engine.begin() as connection:
             connection.execute(
                 text(
@@ -79,8 +79,8 @@ def test_a_listener_that_was_cut_off_comes_back_and_looks_anew(
                     "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
                 )
             )
-        assert heard() == {ANYBODY}
-        assert (listener.is_listening, listener.fault) == (True, None)
+        assert heard() == {SIGNED_IN}
+        assert (listener.is_listening, listener.failure_kind) == (True, None)
 
 
 def test_a_listener_that_is_told_nothing_says_so(
@@ -97,6 +97,6 @@ def test_a_listener_that_is_told_nothing_says_so(
         stack.callback(other.dispose)
         deaf = SimpleNamespace(engine=database.engine, glancing=other.glancing)
         listener, _heard = stack.enter_context(listening(deaf))
-        while listener.fault is None:
+        while listener.failure_kind is None:
             assert not listener.is_listening
-        assert listener.fault == "no word comes, as behind a pooler of transactions"
+        assert listener.failure_kind == "no word comes, as behind a pooler of transactions"

@@ -17,13 +17,13 @@ from sqlalchemy import Column, func, select
 from db.access import accounts, audit, shared_links
 from db.alerts import deliveries
 from db.database import Database
-from db.errors import Conflict, Invalid, Refused
+from db.errors import Conflict, Invalid, InvalidCredentials
 from db.files import artifacts, backup, checkpoints, storage, uploads
 from db.files.backup import back_up, restore
 from db.files.storage import mend, mismatches
 from db.queue import queue
 from db.runs import config_values, history, runs
-from db.tables import Channel, Checkpoint, Delivery, Run, Status, Table, User
+from db.tables import Channel, CheckpointFile, Delivery, Run, Status, Table, User
 from db.telemetry import series, telemetry
 from tests import swept
 from tests.db.conftest import submit
@@ -314,7 +314,7 @@ def test_restored_sign_ins_end_and_valid_secrets_are_listed(
         with target.reading() as session:
             assert accounts.find_session(session, cookie) is None
             assert (accounts.find_api_token(session, token) is None) == revoke
-        with target.writing() as session, pytest.raises(Refused):
+        with target.writing() as session, pytest.raises(InvalidCredentials):
             accounts.redeem_link_token(session, link)
         names = [(row["user"], row["name"], row["kind"]) for row in restored["tokens"]]
         assert names == ([] if revoke else [("ada", "ci", "full")])
@@ -403,7 +403,7 @@ def test_a_key_that_leads_out_of_the_backup_is_left_out(
     """Whoever could write a row cannot write beside the backup: it is named and passed over."""
     key = "../../outside.pt"
     with database.writing() as session:
-        session.scalars(select(Checkpoint)).one().key = key
+        session.scalars(select(CheckpointFile)).one().key = key
     told = back_up(database, store, tmp_path / "deep" / "backup")
     assert told["left_out"] == [key]
     assert not list(tmp_path.rglob("outside.pt"))

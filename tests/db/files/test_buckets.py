@@ -31,7 +31,7 @@ from db.runs import trash
 from db.settings import Settings
 from db.tables import Artifact, Run, Status, User
 from tests.buckets import Bucket
-from tests.db.runs.test_trash import put_in_bin
+from tests.db.runs.test_trash import move_to_trash
 from tests.site import until
 
 pytestmark = pytest.mark.xdist_group("bucket")
@@ -155,7 +155,7 @@ def test_files_are_deleted_each_by_a_request(
         delete_file(store, KEY)
     with database.writing() as session:
         queue.end(session, running.id, 1, Status.FINISHED)
-    put_in_bin(database, ada, running.id)
+    move_to_trash(database, ada, running.id)
     with database.writing() as session:
         trash.erase(session, running.id, ada)
     bucket.proxy.requests.clear()

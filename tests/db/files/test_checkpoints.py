@@ -9,7 +9,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from db.database import Database
-from db.errors import Fenced, Invalid, NotFound
+from db.errors import Invalid, NotFound, StaleAttempt
 from db.files import checkpoints
 from db.files.storage import get_file, open_store, put_file
 from db.queue import queue, run_control
@@ -42,7 +42,7 @@ def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) ->
     """A worker that was given up cannot publish a checkpoint."""
     with database.writing() as session:
         queue.end(session, running.id, 1, Status.QUEUED)
-    with pytest.raises(Fenced), database.writing() as session:
+    with pytest.raises(StaleAttempt), database.writing() as session:
         checkpoints.publish(session, running.id, 1, saved(10), ["key"])
     with database.reading() as session:
         assert checkpoints.of_run(session, running.id) == []

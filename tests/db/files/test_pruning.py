@@ -15,7 +15,7 @@ from db.files.pruning import Rules
 from db.queue import queue
 from db.runs import runs
 from db.runs.trash import DAY_SECONDS
-from db.tables import Checkpoint, LogLine, Metric, Run, Status, SystemSample, User
+from db.tables import CheckpointFile, LogLine, Metric, Run, Status, SystemSample, User
 from tests.db.conftest import config, submit
 from tests.db.files.test_checkpoints import saved
 
@@ -43,8 +43,8 @@ def old(database: Database, running: Run, store: LocalStore) -> int:
         run = runs.get(session, running.id)
         run.config = config() | {"checkpoints": {"keep_best": "val/accuracy"}}
         run.ended_at -= 40 * DAY_SECONDS
-        before = Checkpoint.created_at - 40 * DAY_SECONDS
-        session.execute(update(Checkpoint).values(created_at=before))
+        before = CheckpointFile.created_at - 40 * DAY_SECONDS
+        session.execute(update(CheckpointFile).values(created_at=before))
     return running.id
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_another_row_names_stays(
     """Of a watched run, files of the same content are one."""
     key = f"runs/{old}/checkpoints/10.pt"
     with database.writing() as session:
-        session.execute(update(Checkpoint).where(Checkpoint.step == 50).values(key=key))
+        session.execute(update(CheckpointFile).where(CheckpointFile.step == 50).values(key=key))
     pruning.prune(database, store, old, Rules(checkpoint_days=30))
     assert obstore.head(store, key)["size"] == 10
 

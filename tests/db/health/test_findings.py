@@ -393,7 +393,7 @@ def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, runn
     with database.reading() as session:
         assert findings.of_run(session, session.get_one(Run, running.id)) == []
     names = [f"model.{i}" for i in range(8)]
-    event = make_weights(missing=names, misshapen=["model.head: 10 × 8, not 5 × 8"])
+    event = make_weights(missing=names, mismatched=["model.head: 10 × 8, not 5 × 8"])
     record(database, running, events=[event])
     with database.reading() as session:
         [found] = findings.of_run(session, session.get_one(Run, running.id))

@@ -19,9 +19,9 @@ from db.telemetry import telemetry
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit, submit_command
 from tests.db.telemetry.telemetry_made import make_steps, record
 
-REWOUND: dict[str, Any] = {
-    **{"event": "rewound", "step": 4, "from_step": 9, "spike": 6},
-    **{"loss": 9.0, "examples": 10, "rewinds": 1},
+ROLLED_BACK: dict[str, Any] = {
+    **{"event": "rolled_back", "step": 4, "from_step": 9, "spike": 6},
+    **{"loss": 9.0, "examples": 10, "rollbacks": 1},
 }
 
 
@@ -74,7 +74,7 @@ def test_counters_never_fall(database: Database, running: Run, ada: User, tmp_pa
     found = read(database)
     assert (found.steps, found.skips) == (9, 2)
     with database.writing() as session:
-        telemetry.take_back(session, running.id, running.attempt, REWOUND)
+        telemetry.take_back(session, running.id, running.attempt, ROLLED_BACK)
     assert read(database).steps == 9
     record(database, running, make_steps([1.0] * 6, first=5, skipped=[5]))
     found = read(database)

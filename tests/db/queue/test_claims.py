@@ -182,29 +182,31 @@ def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada:
         gang = submit(session, ada, nodes=3)
         later = submit(session, ada)
         finish(session, small[0])
-        assert claim(session, one, gang_patience=1e9) == later  # it has not waited yet
+        assert claim(session, one, reserve_after_seconds=1e9) == later  # it has not waited yet
         session.refresh(gang)
         assert gang.first_since is not None
         finish(session, later)
         later = submit(session, ada)
-        assert claim(session, one, gang_patience=0) is None
+        assert claim(session, one, reserve_after_seconds=0) is None
         session.refresh(gang)
         assert gang.reservation is not None
         assert gang.reservation["until"] is None  # nobody knows when these end
         assert gang.reservation["worker_ids"] == [one.id, two.id, three.id]
         finish(session, small[4])
-        assert claim(session, one, gang_patience=1e9) == later  # two are free, it needs one
+        assert claim(session, one, reserve_after_seconds=1e9) == later  # two are free, it needs one
         finish(session, small[3])
         other = submit(session, ada)
-        assert claim(session, four, gang_patience=1e9) == other  # of a worker that is not kept
+        assert (
+            claim(session, four, reserve_after_seconds=1e9) == other
+        )  # of a worker that is not kept
         finish(session, small[1])
         ahead, held = submit(session, ada, priority=1), submit(session, ada)
-        assert claim(session, two, gang_patience=1e9) == ahead
+        assert claim(session, two, reserve_after_seconds=1e9) == ahead
         finish(session, ahead)
-        assert claim(session, two, gang_patience=1e9) is None
+        assert claim(session, two, reserve_after_seconds=1e9) is None
         assert "devices are kept for run" in why(session, held)
         finish(session, small[2])
-        assert claim(session, two, gang_patience=1e9) == gang
+        assert claim(session, two, reserve_after_seconds=1e9) == gang
         assert (gang.first_since, gang.reservation) == (None, None)
         finish(session, gang)
         assert claim(session, three) == held
@@ -222,7 +224,7 @@ def test_more_is_kept_where_nobody_knows_when_runs_end(database: Database, ada: 
         submit(session, ada)
 
         def kept(patience: float) -> Any:
-            assert claim(session, up[0], gang_patience=patience) is None
+            assert claim(session, up[0], reserve_after_seconds=patience) is None
             session.refresh(wide)
             return [up.index(each) for each in up if each.id in wide.reservation["worker_ids"]]
 
@@ -233,7 +235,7 @@ def test_more_is_kept_where_nobody_knows_when_runs_end(database: Database, ada: 
         session.execute(away.values(seen_at=0.0))
         assert kept(1e9) == [0, 1]  # of which the one that asks is up
         session.execute(update(Worker).where(Worker.id == up[1].id).values(seen_at=now()))
-        assert claim(session, up[1], gang_patience=1e9) is None
+        assert claim(session, up[1], reserve_after_seconds=1e9) is None
 
 
 def test_a_run_that_ends_before_the_gang_can_start_goes_first(
@@ -249,7 +251,7 @@ def test_a_run_that_ends_before_the_gang_can_start_goes_first(
         gang = submit(session, ada, nodes=2)
         for seconds in (None, 2000.0):
             submit(session, ada, expected_seconds=seconds)
-        assert claim(session, one, gang_patience=0) is None
+        assert claim(session, one, reserve_after_seconds=0) is None
         session.refresh(gang)
         assert gang.reservation is not None
         assert gang.reservation["until"] - gang.reservation["since"] == pytest.approx(1000)
@@ -261,7 +263,7 @@ def test_a_run_that_ends_before_the_gang_can_start_goes_first(
         assert claim(session, one) is None
         long.step, long.steps_total, long.steps_per_second = 40, 50, 0.5
         gang.reservation = None
-        assert claim(session, one, gang_patience=0) is None
+        assert claim(session, one, reserve_after_seconds=0) is None
         session.refresh(gang)
         assert gang.reservation["until"] - gang.reservation["since"] == pytest.approx(20)
 
@@ -274,7 +276,7 @@ def test_one_gang_at_a_time_has_devices_kept(database: Database, ada: User) -> N
         assert claim(session, two) == busy
         impossible = submit(session, ada, nodes=3, priority=2)
         later, first = submit(session, ada, nodes=2), submit(session, ada, nodes=2, priority=1)
-        assert claim(session, one, gang_patience=0) is None
+        assert claim(session, one, reserve_after_seconds=0) is None
         for run in (impossible, later, first):
             session.refresh(run)
         assert [bool(run.reservation) for run in (impossible, later, first)] == [False, False, True]

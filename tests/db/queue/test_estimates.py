@@ -8,7 +8,7 @@ from db.database import Database
 from db.queue import estimates
 from db.queue.estimates import Alike
 from db.runs import runs, trash
-from db.tables import Checkpoint, Run, Status, User
+from db.tables import CheckpointFile, Run, Status, User
 from tests.db.conftest import config, submit
 
 ASKED: dict[str, Any] = {
@@ -32,7 +32,7 @@ def finished(database: Database, ada: User, speed: float, batch_size: int, *size
                 kind = "checkpoint" if not number else "weights"
                 file = {"kind": kind, "key": "k", "attempt": 1, "reason": "end", "sha256": "ab"}
                 size_bytes = size if step == 100 else 1
-                session.add(Checkpoint(run_id=run.id, step=step, size_bytes=size_bytes, **file))
+                session.add(CheckpointFile(run_id=run.id, step=step, size_bytes=size_bytes, **file))
         return run.id
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from db.access import accounts
 from db.database import Database, now
-from db.errors import Fenced, Invalid
+from db.errors import Invalid, StaleAttempt
 from db.queue import pending_reasons, queue, run_control
 from db.runs import runs
 from db.tables import Run, RunNode, RunStatus, Status, User, Worker
@@ -129,7 +129,7 @@ def test_an_attempt_given_up_can_write_nothing(database: Database, running: Run)
         lambda session: queue.renew(session, running.id, 1, 60.0),
         lambda session: queue.end(session, running.id, 1, Status.FINISHED),
     ):
-        with pytest.raises(Fenced), database.writing() as session:
+        with pytest.raises(StaleAttempt), database.writing() as session:
             act(session)
     with database.reading() as session:
         assert runs.get(session, running.id).status == Status.QUEUED
@@ -212,7 +212,7 @@ def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada:
     asked = [(request.kind, request.value) for request in wishes.requests]
     assert asked == [("checkpoint", None), ("scale", 512.0), ("scale", 512.0), ("replay", 7.0)]
     assert len({request.id for request in wishes.requests}) == 4
-    assert wishes.wanted == "cancel"
+    assert wishes.desired_state == "cancel"
 
 
 def test_a_request_stands_until_it_is_told_to_be_obeyed(
@@ -387,7 +387,7 @@ def test_a_run_that_is_killed_as_wished_says_so(
         limits = {"max_attempts": 1, "max_stalled_attempts": 1}
         queue.end_killed(session, running.id, 1, reason="killed by SIGKILL", **limits)
         last = runs.statuses(session, running.id)[-1]
-    assert (last.status, last.reason, last.fault) == ("cancelled", "killed by ada", None)
+    assert (last.status, last.reason, last.failure_kind) == ("cancelled", "killed by ada", None)
 
 
 @pytest.mark.parametrize("act", [run_control.cancel, run_control.pause], ids=lambda f: f.__name__)

@@ -54,7 +54,7 @@ def test_a_project_trains_on_so_many_devices(database: Database, ada: User) -> N
 def test_a_user_trains_on_so_many_devices(database: Database, ada: User) -> None:
     """Others' runs pass; a run that waits for several devices over the limit has none kept."""
     one, two = add_workers(database, 2, 2)
-    most = {"devices_per_user": 3, "gang_patience": 0.0}
+    most = {"devices_per_user": 3, "reserve_after_seconds": 0.0}
     with database.writing() as session:
         first = submit(session, ada, devices_per_node=2)
         gang = submit(session, ada, nodes=2)
@@ -126,10 +126,10 @@ def test_a_gang_is_ahead_by_its_projects_use(database: Database, ada: User) -> N
         gang = submit(session, ada, project="small", nodes=2, devices_per_node=2)
         assert claim(session, one) is None
         finish(session, held[1])
-        assert claim(session, two, gang_patience=0.0) is None
+        assert claim(session, two, reserve_after_seconds=0.0) is None
         assert why(session, many[0]).startswith(f"devices are kept for run {gang.id}")
         finish(session, held[0])
-        assert claim(session, two, gang_patience=0.0) == gang
+        assert claim(session, two, reserve_after_seconds=0.0) == gang
         assert len(nodes(session, gang)) == 2
 
 

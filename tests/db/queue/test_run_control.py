@@ -29,11 +29,11 @@ def test_a_repeated_cancel_still_waits_for_the_checkpoint(
     with database.writing() as session:
         for _ in range(2):
             run = run_control.cancel(session, running.id, ada)
-            assert (run.status, run.wanted) == (Status.STOPPING, "cancel")
+            assert (run.status, run.desired_state) == (Status.STOPPING, "cancel")
         history = [row.status for row in runs.statuses(session, running.id)]
         assert history == ["queued", "starting", "running", "stopping"]
         for act in (run_control.kill, run_control.cancel):
-            assert act(session, running.id, ada).wanted == "kill"
+            assert act(session, running.id, ada).desired_state == "kill"
     with pytest.raises(Conflict, match="only one that trains"), database.writing() as session:
         run_control.kill(session, submit(session, ada).id, ada)
 

@@ -20,7 +20,7 @@ from db.runs.run_filters import (
     paths_of,
     values_of,
 )
-from db.tables import LatestMetric, Run, RunSetting, User, Worker
+from db.tables import LatestMetric, Run, RunConfigValue, User, Worker
 from db.telemetry import ingest, telemetry
 from tests.db.conftest import claim, config, submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
@@ -79,7 +79,7 @@ def test_a_watched_run_is_found_by_what_its_script_says_now(database: Database, 
     begin({"text": 5})
     assert found(database, "text", "=", 5.0) == [run_id]
     with database.reading() as session:
-        assert [row.path for row in session.scalars(select(RunSetting))] == ["text"]
+        assert [row.path for row in session.scalars(select(RunConfigValue))] == ["text"]
 
 
 def test_names_are_listed_each_once(database: Database, ada: User) -> None:

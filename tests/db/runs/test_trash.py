@@ -44,13 +44,13 @@ def ended(database: Database, running: Run) -> int:
     return running.id
 
 
-def put_in_bin(database: Database, ada: User, run_id: int) -> None:
+def move_to_trash(database: Database, ada: User, run_id: int) -> None:
     with database.writing() as session:
         trash.delete(session, run_id, ada)
 
 
 def erase_now(database: Database, settings: Settings, ada: User, run_id: int) -> None:
-    put_in_bin(database, ada, run_id)
+    move_to_trash(database, ada, run_id)
     with database.writing() as session:
         trash.erase(session, run_id, ada)
     erasure.erase(database, settings, open_store(settings), run_id, Event())
@@ -69,8 +69,8 @@ def test_a_deleted_run_is_out_of_every_list(database: Database, ended: int, ada:
     with database.writing() as session:
         other = submit(session, ada)
         groups.join(session, other, ended)
-    put_in_bin(database, ada, ended)
-    put_in_bin(database, ada, ended)  # once more changes nothing
+    move_to_trash(database, ada, ended)
+    move_to_trash(database, ada, ended)  # once more changes nothing
     with database.reading() as session:
         assert [run.id for run, _owner in runs.newest(session)] == [other.id]
         assert runs.count(session) == 1
@@ -97,7 +97,7 @@ def test_a_deleted_run_is_out_of_every_list(database: Database, ended: int, ada:
 def test_only_an_ended_run_is_deleted(database: Database, running: Run, ada: User) -> None:
     """What trains or waits is cancelled first, and the sentence says so."""
     with pytest.raises(Conflict, match=r"is running.*Cancel it first"):
-        put_in_bin(database, ada, running.id)
+        move_to_trash(database, ada, running.id)
 
 
 def test_what_another_starts_from_is_kept(database: Database, ended: int, ada: User) -> None:
@@ -109,15 +109,15 @@ def test_what_another_starts_from_is_kept(database: Database, ended: int, ada: U
         by_weights = submit(session, ada, config=config() | {"weights": weights})
     for fork in (by_fork, by_weights):
         with pytest.raises(Conflict, match=f"run {fork.id}, which is queued, starts from its"):
-            put_in_bin(database, ada, ended)
+            move_to_trash(database, ada, ended)
         with database.writing() as session:
             run_control.cancel(session, fork.id, ada)
-    put_in_bin(database, ada, ended)
+    move_to_trash(database, ada, ended)
 
 
 def test_nothing_new_refers_to_a_deleted_run(database: Database, ended: int, ada: User) -> None:
     """No run starts from it, waits for it or is laid beside it."""
-    put_in_bin(database, ada, ended)
+    move_to_trash(database, ada, ended)
     for changes in (
         {"parent_id": ended, "parent_step": 10, "config": config(200)},
         {"after_id": ended},
@@ -133,7 +133,7 @@ def test_a_watched_run_in_the_bin_takes_nothing(database: Database, ada: User) -
     with database.writing() as session:
         run_id = ingest.begin(session, ada, "a" * 32, 1, **WATCHED).run_id
         ingest.end(session, ada, run_id, 1, "finished", step=0, error=None)
-    put_in_bin(database, ada, run_id)
+    move_to_trash(database, ada, run_id)
     with pytest.raises(Ended, match="in the bin"), database.writing() as session:
         ingest.begin(session, ada, "a" * 32, 2, **WATCHED)
     with pytest.raises(Ended, match="in the bin"), database.writing() as session:
@@ -158,7 +158,7 @@ def test_a_run_is_erased_with_all_its_rows(
                 row |= {"run_id": run_id, "attempt": 9, "step": 999, "bucket": 99}
                 row |= {
                     "rule_id": None,
-                    "notice_id": None,
+                    "alert_id": None,
                 }  # tests/db/alerts/test_alert_evaluation.py has these
                 row |= {"token_hash": f"of a token of run {run_id}"}
                 row |= {"time": 1.0} if "time" in row else {}
@@ -228,7 +228,7 @@ def test_files_go_wherever_they_are(
     outside = tmp_path / "outside"
     outside.mkdir()
     (settings.run_folder(ended) / "link").symlink_to(outside)
-    put_in_bin(database, ada, ended)
+    move_to_trash(database, ada, ended)
     with database.writing() as session:
         trash.erase(session, ended, ada)
     for _again in range(2):
@@ -244,7 +244,7 @@ def test_only_what_is_due_is_erased(
     database: Database, settings: Settings, ended: int, ada: User
 ) -> None:
     """Days pass by the database's clock; what was restored meanwhile is left alone."""
-    put_in_bin(database, ada, ended)
+    move_to_trash(database, ada, ended)
     with database.writing() as session:
         assert erasure.due(session, 7.0) == []
         back = Run.deleted_at - 7 * trash.DAY_SECONDS
@@ -260,7 +260,7 @@ def test_only_what_is_due_is_erased(
 
 def test_what_is_being_erased_is_not_restored(database: Database, ended: int, ada: User) -> None:
     """Half of a run would be worth nothing."""
-    put_in_bin(database, ada, ended)
+    move_to_trash(database, ada, ended)
     with database.writing() as session:
         trash.erase(session, ended, ada)
     with pytest.raises(Conflict, match="cannot be restored"), database.writing() as session:
@@ -290,7 +290,7 @@ def test_stopped_anywhere_it_goes_on(
 ) -> None:
     """Cut off at each of its transactions in turn, the run is erased in the end, and only then."""
     monkeypatch.setattr(erasure, "BATCH_ROWS", 40)
-    put_in_bin(database, ada, ended)
+    move_to_trash(database, ada, ended)
     with database.writing() as session:
         trash.erase(session, ended, ada)
     cuts = 0
@@ -319,7 +319,7 @@ def test_it_stops_when_it_is_asked_to(
 ) -> None:
     """A server that stops does not wait for ten million rows."""
     monkeypatch.setattr(erasure, "BATCH_ROWS", 5)
-    put_in_bin(database, ada, ended)
+    move_to_trash(database, ada, ended)
     stopping = Event()
     stopping.set()
     with pytest.raises(erasure.Stopped):
@@ -338,7 +338,7 @@ def test_others_write_while_a_run_is_erased(
 ) -> None:
     """Between two batches another writer has its turn; two that erase the same run agree."""
     monkeypatch.setattr(erasure, "BATCH_ROWS", 3)
-    put_in_bin(database, ada, ended)
+    move_to_trash(database, ada, ended)
     with database.writing() as session:
         trash.erase(session, ended, ada)
     store, failed = open_store(settings), []

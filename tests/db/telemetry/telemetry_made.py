@@ -119,11 +119,11 @@ def make_histogram(step: int, *modules: dict[str, Any], scale: float = 2.0**16) 
 
 def make_headroom(step: int, **modules: tuple[Any, Any]) -> dict[str, Any]:
     """A look at modules' largest activations and gradients, as it comes out of a spool."""
-    looked_at = [
+    evaluated_at = [
         {"name": name, "activation": activation, "gradient": gradient}
         for name, (activation, gradient) in modules.items()
     ]
-    return {"event": "headroom", "step": step, "scale": 1024.0, "modules": looked_at}
+    return {"event": "headroom", "step": step, "scale": 1024.0, "modules": evaluated_at}
 
 
 def make_replay(step: int, **changes: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import select
 
 from db.database import Database
-from db.errors import Fenced
+from db.errors import StaleAttempt
 from db.queue import queue
 from db.tables import Diagnosis, LogLine, Metric, Run, ScalerEvent, Status, SystemSample
 from db.telemetry import telemetry
@@ -150,7 +150,7 @@ def test_given_up_attempt_writes_nothing(database: Database, running: Run) -> No
     """The fence holds for telemetry: an attempt that has ended cannot record."""
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
-    with pytest.raises(Fenced):
+    with pytest.raises(StaleAttempt):
         record(database, running, make_steps([1.0]))
     assert read(database, running)["step"] == []
 

@@ -1163,7 +1163,7 @@ def test_all_that_is_written_can_be_recorded(tmp_path: Path) -> None:
     """Every event of the worst run passes the table that the recorder goes by."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         Script().train(watch.add, steps=STEPS)
-    assert all(events.fault(event) is None for event in Written(tmp_path / "it").events)
+    assert all(events.failure_kind(event) is None for event in Written(tmp_path / "it").events)
 
 
 def test_parameters_that_no_module_has_are_called_by_their_place(tmp_path: Path) -> None:

@@ -168,22 +168,24 @@ class IngestServer:
         body = request.rfile.read(length)
         with self._lock:
             self.requests.append(f"{method} {address.path}")
-            fault = self.faults.pop(0) if self.faults else ""
-        if fault == "stall":
+            failure_kind = self.faults.pop(0) if self.faults else ""
+        if failure_kind == "stall":
             self.has_stalled.set()
             self.let_go.wait()
-        if fault in ("stall", "cut"):
+        if failure_kind in ("stall", "cut"):
             request.close_connection = True
             return
-        if fault in ("500", "page"):
-            request.reply(int(fault) if fault == "500" else 200, b"<html>", "text/html")
+        if failure_kind in ("500", "page"):
+            request.reply(
+                int(failure_kind) if failure_kind == "500" else 200, b"<html>", "text/html"
+            )
             return
-        if fault == "422":
+        if failure_kind == "422":
             request.reply(422, b'{"detail": "It is refused."}', "application/problem+json")
             return
         with self._lock:
             status, said = self._answered(request, method, address.path, address.query, body)
-        if fault == "cut after":
+        if failure_kind == "cut after":
             request.close_connection = True
             return
         kind = "application/json" if status == 200 else "application/problem+json"

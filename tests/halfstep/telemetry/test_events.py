@@ -130,15 +130,15 @@ HONEST: dict[str, dict[str, Any]] = {
         "peak_flops": None,
         "device": "cpu",
     },
-    "spike": {"step": 7, "loss": float("nan"), "z": float("inf"), "rewound_to": 5},
-    "rewound": {
+    "spike": {"step": 7, "loss": float("nan"), "z": float("inf"), "rolled_back_to": 5},
+    "rolled_back": {
         "step": 5,
         "from_step": 10,
         "spike": 7,
         "loss": 20.5,
         "z": 99.5,
         "examples": 320,
-        "rewinds": 1,
+        "rollbacks": 1,
     },
     "configured": {"config": {"lr": 0.1, "model": {"width": [8, 4]}, "bound": float("inf")}},
     "left_out": {"step": 0, "diagnosis": "replay", "reason": "not with training.parallel fsdp"},
@@ -202,7 +202,7 @@ def test_what_cannot_be_recorded_is_neither_written_nor_read(
     spool_anything(tmp_path, 1, event, HONEST["metric"])
     wrong, fine = SpoolReader(tmp_path).poll()
     assert isinstance(wrong, Unrecordable)
-    assert wrong.fault.startswith(kind)
+    assert wrong.failure_kind.startswith(kind)
     assert fine == HONEST["metric"]
 
 
@@ -243,7 +243,9 @@ def test_a_frame_of_steps_is_whole_records_within_bounds(tmp_path: Path) -> None
     spool_raw(tmp_path, 1, records.tobytes(), kind=TIMED_STEPS)
     spool_raw(tmp_path, 1, b"half", kind=STEPS)
     spool_raw(tmp_path, 1, b"", kind=9)
-    faults = [each.fault for each in SpoolReader(tmp_path).poll() if isinstance(each, Unrecordable)]
+    faults = [
+        each.failure_kind for each in SpoolReader(tmp_path).poll() if isinstance(each, Unrecordable)
+    ]
     assert faults[0] == f"steps: step is -5; allowed: a whole number from 1 to {2**53}"
     assert [each.split(";")[0] for each in faults[1:]] == [
         "a frame of kind 1 has 4 bytes",

@@ -236,13 +236,13 @@ def test_a_run_arrives_whole(site: IngestServer, tmp_path: Path) -> None:
     assert attempt.outcome == ended("finished", 300)
 
 
-@pytest.mark.parametrize("fault", ["500", "page", "cut", "cut after"])
+@pytest.mark.parametrize("failure_kind", ["500", "page", "cut", "cut after"])
 def test_every_byte_arrives_once_whatever_fails(
-    site: IngestServer, tmp_path: Path, fault: str
+    site: IngestServer, tmp_path: Path, failure_kind: str
 ) -> None:
     """Each request fails at least once, before or after it has had its effect."""
     writer = Writer(tmp_path).steps(20).file(b"x" * 5_000_000, "large.bin").steps(20).finish()
-    site.faults = [fault, ""] * 30 + [fault] * 5
+    site.faults = [failure_kind, ""] * 30 + [failure_kind] * 5
     assert send(site, writer.files) == []
     attempt = arrived(site, writer.files)
     assert attempt.spool == spooled(writer.files)

@@ -1,6 +1,6 @@
 import torch
 
-from halfstep.run_settings import Training
+from halfstep.config_groups import Training
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.data.batches import Batches, fingerprint
 from trainer.data.sampler import Sampler

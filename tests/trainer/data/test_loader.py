@@ -21,7 +21,7 @@ from tests.reading import EXAMPLES, Noisy, Reading
 from tests.trainer.conftest import CPU, Regression, assert_same_bits
 from trainer.data.examples import DataError
 from trainer.data.to_device import ToDevice
-from trainer.data.worker_pool import Crew
+from trainer.data.worker_pool import WorkerPool
 from trainer.setup import make_recipe
 
 STEPS = 11
@@ -295,14 +295,14 @@ def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch):
     """One is told of only when another has heard, and stacks are cut that are very deep."""
     monkeypatch.setattr("trainer.data.worker_pool.STACK_SECONDS", 600.0)
     fork = multiprocessing.get_context("fork")
-    crew, ready = Crew(2), fork.Barrier(3)
+    worker_pool, ready = WorkerPool(2), fork.Barrier(3)
 
     def work(number, frees):
-        crew.join(number)
+        worker_pool.join(number)
 
         def hear(*_):
             os.kill(frees, signal.SIGCONT)
-            faulthandler.dump_traceback(crew._stacks[number], all_threads=False)
+            faulthandler.dump_traceback(worker_pool._stacks[number], all_threads=False)
 
         if frees:
             signal.signal(signal.SIGUSR1, hear)
@@ -321,9 +321,9 @@ def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch):
     second.start()
     ready.wait()
     os.kill(first.pid, signal.SIGSTOP)
-    crew.remember([first, second])
-    assert crew.stacks().count("in deep") >= 190
-    crew.end()
+    worker_pool.remember([first, second])
+    assert worker_pool.stacks().count("in deep") >= 190
+    worker_pool.end()
 
 
 def test_while_a_step_is_made_the_next_batch_is_read_and_brought(run_loop, monkeypatch):
@@ -364,23 +364,23 @@ def test_while_a_step_is_made_the_next_batch_is_read_and_brought(run_loop, monke
 def test_a_worker_that_has_closed_its_files_is_waited_for_until_it_is_dead():
     """As the kernel closes those of a process that is killed, before anyone gets its exit code."""
     fork = multiprocessing.get_context("fork")
-    crew, may_die = Crew(1), fork.Event()
+    worker_pool, may_die = WorkerPool(1), fork.Event()
 
     def work():
-        crew.join(0)
+        worker_pool.join(0)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         may_die.wait()
         os.kill(os.getpid(), signal.SIGKILL)
 
     process = fork.Process(target=work)
     process.start()
-    crew.remember([process])
+    worker_pool.remember([process])
     assert multiprocessing.connection.wait([process.sentinel], 60)
     assert process.exitcode is None
     dying = threading.Timer(0.5, may_die.set)
     dying.start()
-    crew.wait(60)
+    worker_pool.wait(60)
     with pytest.raises(DataError, match="was killed by SIGKILL"):
-        crew.check()
+        worker_pool.check()
     dying.join()
-    crew.end()
+    worker_pool.end()

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from halfstep.config_groups import Training
 from halfstep.run_config import ConfigError
-from halfstep.run_settings import Training
 from tests.trainer.conftest import drawn
 from trainer.data.sampler import Sampler, check_batch
 

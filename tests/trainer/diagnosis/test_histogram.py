@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from halfstep.config_groups import Diagnosis
 from halfstep.monitor.exponents import BIAS, BINS, describe
-from halfstep.run_settings import Diagnosis
 from tests.trainer.conftest import CPU, Regression
 from trainer.diagnosis.histogram import Histogram
 from trainer.optimizers import StepResult, watched_optimizers

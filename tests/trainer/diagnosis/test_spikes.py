@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halfstep.config_groups import Spike
 from halfstep.run_config import ConfigError, parse_config
-from halfstep.run_settings import Spike
 from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.checkpoints.resume import inherited_parts
@@ -41,7 +41,7 @@ class Poisoned(Regression):
 VALUES = {
     "training": {"steps": 60, "batch_size": 4, "seed": 3},
     "checkpoints": {"every_steps": 10},
-    "spike": {"window_steps": WINDOW, "rewind": True, "look_every_steps": 4},
+    "spike": {"window_steps": WINDOW, "rollback": True, "look_every_steps": 4},
 }
 
 
@@ -119,7 +119,7 @@ def test_what_decides_of_the_next_step_is_in_the_state():
     losses = noise(80)
     losses[40] = 5.0
     made, whole, parts = records(losses), [], []
-    settings = Spike(window_steps=WINDOW, rewind=True)
+    settings = Spike(window_steps=WINDOW, rollback=True)
     one, other = (Spikes(settings, told_.append) for told_ in (whole, parts))
     one.arrived(made[:41])
     other.load_state_dict(one.state_dict())
@@ -130,25 +130,25 @@ def test_what_decides_of_the_next_step_is_in_the_state():
     assert robust_z(2.0, np.ones(16)) == pytest.approx(1000)
 
 
-@pytest.mark.parametrize("rewind", [True, False])
-def test_a_spike_above_nothing_is_plain_numbers(tmp_path, rewind):
+@pytest.mark.parametrize("rollback", [True, False])
+def test_a_spike_above_nothing_is_plain_numbers(tmp_path, rollback):
     """Where most losses are exactly 0, as of a hinge: a checkpoint with it loads without code."""
     losses = np.zeros(60)
     losses[40] = 5.0
-    spikes = Spikes(Spike(window_steps=WINDOW, rewind=rewind), lambda event: None)
+    spikes = Spikes(Spike(window_steps=WINDOW, rollback=rollback), lambda event: None)
     spikes.arrived(records(losses))
     torch.save(spikes.state_dict(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert (state["pending"] is not None) == rewind
+    assert (state["pending"] is not None) == rollback
 
 
 def test_a_rewind_goes_back_and_leaves_the_examples_out(run_loop, tmp_path):
     """To the last checkpoint before, then on with the examples after those of the steps undone."""
     run = run_loop(Poisoned, VALUES, tmp_path / "a")
-    first, *_ = run.of("rewound")
-    spike = next(each for each in run.of("spike") if "rewound_to" in each)
+    first, *_ = run.of("rolled_back")
+    spike = next(each for each in run.of("spike") if "rolled_back_to" in each)
     assert first["spike"] == spike["step"]
-    assert first["step"] == spike["rewound_to"] == (spike["step"] - 1) // 10 * 10
+    assert first["step"] == spike["rolled_back_to"] == (spike["step"] - 1) // 10 * 10
     assert first["from_step"] % 4 == 0 or first["from_step"] % 10 == 0
     assert first["from_step"] >= first["spike"]
     assert first["examples"] == 4 * (first["from_step"] - first["step"])
@@ -162,7 +162,7 @@ def test_a_rewind_goes_back_and_leaves_the_examples_out(run_loop, tmp_path):
 
 
 def undone(run):
-    return [(each["step"], each["from_step"]) for each in run.of("rewound")]
+    return [(each["step"], each["from_step"]) for each in run.of("rolled_back")]
 
 
 def test_the_same_seed_goes_back_alike_and_so_does_a_resumed_run(run_loop, tmp_path):
@@ -212,13 +212,13 @@ def test_a_step_from_before_a_rewind_is_replayed_with_its_own_examples(run_loop,
 def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
     """It has the losses before it for a window, and may rewind as often as any other run."""
     spikes = Spikes(Spike(), print)
-    spikes.pending, spikes.rewinds = {"step": 7}, 2
+    spikes.pending, spikes.rollbacks = {"step": 7}, 2
     state = {"parts": {"spikes": spikes.state_dict()}, "scaler": {}}
     left = {
         is_fork: inherited_parts(state, is_scaled=is_scaled, is_fork=is_fork)["spikes"]
         for is_fork in (True, False)
     }
-    assert [(each["pending"], each["rewinds"]) for each in left.values()] == [
+    assert [(each["pending"], each["rollbacks"]) for each in left.values()] == [
         (None, 0),
         ({"step": 7}, 2),
     ]
@@ -226,13 +226,13 @@ def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
 
 def test_after_so_many_rewinds_a_run_goes_on_or_fails_as_set(run_loop, tmp_path):
     """The spike is told all the same; a failure says at which step, how high and how often."""
-    once = {**VALUES, "spike": {**VALUES["spike"], "most_rewinds": 1}}
+    once = {**VALUES, "spike": {**VALUES["spike"], "max_rollbacks": 1}}
     run = run_loop(Poisoned, once, tmp_path / "a")
     assert len(undone(run)) == 1
     assert len({each["step"] for each in run.of("spike")}) > 1
     assert run.outcome.step == 60
     once["spike"]["afterwards"] = "fail"
-    with pytest.raises(SpikeError, match=r"the loss rose to .* and spike.most_rewinds is 1"):
+    with pytest.raises(SpikeError, match=r"the loss rose to .* and spike.max_rollbacks is 1"):
         run_loop(Poisoned, once, tmp_path / "b")
 
 
@@ -258,9 +258,9 @@ def test_looking_without_going_back_changes_no_bit(run_loop, tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"spike": {"rewind": True}}, "checkpoints.every_steps is empty"),
+        ({"spike": {"rollback": True}}, "checkpoints.every_steps is empty"),
         (
-            {"spike": {"rewind": True, "threshold": None}, "checkpoints": {"every_steps": 5}},
+            {"spike": {"rollback": True, "threshold": None}, "checkpoints": {"every_steps": 5}},
             "needs a threshold",
         ),
     ],

@@ -184,9 +184,9 @@ def test_a_policy_goes_with_fewer_settings_than_autocast(values, message):
 def test_shards_go_back_from_a_spike(found):
     """From the same steps to the same ones, as often."""
     shards, whole = both(found, "spiking")
-    assert events(shards, "rewound")
+    assert events(shards, "rolled_back")
     places = [
-        [(e["from_step"], e["step"], e["examples"]) for e in events(each, "rewound")]
+        [(e["from_step"], e["step"], e["examples"]) for e in events(each, "rolled_back")]
         for each in (shards, whole)
     ]
     assert places[0] == places[1]

@@ -8,7 +8,7 @@ from torch import nn
 from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.checkpoints.resume import inherited_parts
-from trainer.diagnosis.nonfinite_buffers import Poison
+from trainer.diagnosis.nonfinite_buffers import NonfiniteBuffers
 from trainer.precision.buffers import BufferRule
 
 
@@ -120,7 +120,7 @@ def test_a_fork_tells_of_poison_that_it_inherits():
 def followed(module):
     """Who looks at a module, and a list of what that tells."""
     events = []
-    return Poison({"model": module}, events.append), events
+    return NonfiniteBuffers({"model": module}, events.append), events
 
 
 def told(step, *buffers):
@@ -197,7 +197,7 @@ def test_neither_waits_for_the_device():
     rule = BufferRule(modules, is_on=True)
     rule.keep()
     rule.restore([torch.zeros((), device="meta")])
-    poison = Poison(modules, pytest.fail)
+    poison = NonfiniteBuffers(modules, pytest.fail)
     poison.before_step(1)
     poison.arrived(skipped_steps(7))
 

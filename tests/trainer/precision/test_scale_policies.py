@@ -3,9 +3,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from halfstep.config_groups import Scaler
 from halfstep.recipe import Loss
 from halfstep.run_config import ConfigError, parse_config
-from halfstep.run_settings import Scaler
 from halfstep.telemetry.spool import STEP_DTYPE
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer.checkpoints import checkpoint

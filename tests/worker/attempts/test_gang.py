@@ -132,7 +132,9 @@ def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, rec
     run = site.run(run_id)
     assert (run.status, run.step, run.error) == (Status.FINISHED, 20, None)
     assert (run.skipped > 0) == (recipe == "digits")
-    assert [node.ending and node.ending["fault"] for node in nodes(machines.site, run_id)] == [
+    assert [
+        node.ending and node.ending["failure_kind"] for node in nodes(machines.site, run_id)
+    ] == [
         None,
         None,
     ]
@@ -208,9 +210,9 @@ def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
 def test_who_is_to_blame_for_an_end() -> None:
     """A node's own fault counts before a loss, a loss before the complaints of those who saw it."""
     gone = Ending(Status.FAILED, "Connection closed by peer", "Traceback", gangs.RANK)
-    code = gangs.NodeEnding("node 1 (m1): ValueError: no", "Traceback: no", "code")
-    lost = gangs.NodeEnding("node 1 (m1) was lost", None, "infrastructure")
-    nobody = gangs.NodeEnding()
+    code = gangs.NodeOutcome("node 1 (m1): ValueError: no", "Traceback: no", "code")
+    lost = gangs.NodeOutcome("node 1 (m1) was lost", None, "infrastructure")
+    nobody = gangs.NodeOutcome()
     assert judged(gone, code, None) == Ending(Status.FAILED, code.reason, code.error, "code")
     assert judged(gone, lost, None) == Ending(None, lost.reason)
     assert judged(gone, nobody, None) == Ending(None, gone.reason)
@@ -221,8 +223,8 @@ def test_who_is_to_blame_for_an_end() -> None:
     )
     paused = Ending(Status.PAUSED)
     assert judged(paused, lost, None) is paused
-    assert (as_told(paused).fault, as_told(own).fault) == (None, "code")
-    assert as_told(Ending(Status.QUEUED, LOST_LEASE)).fault == "infrastructure"
+    assert (as_told(paused).failure_kind, as_told(own).failure_kind) == (None, "code")
+    assert as_told(Ending(Status.QUEUED, LOST_LEASE)).failure_kind == "infrastructure"
 
 
 @pytest.mark.only_on("postgresql")
@@ -246,7 +248,7 @@ def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site)
     machines.start(run_id)
     machines.wait()
     run = site.run(run_id)
-    assert (run.status, run.fault) == (Status.FAILED, "code")
+    assert (run.status, run.failure_kind) == (Status.FAILED, "code")
     assert text in (run.error or "")
     assert "[node 1] " in site.log(run_id)
 
@@ -293,7 +295,7 @@ def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> 
         first, second = queue.node(session, run_id, 1), queue.node(session, run_id, 1, 1)
         assert (first.ended_at, second.worker_id) == (None, worker.id)
         assert second.ended_at is not None
-        assert (second.ending or {})["fault"] == "infrastructure"
+        assert (second.ending or {})["failure_kind"] == "infrastructure"
         assert runs.get(session, run_id).status == Status.STARTING
 
 
@@ -307,7 +309,7 @@ def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Sit
     with site.database.writing() as session:
         assert "supervisor died" in (gangs.trouble(session, run_id, 1, 1, 60.0) or "")
         assert queue.nodes_of_worker(session, other.id) != []
-        gangs.tell_ending(session, run_id, 1, 1, gangs.NodeEnding("another node is lost"))
+        gangs.tell_ending(session, run_id, 1, 1, gangs.NodeOutcome("another node is lost"))
     worker._reap()
     assert worker.running == {}
     assert site.run(run_id).status == Status.QUEUED

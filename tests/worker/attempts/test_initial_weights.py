@@ -23,7 +23,7 @@ def test_weights_lie_below_the_folders_that_the_operator_allows(tmp_path: Path) 
     (models / "out.pt").symlink_to(other / "net.pt")
     (models / "in.pt").symlink_to(models / "net.pt")
     (tmp_path / "models-2").mkdir()
-    settings = Settings(data=tmp_path, weights=f" {models}, {tmp_path / 'more'}")
+    settings = Settings(data=tmp_path, weights_dirs=f" {models}, {tmp_path / 'more'}")
     for name in ("net.pt", "in.pt", "../models/net.pt"):
         assert allowed(f"{models}/{name}", settings) == models / "net.pt"
     assert allowed(str(models), settings) == models
@@ -45,7 +45,7 @@ def test_weights_lie_below_the_folders_that_the_operator_allows(tmp_path: Path) 
 
 def test_without_allowed_folders_no_path_is(tmp_path: Path) -> None:
     """The message names the operator's setting."""
-    with pytest.raises(CannotStart, match="its operator names some in HALFSTEP_WEIGHTS"):
+    with pytest.raises(CannotStart, match="its operator names some in HALFSTEP_WEIGHTS_DIRS"):
         allowed(str(tmp_path), Settings(data=tmp_path))
 
 
@@ -60,7 +60,7 @@ def test_runs_start_from_weights_alone(site: Site, tmp_path: Path) -> None:
         config = {"precision": "fp16", "training": {"steps": 2}, "weights": weights}
         return site.submit(config=config)
 
-    with site.worker(HALFSTEP_WEIGHTS=str(models)):
+    with site.worker(HALFSTEP_WEIGHTS_DIRS=str(models)):
         site.wait(first)
         second = start(run=first, step=2)
         unlike = start(path=str(models / "net.safetensors"))

@@ -62,7 +62,7 @@ def test_a_log_printed_quickly_is_kept_whole(site: Site, tmp_path: Path) -> None
     settings = Settings(data=site.data, database_url=site.url)
     with site.database.writing() as session:
         run_id = submit_command(session, site.owner, f"python {script}").id
-    with site.worker(HALFSTEP_COMMANDS="yes"):
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
         assert site.wait(run_id).status == Status.FINISHED
     text = printed(settings, site.database, run_id)
     remark, _, rest = text.partition("\n")

@@ -24,7 +24,7 @@ from db.tables import (
     COMMAND,
     RECIPE,
     Artifact,
-    Checkpoint,
+    CheckpointFile,
     Diagnosis,
     Metric,
     Run,
@@ -340,14 +340,16 @@ def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
     spool_anything(attempts.spool, 1, make_metric(2, 0.5), event, make_metric(4, 0.5))
     recorder = attempts.recorder()
     drain(recorder)
-    assert recorder.fault is not None
-    assert "metric 'phase' at step 3: value is 'warm-up'; allowed: a number" in recorder.fault
+    assert recorder.failure_kind is not None
+    assert (
+        "metric 'phase' at step 3: value is 'warm-up'; allowed: a number" in recorder.failure_kind
+    )
     kept = attempts.spool.parent / "unrecorded-1" / "frames"
-    assert str(kept.parent) in recorder.fault
+    assert str(kept.parent) in recorder.failure_kind
     assert json.dumps(event).encode() in kept.read_bytes()
     assert attempts.steps_of(Metric) == [2, 4]
     with attempts.database.reading() as session:
-        assert recorder.fault in [line.text for line in log_lines(session, attempts.run_id)]
+        assert recorder.failure_kind in [line.text for line in log_lines(session, attempts.run_id)]
 
 
 @pytest.mark.parametrize("place", ["middle", "end"])
@@ -368,7 +370,7 @@ def test_damaged_bytes_of_a_spool_cost_their_frame_and_are_told(
         drain(recorder)
     lost = {5, 6, 7, 8} if place == "middle" else {9, 10, 11, 12}
     assert attempts.made_by().keys() == {*range(1, 13)} - lost
-    assert (recorder.fault, recorder.lost_bytes) == (None, (len(content) - 16) // 3)
+    assert (recorder.failure_kind, recorder.lost_bytes) == (None, (len(content) - 16) // 3)
     with attempts.database.reading() as session:
         lines = [line.text for line in log_lines(session, attempts.run_id)]
     assert sum(f"{recorder.lost_bytes:,} damaged bytes of the spool" in line for line in lines) == 1
@@ -390,8 +392,8 @@ def test_a_link_out_of_the_runs_folder_is_not_followed(attempts: Attempts, place
         spool_anything(attempts.spool, 1, HONEST[kind] | file | {"files": [file]})
     recorder = attempts.recorder()
     drain(recorder)
-    assert f"{place}/step-00000400/a.txt is a link" in str(recorder.fault)
-    assert attempts.steps_of(Artifact) == attempts.steps_of(Checkpoint) == []
+    assert f"{place}/step-00000400/a.txt is a link" in str(recorder.failure_kind)
+    assert attempts.steps_of(Artifact) == attempts.steps_of(CheckpointFile) == []
 
 
 def test_what_fails_for_good_is_put_aside_with_the_whole_spool(attempts: Attempts) -> None:
@@ -491,12 +493,12 @@ def test_the_recorder_takes_whatever_a_spool_holds(
         findings.of_run(session, runs.get(session, attempts.run_id))
 
 
-def rewound(step: int, now: int, rewinds: int = 1) -> list[dict[str, Any]]:
+def rolled_back(step: int, now: int, rollbacks: int = 1) -> list[dict[str, Any]]:
     """What a training tells when it goes back from a spike in its last step."""
     spike = {"event": "spike", "step": now, "loss": 20.5, "z": 99.5}
-    back = {"event": "rewound", "step": step, "from_step": now, "spike": now}
-    back |= {"loss": 20.5, "z": 99.5, "examples": 320, "rewinds": rewinds}
-    return [spike, back, {**spike, "rewound_to": step}]
+    back = {"event": "rolled_back", "step": step, "from_step": now, "spike": now}
+    back |= {"loss": 20.5, "z": 99.5, "examples": 320, "rollbacks": rollbacks}
+    return [spike, back, {**spike, "rolled_back_to": step}]
 
 
 @pytest.mark.parametrize("is_at_once", [True, False])
@@ -516,7 +518,7 @@ def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_
     with attempts.database.reading() as session:
         news = changes(session, attempts.run_id, Cursor())
         cursor = news.cursor if news else Cursor()
-    for event in rewound(20, 30):
+    for event in rolled_back(20, 30):
         spool.event(event)
     attempts.number = 7  # as what was made after it
     spool.steps(attempts.steps(21, 24))
@@ -535,8 +537,8 @@ def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_
         reasons = [each.reason for each in runs.statuses(session, attempts.run_id)]
         news = changes(session, attempts.run_id, cursor)
         [spike] = session.scalars(select(Diagnosis.content))
-    assert spike["rewound_to"] == 20
-    assert [each for each in reasons if each and each.startswith("rewind")] == [
+    assert spike["rolled_back_to"] == 20
+    assert [each for each in reasons if each and each.startswith("rollback")] == [
         "rewind 1: back from step 30 to step 20, for the loss of 20.5 at step 30; on without 320 "
         "examples"
     ]
@@ -550,7 +552,7 @@ def test_what_was_done_stays_done_where_a_training_goes_back_from_it() -> None:
     """A request that was obeyed is not asked again; a diagnosis that failed is not back."""
     recording = Recording(1, 1, has_begun=True, last_line=0)
     done = [HONEST[kind] | {"step": 25} for kind in ("obeyed", "failed_diagnosis")]
-    recording.take([*done, make_metric(25, 0.5), *rewound(20, 30)])
+    recording.take([*done, make_metric(25, 0.5), *rolled_back(20, 30)])
     assert [event["event"] for event in recording.pending.events] == [
         "obeyed",
         "failed_diagnosis",
@@ -567,7 +569,7 @@ def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:
     drain(recorder)
     with attempts.database.reading() as session:
         news = changes(session, attempts.run_id, Cursor())
-    for event in [*rewound(10, 30), *rewound(10, 30, rewinds=2)]:
+    for event in [*rolled_back(10, 30), *rolled_back(10, 30, rollbacks=2)]:
         spool.event(event)
     spool.steps(attempts.steps(11, 12))
     drain(recorder)
@@ -628,12 +630,12 @@ def test_a_bucket_that_is_away_holds_up_files_and_nothing_else(
     for last in (10, 20, 30):
         train_ten(attempts, spool, last)
         until(lambda last=last: not recorder.flush() and last in attempts.made_by())  # type: ignore[misc]
-    assert attempts.steps_of(Checkpoint) == []
+    assert attempts.steps_of(CheckpointFile) == []
     assert len(attempts.left()) > 3
     assert not recorder.flush()
     bucket.proxy.is_broken = False
     until(recorder.flush)
-    assert attempts.steps_of(Checkpoint) == [10, 20, 30]
+    assert attempts.steps_of(CheckpointFile) == [10, 20, 30]
     assert len(bucket.keys()) == 3
     spool.steps(attempts.steps(31, 31))
     drain(recorder)
@@ -651,7 +653,7 @@ def test_files_on_their_way_to_a_bucket_outlive_the_supervisor(
         recorder.flush()
     bucket.proxy.is_broken = False
     drain(attempts.recorder())
-    assert attempts.steps_of(Checkpoint) == [10, 20]
+    assert attempts.steps_of(CheckpointFile) == [10, 20]
     assert attempts.made_by() == span(1, 20, 1)
 
 
@@ -662,12 +664,12 @@ def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, buck
     spool.steps(attempts.steps(1, 20))
     spool.event(saved(attempts, 20))
     recorder.flush()
-    for event in rewound(10, 20):
+    for event in rolled_back(10, 20):
         spool.event(event)
     back = Timer(0.5, lambda: setattr(bucket.proxy, "is_broken", False))
     back.start()
     assert not recorder.flush()
-    assert attempts.steps_of(Checkpoint) == [20]
+    assert attempts.steps_of(CheckpointFile) == [20]
     assert attempts.made_by() == span(1, 10, 1)
     drain(recorder)
 
@@ -685,7 +687,7 @@ def test_what_arrived_is_published_although_the_rest_cannot_be_recorded(
     (attempts.spool / "1-9.spool").write_bytes(b"another file's header")
     with pytest.raises(CannotRecord):
         until(recorder.flush)
-    assert attempts.steps_of(Checkpoint) == [10]
+    assert attempts.steps_of(CheckpointFile) == [10]
 
 
 def rename(database: Database, table: str, name: str) -> None:
@@ -707,7 +709,7 @@ def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded
         recorder.flush()
     rename(attempts.database, "gone", "metrics")
     assert attempts.made_by() == {}
-    assert attempts.steps_of(Checkpoint) == [10]
+    assert attempts.steps_of(CheckpointFile) == [10]
 
 
 @pytest.mark.xdist_group("bucket")
@@ -723,10 +725,10 @@ def test_a_bucket_that_is_away_holds_up_no_steps_for_what_is_retired(
         if step == 20:  # from when it has arrived on
             until(lambda: not recorder.flush() and len(bucket.keys()) == 2)
             bucket.proxy.is_broken = True
-        until(lambda step=step: recorder.flush() or step in attempts.steps_of(Checkpoint))  # type: ignore[misc]
+        until(lambda step=step: recorder.flush() or step in attempts.steps_of(CheckpointFile))  # type: ignore[misc]
     spool.steps(attempts.steps(21, 30))
     until(lambda: not recorder.flush() and 30 in attempts.made_by())
-    assert attempts.steps_of(Checkpoint) == [20]
+    assert attempts.steps_of(CheckpointFile) == [20]
     assert len(bucket.keys()) == 2
     bucket.proxy.is_broken = False
     until(recorder.flush)

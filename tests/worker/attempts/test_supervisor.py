@@ -110,7 +110,7 @@ def test_a_takeover_ends_the_wait(attempt: Supervisor, database: Database) -> No
         is_told.set()
         attempt._keep_up()
 
-    with pytest.raises(queue.Fenced):
+    with pytest.raises(queue.StaleAttempt):
         wait_for(is_told.wait, meanwhile)
     with pytest.raises(TimeoutError, match="slow"):
         wait_for(lambda: (_ for _ in ()).throw(TimeoutError("slow")), lambda: None)

@@ -30,7 +30,7 @@ def test_a_box_of_its_own_is_told_what_others_could_not_reach(
     assert not list((tmp_path / "checks").iterdir())
     assert said["interface"] == (
         False,
-        "lo (127.0.0.1) leads to no other machine: set HALFSTEP_INTERFACE",
+        "lo (127.0.0.1) leads to no other machine: set HALFSTEP_NETWORK_INTERFACE",
     )
     assert said["torch"][0] is False
     assert "but old has None: a run's nodes need one" in said["torch"][1]
@@ -39,7 +39,7 @@ def test_a_box_of_its_own_is_told_what_others_could_not_reach(
 def test_what_does_not_answer_is_named(tmp_path: Path) -> None:
     """No database there, and an interface that is not."""
     url = "postgresql://halfstep:secret@127.0.0.1:9/none"
-    said = found(Settings(data=tmp_path, database_url=url, interface="wires"))
+    said = found(Settings(data=tmp_path, database_url=url, network_interface="wires"))
     assert said["database"][0] is False
     assert said["torch"][0] is True
     assert "'wires' has no IPv4 address here; there are" in said["interface"][1]

@@ -16,7 +16,7 @@ from db.errors import Invalid
 from db.settings import Settings
 from worker.clusters.cluster import of_placement
 from worker.clusters.kubernetes import Kubernetes
-from worker.clusters.placement import Pilots, Refused, open_placement
+from worker.clusters.placement import Pilots, PlacementRejected, open_placement
 
 JOBS, PODS, EVENTS = "batch/v1/jobs", "v1/pods", "v1/events"
 PLAIN = {"Content-Type": "text/plain"}
@@ -301,7 +301,7 @@ def test_another_installations_jobs_are_left_alone(
     other = Kubernetes(settings(tmp_path / "other"))
     assert other.look(TWO).state == "gone"
     other.cancel(TWO)
-    with pytest.raises(Refused, match="has a job halfstep-1-1 of another installation"):
+    with pytest.raises(PlacementRejected, match="has a job halfstep-1-1 of another installation"):
         other.place(TWO)
     assert engine.look(TWO).state == "waiting"
 
@@ -312,7 +312,7 @@ def test_what_kubernetes_refuses_is_the_runs_and_what_it_does_not_answer_is_not(
     """A quota, a webhook's words; but an API that fails, or may not be read, is waited for."""
     words = "admission webhook denied the request: no image from there"
     api["post /apis/batch/v1/namespaces/lab/jobs"] << KubernetesError(status=403, message=words)
-    with pytest.raises(Refused, match="no image from there"):
+    with pytest.raises(PlacementRejected, match="no image from there"):
         engine.place(TWO)
     path = f"get /apis/batch/v1/namespaces/lab/jobs/{TWO.name}"
     api[path] << KubernetesError(status=503, message="etcd is away")

@@ -28,7 +28,7 @@ SLEEPS = "import sys, time; print('begun', flush=True); time.sleep(600)"
 @pytest.fixture
 def worker(site: Site) -> Iterator[subprocess.Popen[bytes]]:
     """A worker that offers commands."""
-    with site.worker(HALFSTEP_COMMANDS="yes", HALFSTEP_STOP_GRACE_SECONDS="2") as process:
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes", HALFSTEP_STOP_GRACE_SECONDS="2") as process:
         yield process
 
 
@@ -46,7 +46,7 @@ def python(site: Site, code: str, **changes: Any) -> int:
 def last_reason(site: Site, run_id: int) -> tuple[str, str | None]:
     with site.database.reading() as session:
         row = runs.statuses(session, run_id)[-1]
-        return row.reason or "", row.fault
+        return row.reason or "", row.failure_kind
 
 
 def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
@@ -69,7 +69,7 @@ def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
         variables={"COLOUR": "blue"},
         secrets=["API_KEY", "LONGER"],
     )
-    with site.worker(HALFSTEP_COMMANDS="yes"):
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
         assert site.wait(run_id).status == Status.FINISHED
     [said] = [line for line in site.log(run_id).splitlines() if line.startswith("[[")]
     words, environment, folder = json.loads(said)
@@ -102,7 +102,7 @@ def test_an_exit_code_fails_the_run_with_what_was_printed_last(
     fine = python(site, "print('well')")
     assert site.wait(fine).status == Status.FINISHED
     assert site.history(fine) == ["queued", "starting", "running", "finished"]
-    for run_id, text, fault in (
+    for run_id, text, failure_kind in (
         (broken, "exit code 1: no such data", "code"),
         (missing, "there is no program no-such-program on this worker", "settings"),
         (no_venv, "/nowhere is no virtual environment on this worker", "settings"),
@@ -111,7 +111,10 @@ def test_an_exit_code_fails_the_run_with_what_was_printed_last(
     ):
         run = site.run(run_id)
         assert (run.status, run.attempt) == (Status.FAILED, 1)
-        assert (text in last_reason(site, run_id)[0], last_reason(site, run_id)[1]) == (True, fault)
+        assert (text in last_reason(site, run_id)[0], last_reason(site, run_id)[1]) == (
+            True,
+            failure_kind,
+        )
     assert "half way" in (site.run(broken).error or "")
 
 
@@ -160,7 +163,7 @@ def test_what_ends_from_outside_is_queued_again_and_begins_anew(
 def test_a_worker_that_stops_gives_its_command_back(site: Site) -> None:
     """SIGTERM first; the run waits for the next worker, at its old place."""
     run_id = python(site, SLEEPS)
-    with site.worker(HALFSTEP_COMMANDS="yes"):
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
         until(lambda: "begun" in site.log(run_id))
     run = site.run(run_id)
     assert (run.status, run.attempt) == (Status.QUEUED, 1)
@@ -209,7 +212,7 @@ def test_a_script_that_watches_itself_is_the_runs_own_row(site: Site, tmp_path: 
         secrets.put(session, settings.secrets_key, site.owner, "API_KEY", "open-sesame")
     run_id = submit(site, "python", "train.py", "{lr}", secrets=["API_KEY"], **config)
     failed_id = submit(site, "python", "train.py", "{lr}", "fail", **config)
-    with site.worker(HALFSTEP_COMMANDS="yes"):
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
         run = site.wait(run_id)
         failed = site.wait(failed_id)
     assert (run.status, run.step, run.precision) == (Status.FINISHED, 30, "fp16")
@@ -245,9 +248,9 @@ print("trained to the end")
     run_id = python(site, code.replace("sys.argv[1]", "'0.1'"))
     run = site.wait(run_id)
     assert (run.status, run.step) == (Status.FAILED, 30)
-    reason, fault = last_reason(site, run_id)
+    reason, failure_kind = last_reason(site, run_id)
     assert reason.startswith("22 bytes of its spool were damaged: what they held is lost")
-    assert fault == "infrastructure"
+    assert failure_kind == "infrastructure"
     log = site.log(run_id)
     assert "trained to the end" in log
     assert "22 damaged bytes of the spool" in log
@@ -297,7 +300,7 @@ def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
     branch = submit(site, "python", "say.py", commit="abcdef0", **at)
     unknown = submit(site, "python", "say.py", commit="0123456789", **at)
     nowhere = submit(site, "python", "say.py", git=f"file://{tmp_path}/none", commit="01234567")
-    with site.worker(HALFSTEP_COMMANDS="yes"):
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes"):
         assert [site.wait(run_id).status for run_id in (first, second)] == ["finished"] * 2
         assert [site.wait(each).status for each in (branch, unknown, nowhere)] == ["failed"] * 3
     assert "the first" in site.log(first)
@@ -342,7 +345,7 @@ def test_several_devices_are_a_gang_of_torchruns(site: Site) -> None:
         "    os.kill(os.getpid(), 9)\n"
     )
     run_id = submit(site, "python", str(code), "a b", devices_per_node=2)
-    with site.worker(HALFSTEP_COMMANDS="yes", HALFSTEP_CPU_DEVICES="2"):
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes", HALFSTEP_CPU_DEVICES="2"):
         run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.FINISHED, 2)
     assert {"rank 0 of 2 ['a b']", "rank 1 of 2 ['a b']"} <= set(site.log(run_id).splitlines())

@@ -48,10 +48,10 @@ class Kept:
 
     def waits(self, code: str = WAITS, **named: int) -> tuple[subprocess.Popen[bytes], list[int]]:
         """Start a command that waits; return its keeper, and what has been started below it."""
-        keeper = self.start(sys.executable, "-c", code, str(self.begun), **named)
+        command_runner = self.start(sys.executable, "-c", code, str(self.begun), **named)
         until(self.begun.exists)
-        family = [each.pid for each in psutil.Process(keeper.pid).children(recursive=True)]
-        return keeper, family
+        family = [each.pid for each in psutil.Process(command_runner.pid).children(recursive=True)]
+        return command_runner, family
 
     def lease(self, ask: float, kill: float) -> None:
         temporary = self.files.folder / "lease"
@@ -98,38 +98,38 @@ def test_a_command_makes_sockets_however_deep_its_folder_lies(
     folder = tmp_path / name
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
-    keeper = kept.start(sys.executable, "-c", code)
-    assert keeper.wait(60) == 7
-    assert keeper.stderr is not None
-    assert keeper.stderr.read() == b""
+    command_runner = kept.start(sys.executable, "-c", code)
+    assert command_runner.wait(60) == 7
+    assert command_runner.stderr is not None
+    assert command_runner.stderr.read() == b""
     assert len([*folder.glob("tmp*")]) == 1
 
 
 def test_what_cannot_be_started_is_said(kept: Kept) -> None:
     """The program and the reason."""
-    keeper = kept.start("/nowhere/at/all")
-    assert keeper.wait(60) == NOT_STARTED
-    assert keeper.stderr is not None
-    assert b"/nowhere/at/all cannot be started" in keeper.stderr.read()
+    command_runner = kept.start("/nowhere/at/all")
+    assert command_runner.wait(60) == NOT_STARTED
+    assert command_runner.stderr is not None
+    assert b"/nowhere/at/all cannot be started" in command_runner.stderr.read()
 
 
 def test_sigterm_is_passed_on(kept: Kept) -> None:
     """And the command dies of it."""
-    keeper, _family = kept.waits()
-    keeper.terminate()
-    assert keeper.wait(60) == -signal.SIGTERM
+    command_runner, _family = kept.waits()
+    command_runner.terminate()
+    assert command_runner.wait(60) == -signal.SIGTERM
     assert not asked_for_lease(kept.files).exists()
 
 
 def test_at_half_a_lease_it_is_asked_and_later_killed(kept: Kept) -> None:
     """Whether its supervisor is stopped, or cannot reach the database."""
     ignores = f"import signal; signal.signal(15, signal.SIG_IGN); {WAITS}"
-    keeper, family = kept.waits(ignores)
+    command_runner, family = kept.waits(ignores)
     kept.lease(clock() - 1, NEVER)
     until(asked_for_lease(kept.files).exists)
-    assert keeper.poll() is None
+    assert command_runner.poll() is None
     kept.lease(clock() - 2, clock() - 1)
-    assert keeper.wait(60) == -signal.SIGKILL
+    assert command_runner.wait(60) == -signal.SIGKILL
     assert not any(psutil.pid_exists(pid) for pid in family)
 
 
@@ -144,22 +144,22 @@ LEAVES = (
 
 def test_what_a_command_leaves_behind_ends_with_it(kept: Kept) -> None:
     """Also what has a session of its own, as torchrun's ranks do."""
-    keeper, family = kept.waits(LEAVES)
+    command_runner, family = kept.waits(LEAVES)
     assert len(family) == 2
     kept.begun.with_name("begun-over").touch()
-    assert keeper.wait(60) == 0
+    assert command_runner.wait(60) == 0
     assert not any(psutil.pid_exists(pid) for pid in family)
 
 
 def test_a_command_does_not_outlive_its_supervisor_or_its_keeper(kept: Kept) -> None:
     """One whose supervisor is another process than its parent is an orphan."""
-    keeper = kept.start(sys.executable, "-c", WAITS, str(kept.begun), supervisor=1)
-    assert keeper.wait(60) == -signal.SIGKILL
+    command_runner = kept.start(sys.executable, "-c", WAITS, str(kept.begun), supervisor=1)
+    assert command_runner.wait(60) == -signal.SIGKILL
     kept.begun.unlink(missing_ok=True)
-    assert keeper.stderr is not None
-    keeper.stderr.close()
-    keeper, [pid] = kept.waits()
+    assert command_runner.stderr is not None
+    command_runner.stderr.close()
+    command_runner, [pid] = kept.waits()
     command = psutil.Process(pid)
-    keeper.kill()
-    keeper.wait(60)
+    command_runner.kill()
+    command_runner.wait(60)
     until(lambda: not is_running(command))

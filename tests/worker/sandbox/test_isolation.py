@@ -119,7 +119,11 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
         (site.data.parent / name).write_text(text)
         (site.data.parent / name).chmod(0o644)
     asked = {"HALFSTEP_RUN_USERS": USERS, "HALFSTEP_RUN_PROCESSES": "24"}
-    asked |= {"HALFSTEP_WALLS": "yes", "HALFSTEP_COMMANDS": "yes", "HALFSTEP_CPU_DEVICES": "2"}
+    asked |= {
+        "HALFSTEP_SANDBOX": "yes",
+        "HALFSTEP_ALLOW_COMMANDS": "yes",
+        "HALFSTEP_CPU_DEVICES": "2",
+    }
     with _working(site, python, **asked) as worker_pid:
         until(lambda: site.offers("digits"))
         with site.database.reading() as session:
@@ -179,7 +183,7 @@ def test_users_that_cannot_be_are_told_of(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     settings = Settings(data=closed / "data", run_users=USERS)
-    assert "HALFSTEP_WALLS=yes" in run_users.obstacle(settings, 1)
+    assert "HALFSTEP_SANDBOX=yes" in run_users.obstacle(settings, 1)
     settings = settings.model_copy(update={"walls": True})
     assert "2 users are fewer than 3 devices" in run_users.obstacle(settings, 3)
     settings.data.mkdir()
@@ -238,7 +242,7 @@ def test_a_run_that_takes_too_much_memory_ends_alone(site: Site, tmp_path: Path)
     """The kernel ends it, and its worker goes on with the next."""
     hog = tmp_path / "hog.py"
     hog.write_text("taken = bytearray(2**30)\nprint(len(taken))\n")
-    with site.worker(HALFSTEP_COMMANDS="yes", HALFSTEP_RUN_MEMORY_GIB="0.2"):
+    with site.worker(HALFSTEP_ALLOW_COMMANDS="yes", HALFSTEP_RUN_MEMORY_GIB="0.2"):
         until(lambda: site.offers("digits"))
         with site.database.reading() as session:
             [(row, _)] = workers.everyone(session)

@@ -21,7 +21,7 @@ from tests.worker.commands.test_checkout import committed
 from worker.sandbox import sandbox
 
 #: Fresh interpreters, as in production: what a test forks has paths of its own in memory.
-SANDBOX = {"HALFSTEP_WALLS": "yes", "HALFSTEP_COMMANDS": "yes", "HALFSTEP_COLD": "yes"}
+SANDBOX = {"HALFSTEP_SANDBOX": "yes", "HALFSTEP_ALLOW_COMMANDS": "yes", "HALFSTEP_COLD": "yes"}
 pytestmark = pytest.mark.only_on("sqlite")
 
 #: Tries to write what other processes execute, and prints where it succeeded. Files that it makes
@@ -129,7 +129,7 @@ def working_sandbox(site: Site) -> tuple[bool, dict[str, str]]:
     until(lambda: site.offers("digits"))
     with site.database.reading() as session:
         [(row, _)] = workers.everyone(session)
-    return row.walls_stand, row.walls
+    return row.is_sandboxed, row.walls
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ def test_a_sandbox_that_cannot_be_is_not_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel without Landlock, a folder that the run cannot write, and a sound one."""
-    settings = Settings(data=tmp_path / "data", walls=True)
+    settings = Settings(data=tmp_path / "data", sandbox=True)
     assert sandbox.obstacle(settings) == ""
     assert sorted((tmp_path / "data" / "runs").iterdir()) == []
     monkeypatch.setattr(landlock.Wall, "variable", lambda self: {landlock.VARIABLE: "{}"})

@@ -82,8 +82,11 @@ def test_runs_reach_nothing_that_the_service_knows(site: Site, tmp_path: Path) -
     (tmp_path / "spy.py").write_text(spy + RECIPE)
     (tmp_path / "script.py").write_text(spy + "\ntried()\n")
     first = site.submit(steps=2)
-    environment = {"HALFSTEP_RECIPES": f"{tmp_path / 'spy.py'}:Spy", "HALFSTEP_COMMANDS": "yes"}
-    with site.worker(HALFSTEP_WALLS="yes", **environment) as worker:
+    environment = {
+        "HALFSTEP_RECIPES": f"{tmp_path / 'spy.py'}:Spy",
+        "HALFSTEP_ALLOW_COMMANDS": "yes",
+    }
+    with site.worker(HALFSTEP_SANDBOX="yes", **environment) as worker:
         site.wait(first)
         other = site.data / "runs" / str(first)
         [checkpoint, *_] = (other / "checkpoints").glob("*.pt")
@@ -106,7 +109,7 @@ def test_runs_reach_nothing_that_the_service_knows(site: Site, tmp_path: Path) -
     assert f"recipe.text is '/proc/{worker.pid}/environ': what lies there" in (reader.error or "")
     with site.database.reading() as session:
         [(row, _)] = workers.everyone(session)
-    assert row.walls_stand
+    assert row.is_sandboxed
     for run_id in (command, run):
         told = spied(site, run_id)
         assert (told.pop("own"), told.pop("temporary")) == ("done", "done")

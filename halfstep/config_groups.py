@@ -550,7 +550,7 @@ class Spike(Group):
         title="Window",
         description="Steps before one that it is compared with.",
     )
-    rewind: bool = Field(
+    rollback: bool = Field(
         False,
         title="Rewind",
         description="Go back from a spike to the last checkpoint saved at an interval before it, "
@@ -564,7 +564,7 @@ class Spike(Group):
         description="With rewinding: steps after which the host waits for the device to look for a "
         "spike; it does so before each checkpoint too.",
     )
-    most_rewinds: int = Field(
+    max_rollbacks: int = Field(
         3, ge=1, le=1000, title="At most … rewinds", description="In the whole run."
     )
     afterwards: Literal["go on", "fail"] = Field(
@@ -575,7 +575,7 @@ class Spike(Group):
 
     @model_validator(mode="after")
     def _a_rewind_needs_a_threshold(self) -> Self:
-        if self.rewind and self.threshold is None:
+        if self.rollback and self.threshold is None:
             raise ValueError("rewind needs a threshold")
         return self
 

@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from db.database import now
 from db.paging import Page, page
-from db.tables import Notice, User
+from db.tables import Alert, User
 
 #: A bell that says more says no more.
 MOST_COUNTED = 100
@@ -13,25 +13,25 @@ MOST_COUNTED = 100
 
 def listed(session: Session, user: User, *, after: str = "", limit: int) -> Page:
     """Return a page of somebody's notices, newest first."""
-    query = select(Notice).where(Notice.user_id == user.id)
-    return page(session, query, (Notice.id,), after=after, limit=limit, newest_first=True)
+    query = select(Alert).where(Alert.user_id == user.id)
+    return page(session, query, (Alert.id,), after=after, limit=limit, newest_first=True)
 
 
 def unread(session: Session, user: User) -> int:
     """Count those that are not read, up to a hundred."""
-    query = select(Notice.id).where(Notice.user_id == user.id, Notice.read_at.is_(None))
-    some = query.order_by(Notice.id.desc()).limit(MOST_COUNTED).subquery()
+    query = select(Alert.id).where(Alert.user_id == user.id, Alert.read_at.is_(None))
+    some = query.order_by(Alert.id.desc()).limit(MOST_COUNTED).subquery()
     return session.scalar(select(func.count()).select_from(some)) or 0
 
 
-def newer(session: Session, user: User, than: int, *, most: int) -> list[Notice]:
+def newer(session: Session, user: User, than: int, *, most: int) -> list[Alert]:
     """Return the newest of somebody's unread notices that came after one, oldest first."""
-    query = select(Notice).where(Notice.user_id == user.id, Notice.read_at.is_(None))
-    query = query.where(Notice.id > than).order_by(Notice.id.desc()).limit(most)
+    query = select(Alert).where(Alert.user_id == user.id, Alert.read_at.is_(None))
+    query = query.where(Alert.id > than).order_by(Alert.id.desc()).limit(most)
     return list(session.scalars(query))[::-1]
 
 
 def read(session: Session, user: User, up_to: int) -> None:
     """Note that somebody has read what there was up to a notice."""
-    mine = (Notice.user_id == user.id, Notice.read_at.is_(None), Notice.id <= up_to)
-    session.execute(update(Notice).where(*mine).values(read_at=now()))
+    mine = (Alert.user_id == user.id, Alert.read_at.is_(None), Alert.id <= up_to)
+    session.execute(update(Alert).where(*mine).values(read_at=now()))
