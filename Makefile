@@ -12,7 +12,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up compose-env release test test-diagnosis test-security test-journeys test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock suite scripts
+.PHONY: help up compose-env release check quick docs test test-diagnosis test-security test-journeys test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock suite scripts
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,11 +28,17 @@ compose-env: .env ## Write .env with a password for docker compose's PostgreSQL,
 release: ## Make wheels, hashes, bills of materials and an audit in dist/; fails where none can be had
 	@PYTHON=$(PYTHON) sh .ci/release
 
+check: $(VENV)/.installed-test ## Run lint, types, import contracts and the quick tests: a minute
+	@$(TOGETHER) quick scripts $(LINTS)
+
 test: $(VENV)/.installed-test ## Run lint, types, import contracts and every test
 	@$(TOGETHER) suite scripts $(LINTS)
 
 # At once, on both cores; whatever of them fails, the others go on and tell too.
 TOGETHER = $(MAKE) --no-print-directory --jobs=2 --keep-going
+
+quick:
+	$(BIN)/pytest -m 'not slow' --database sqlite --numprocesses 2 --dist loadgroup -q
 
 suite:
 	$(BIN)/pytest --numprocesses 3 --dist loadgroup
@@ -40,19 +46,24 @@ suite:
 scripts:
 	$(BIN)/node --import ./tests/app/static/names.js --test --test-reporter=dot 'tests/app/static/*.test.js'
 
-test-security: $(VENV)/.installed-test ## Send the whole API 40,000 requests that nobody would, on both databases, and watch the server's memory
+# Send the whole API 40,000 requests that nobody would, on both databases, and watch the server's memory
+test-security: $(VENV)/.installed-test
 	HALFSTEP_FUZZ_ROUNDS=20 $(BIN)/pytest tests/app/http/test_fuzz.py --numprocesses 2
 
-test-journeys: $(VENV)/.installed-test ## Run an operator's jobs on live installations, by the documented commands, on both databases
+# Run an operator's jobs on live installations, by the documented commands, on both databases
+test-journeys: $(VENV)/.installed-test
 	HALFSTEP_FAULTS=full $(BIN)/pytest tests/journeys tests/app/auth/test_access_matrix.py --numprocesses 2
 
-test-diagnosis: $(VENV)/.installed-test ## Train the whole corpus of tests/diagnosis, watched and unwatched, and compare what is diagnosed with the truth
+# Train the whole corpus of tests/diagnosis, watched and unwatched, and compare what is diagnosed with the truth
+test-diagnosis: $(VENV)/.installed-test
 	HALFSTEP_DIAGNOSIS=full $(BIN)/pytest tests/diagnosis --numprocesses 2 --dist loadgroup
 
-test-faults: $(VENV)/.installed-test ## Break everything on purpose, as often as it takes, then all workers and the browser on both databases; over an hour
+# Break everything on purpose, as often as it takes, then all workers and the browser on both databases; over an hour
+test-faults: $(VENV)/.installed-test
 	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e tests/worker tests/app/test_commands.py tests/app/test_servers.py tests/examples
 
-test-clusters: $(VENV)/.installed-test ## Train over three network namespaces, by a real Slurm and a real Ray, and break them; 3 GiB into buckets; minutes (Debian, root)
+# Train over three network namespaces, by a real Slurm and a real Ray, and break them; 3 GiB into buckets; minutes (Debian, root)
+test-clusters: $(VENV)/.installed-test
 	@sh .ci/system-packages munged:munge slurmctld slurmd srun:slurm-client ip:iproute2
 	@$(PIP) --editable '.[buckets,ray]'
 	HALFSTEP_CLUSTERS=yes $(BIN)/pytest tests/clusters tests/faults/test_buckets.py tests/db/files/test_buckets.py tests/app/files/test_bucket_downloads.py
@@ -64,12 +75,14 @@ gpu: ## On a CUDA machine, run what only such a machine can show (GPU_PYTHON=pyt
 	$(GPU_PYTHON) -m benchmarks.gpu_loop >> benchmarks/results/gpu.md
 	@cat benchmarks/results/gpu.md
 
-test-frameworks: ## Watch eight frameworks, train `images` and `finetune`, in an environment of its own (TORCH=torch==2.8.0: another torch)
+# Watch eight frameworks, train `images` and `finetune`, in an environment of its own (TORCH=torch==2.8.0: another torch)
+test-frameworks:
 	@test -x $(FRAMEWORKS)/bin/pip || $(PYTHON) -m venv $(FRAMEWORKS)
 	@$(FRAMEWORKS)/bin/pip install --quiet --editable './halfstep[recipe]' '$(TORCH)' pytest lightning accelerate transformers timm ultralytics keras deepspeed scikit-learn torchvision pillow psutil safetensors peft
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks --confcutdir=tests/frameworks -W default -p no:cacheprovider
 
-image-test: $(VENV)/.installed-test ## Build both images and train a run in them (Debian, root)
+# Build both images and train a run in them (Debian, root)
+image-test: $(VENV)/.installed-test
 	@sh .ci/system-packages buildah debootstrap
 	$(BIN)/python -m tests.images.builder
 	unshare --net $(BIN)/pytest tests/images/trial.py
@@ -98,10 +111,14 @@ lint-scripts:
 lint-compose:
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
+docs: $(VENV)/.installed-test ## Build a static site of docs/ in site/
+	$(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/.installed-test ## Run every benchmark and print one table
 	$(BIN)/python -m benchmarks
 
-screenshots: $(VENV)/.installed-test ## Take the README's pictures from the running product
+# Take the README's pictures from the running product
+screenshots: $(VENV)/.installed-test
 	$(BIN)/python -m tests.e2e.screenshots
 
 lock: $(VENV)/.installed-test ## Write the installed versions to constraints.txt
