@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.report import report
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
-from trainer.train import train
+from trainer.loop import train
 
 WIDTH, LAYERS, BATCH_SIZE = 256, 32, 4096
 MICRO_BATCHES = (1, 16)

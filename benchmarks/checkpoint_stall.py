@@ -34,7 +34,7 @@ from halfstep.telemetry.spool import Event
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.files import checksum
 from trainer.distributed.ranks import Control
-from trainer.train import train
+from trainer.loop import train
 
 LAYERS = 24
 BYTES_A_WEIGHT = 12  # in fp32, with Adam's two moments

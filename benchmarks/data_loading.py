@@ -28,7 +28,7 @@ from benchmarks.report import report
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
 from trainer.distributed.ranks import Control
-from trainer.train import train
+from trainer.loop import train
 
 BAR_SHARE, BAR_SECONDS = 0.97, 2.0
 FILES, PIXELS, CROP = 256, 160, 112

@@ -31,7 +31,8 @@ from trainer.distributed.ranks import Ranks
 from trainer.recipes.gpt import GPT
 from trainer.recipes.mlp import MLP
 from trainer.repeatability import seed_everything
-from trainer.train import make_autocast, make_context, make_scaler, train_step
+from trainer.setup import make_context
+from trainer.step import make_autocast, make_scaler, train_step
 
 BAR = 0.99
 Step = Callable[[], None]

@@ -42,7 +42,8 @@ from halfstep.telemetry.spool import SpoolWriter
 from trainer import machine
 from trainer.distributed.ranks import Ranks
 from trainer.schedule import make_schedule, peak_rates
-from trainer.train import make_autocast, make_context, make_scaler, train_step
+from trainer.setup import make_context
+from trainer.step import make_autocast, make_scaler, train_step
 
 LEAST_TURNS = 12
 WARM_UP_TURNS = 5

@@ -23,6 +23,7 @@ from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.checkpoints.weight_files import WeightsError
 from trainer.diagnosis.source_locations import first_line
 from trainer.distributed.ranks import joined
+from trainer.loop import train
 from trainer.precision.scale_policies import RuleError
 from trainer.probe import place_of
 from trainer.registered_recipes import NotRegisteredError
@@ -33,7 +34,6 @@ from trainer.registry import (
     known_recipes,
     load_recipe,
 )
-from trainer.train import train
 
 #: Beginnings of the paths of our own code: what a person's traceback leaves out.
 OURS = tuple(f"{Path(inspect.getfile(each)).parent}/" for each in (Parser, train))

@@ -16,8 +16,8 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.spool import SpoolWriter, Steps
 from trainer.console import print_event
 from trainer.distributed.ranks import Control, Request, Stop, joined, rendezvous
+from trainer.loop import Outcome, train
 from trainer.registry import load_recipe
-from trainer.train import Outcome, train
 
 
 class Job:

@@ -1,23 +1,282 @@
-"""What is made ready before a run's first step: the process, the recipe, and its modules."""
+"""Set-up before the first step: process, recipe, modules, and the observers of steps."""
 
 import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from halfstep.clock import clock
 from halfstep.config_groups import Training
 from halfstep.recipe import Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
+from halfstep.telemetry.spool import Event, Steps
+from trainer.checkpoints.checkpoint import Progress
+from trainer.checkpoints.checkpointing import Saver
+from trainer.checkpoints.initial_weights import start_from_weights
+from trainer.checkpoints.resume import go_on_from, load_parts
+from trainer.checkpoints.rollback import Rollback
+from trainer.data.batches import Batches
 from trainer.data.datasets import check_data
-from trainer.data.sampler import UNKNOWN_SIZE
+from trainer.data.sampler import UNKNOWN_SIZE, Sampler, check_batch
+from trainer.data.sources import make_sources
+from trainer.diagnosis import shapes
+from trainer.diagnosis.fp8_ranges import Fp8Ranges
+from trainer.diagnosis.headroom import Headroom
+from trainer.diagnosis.histogram import Histogram
+from trainer.diagnosis.lost_updates import Updates
+from trainer.diagnosis.missing_gradients import MissingGradients
+from trainer.diagnosis.nonfinite_buffers import NonfiniteBuffers
+from trainer.diagnosis.replay import Replay
+from trainer.diagnosis.spikes import Spikes
+from trainer.diagnosis.unused_modules import UnusedModules
+from trainer.distributed.averaging import AveragingCheck
+from trainer.distributed.ranks import Ranks
+from trainer.ema import Ema
+from trainer.logged_values import Logged
+from trainer.observers import Observers, best_effort
+from trainer.optimizers import prepare_momentum, watched_optimizers
 from trainer.precision.activation_checkpoints import set_checkpoints
 from trainer.precision.bf16_weights import set_bf16_weights
+from trainer.precision.buffers import BufferRule
 from trainer.precision.memory_format import set_channels_last
 from trainer.precision.module_precision import set_precisions
+from trainer.precision.scale_policies import ScaleRule, StopRule
 from trainer.precision.torchao import load_torchao
 from trainer.repeatability import choose_fp32, make_deterministic, seed_everything
+from trainer.schedule import Schedule, make_schedule, peak_rates
+from trainer.step import StepContext, make_autocast, make_scaler
+from trainer.telemetry import Telemetry
+from trainer.workload import workload
+
+
+@dataclass(frozen=True)
+class StepObservers:
+    """The observers of every step, by name."""
+
+    stop_rule: StopRule
+    replay: Replay
+    histogram: Histogram
+    headroom: Headroom
+    fp8_ranges: Fp8Ranges
+    spikes: Spikes
+    updates: Updates
+    telemetry: Telemetry
+    logged: Logged
+    uncalled: UnusedModules
+    poison: NonfiniteBuffers  # after telemetry, whose drained rows it needs
+    missing_gradients: MissingGradients
+
+
+@dataclass
+class Run:
+    """Everything that the loop works with, ready for the first step."""
+
+    context: StepContext
+    step_observers: StepObservers
+    modules: dict[str, nn.Module]  # the recipe's, without DistributedDataParallel
+    config: RunConfig[Any]
+    device: torch.device
+    peaks: Any  # learning rates of the optimizers' groups, as trainer.schedule has them
+    parts: dict[str, Any]  # of a checkpoint, by name: each has a state_dict
+    schedule: Schedule
+    ema: Ema | None
+    buffer_rule: BufferRule
+    saver: Saver
+    rollback: Rollback
+    progress: Progress  # of the checkpoint that it resumes from
+    on_event: Callable[[Event], None]
+
+
+def prepare_run(
+    recipe_class: type[Recipe],
+    config: RunConfig[Any],
+    *,
+    device: torch.device,
+    ranks: Ranks,
+    on_steps: Callable[[Steps], None],
+    on_event: Callable[[Event], None],
+    checkpoint_folder: Path | None,
+    artifact_folder: Path | None,
+    resume: Path | None,
+    weights: Mapping[str, Path] | None,
+    started_at: float | None,
+    is_checked: bool,
+) -> Run:
+    """Set up a run. Its parameters are those of trainer.loop.train, which also lists its errors."""
+    started_at = clock() if started_at is None else started_at
+    on_steps, on_event = one_at_a_time(on_steps, on_event)
+    training = config.training
+    if ranks.rank > 0:  # one process writes the run's history
+        on_steps, on_event = _ignore, _ignore
+
+    # ---- The same bits each time ----------------------------------------------------------------
+    device = set_up_process(device, training)
+    recipe = make_recipe(recipe_class, config, device)  # draws the initial weights
+    check_batch(training, recipe.train_size, recipe.name, ranks.world_size)
+    if training.epochs is not None:
+        config = with_steps_of_epochs(config, recipe.train_size, ranks.world_size)
+        training = config.training
+        on_event({"event": "length", "step": 0, "steps": training.steps})
+    seed_everything(training.seed + ranks.rank)  # each rank has its own dropout from here on
+
+    # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
+    # (With training.parallel fsdp they stay, and each rank keeps a part of their weights.)
+    modules = dict(recipe.modules)
+    if resume is None:
+        start_from_weights(weights, modules, config, on_event)
+    transform(modules, recipe.optimizers, config, device)
+    recipe.modules = ranks.wrap(modules, recipe.optimizers, config, device)
+    if training.compile:  # outermost, so that the compiler can overlap DDP's communication
+        recipe.modules = {name: compiled(m, training) for name, m in recipe.modules.items()}
+    peaks = peak_rates(recipe.optimizers)
+
+    # ---- Mixed precision, and the observers of each step ----------------------------------------
+    context, step_observers = make_context(
+        recipe, modules, config, device, ranks, on_steps=on_steps, on_event=on_event, at=started_at
+    )
+    batches, telemetry = context.batches, step_observers.telemetry
+
+    # ---- Resume ---------------------------------------------------------------------------------
+    progress = Progress()
+    inherited: Mapping[str, Any] = {}
+    if resume is not None:
+        # Rank 0 decides: the other ranks' folders lie on other machines.
+        is_fork = ranks.gather(checkpoint_folder not in (None, resume.parent))[0]
+        progress, inherited, notes = go_on_from(
+            *(resume, recipe, modules, config, device, batches, ranks),
+            is_fork=is_fork,
+            is_checked=is_checked,
+        )
+        on_event({"event": "resumed", "step": progress.step, "exact": not notes, "notes": notes})
+
+    # Only now: loading an optimizer's state replaces its groups.
+    schedule = make_schedule(training, recipe.optimizers, peaks, device)
+
+    telemetry.skipped = progress.skipped
+    with best_effort("count of the work", 0, on_event):
+        on_event(workload(recipe, config, device, ranks.world_size))
+    with best_effort("look at the shapes", 0, on_event):
+        if misfits := shapes.misfits(modules, config):
+            on_event(misfits)
+
+    # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
+    parts: dict[str, Any] = {
+        "scale_rule": context.scale_rule,
+        "schedule": schedule,
+        **context.observers.members,
+    }
+    ema = Ema(training.ema_decay, modules, context.optimizers) if training.ema_decay else None
+    if ema is not None:
+        parts["ema"] = ema
+    load_parts(parts, inherited)
+    del inherited  # the last of the checkpoint, which is let go of before the first step
+    is_restored = config.scaler.restore_buffers and context.scaler.is_enabled()
+    buffer_rule = BufferRule(modules, is_on=is_restored)
+    saver = Saver(
+        checkpoint_folder,
+        recipe,
+        modules,
+        batches,
+        config,
+        device,
+        ranks,
+        parts,
+        on_event,
+        artifact_folder,
+    )
+    step_observers.logged.save = saver.save_artifacts
+    rollback = Rollback(config, step_observers.spikes, checkpoint_folder, ranks)
+    return Run(
+        context,
+        step_observers,
+        modules,
+        config,
+        device,
+        peaks,
+        parts,
+        schedule,
+        ema,
+        buffer_rule,
+        saver,
+        rollback,
+        progress,
+        on_event,
+    )
+
+
+def make_context(
+    recipe: Recipe,
+    modules: Mapping[str, nn.Module],
+    config: RunConfig[Any],
+    device: torch.device,
+    ranks: Ranks,
+    *,
+    on_steps: Callable[[Steps], None],
+    on_event: Callable[[Event], None],
+    at: float,
+) -> tuple[StepContext, StepObservers]:
+    """Make what every step works with, and its observers.
+
+    modules: the recipe's, without DistributedDataParallel.  at: as started_at in `train`.
+    """
+    training, diagnosis = config.training, config.diagnosis
+    place = {"rank": ranks.rank, "world_size": ranks.world_size}
+    sampler = Sampler(recipe.train_size, training, **place, pin=device.type == "cuda")
+    batches = Batches(sampler, *make_sources(recipe, sampler, config, device, tell_of_wait))
+    observers = Observers(on_steps, on_event)
+
+    # Mixed precision is two objects with two switches. With both off the same loop is plain fp32,
+    # or TF32 if training.tf32 is on.
+    autocast = make_autocast(config, device)
+    recipe.scaler = scaler = make_scaler(config, device)
+    rule = ScaleRule(config.scaler, device)
+    is_scaled = scaler.is_enabled()
+    optimizers = watched_optimizers(modules, recipe.optimizers, is_scaled=is_scaled)
+    if is_scaled:
+        prepare_momentum(recipe.optimizers)
+
+    context = StepContext(
+        recipe, batches, autocast, scaler, rule, optimizers, training, ranks, observers
+    )
+    spikes = Spikes(config.spike, on_event)
+    headroom = Headroom(modules, config, on_event)
+    fp8_ranges = Fp8Ranges(modules, config, on_event)
+    telemetry = Telemetry(optimizers, device, training, diagnosis, observers.arrived, on_event, at)
+    logged = Logged(device, telemetry.elapsed_ms, on_event)
+    recipe.on_log = logged.log
+
+    @contextmanager
+    def set_aside() -> Iterator[None]:
+        with headroom.set_aside(), fp8_ranges.set_aside(), logged.set_aside():
+            yield
+
+    step_observers = StepObservers(
+        StopRule(config.scaler),
+        Replay(context, modules, batches, config, device, on_event, spikes.left_out, set_aside),
+        Histogram(optimizers, diagnosis, device, on_event),
+        headroom,
+        fp8_ranges,
+        spikes,
+        Updates(optimizers, diagnosis, on_event),
+        telemetry,
+        logged,
+        UnusedModules(modules, config, on_event),
+        NonfiniteBuffers(modules, on_event),
+        MissingGradients(on_event),
+    )
+    if training.static_graph and ranks.world_size > 1:
+        observers.join(averaging=AveragingCheck(ranks))
+    observers.join(**vars(step_observers))
+    return context, step_observers
 
 
 def set_up_process(device: torch.device, training: Training) -> torch.device:
@@ -99,3 +358,25 @@ def compiled(module: nn.Module, training: Training) -> Any:
     if training.compile_mode == "default":
         return torch.compile(module)
     return torch.compile(module, mode=training.compile_mode)
+
+
+def one_at_a_time(
+    on_steps: Callable[[Steps], None], on_event: Callable[[Event], None]
+) -> tuple[Callable[[Steps], None], Callable[[Event], None]]:
+    """Return both serialised by a lock: the thread that saves reports events, too."""
+    turn = Lock()
+
+    def in_turn(call: Callable[[Any], None], argument: Any) -> None:
+        with turn:
+            call(argument)
+
+    return partial(in_turn, on_steps), partial(in_turn, on_event)
+
+
+def tell_of_wait(sentence: str) -> None:
+    """Write to the run's log that the run waits for data, and where its workers are."""
+    sys.stderr.write(sentence + "\n")
+    sys.stderr.flush()
+
+
+def _ignore(_: object) -> None: ...

@@ -17,7 +17,7 @@ from tests.site import GATED, Site, until
 from trainer.checkpoints.checkpoint import load
 from trainer.evaluation import evaluate
 from trainer.recipes.digits import Digits
-from trainer.train import make_autocast
+from trainer.step import make_autocast
 
 PATIENCE = 90_000  # milliseconds, for a slow machine
 

@@ -19,7 +19,8 @@ from trainer.distributed.ranks import Ranks
 from trainer.precision.scale_policies import CALIBRATED_AFTER
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
-from trainer.train import make_context, train_step
+from trainer.setup import make_context
+from trainer.step import train_step
 
 CUDA = torch.device("cuda", 0)
 EXACT = ["step", "loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "flags"]
@@ -203,7 +204,7 @@ import sys, torch
 from halfstep.run_config import parse_config
 from trainer.distributed.ranks import joined
 from trainer.recipes.digits import Digits
-from trainer.train import train
+from trainer.loop import train
 
 steps = []
 with joined(torch.device("cuda")) as (ranks, device):

@@ -14,8 +14,9 @@ from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import parse_config
 from halfstep.telemetry.spool import STEP_DTYPE
 from trainer.data.sampler import Sampler
+from trainer.loop import train
 from trainer.recipes.digits import Digits
-from trainer.train import make_scaler, train
+from trainer.step import make_scaler
 
 CPU = torch.device("cpu")
 

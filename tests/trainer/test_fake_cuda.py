@@ -19,7 +19,8 @@ from trainer.observers import Observer
 from trainer.optimizers import StepResult
 from trainer.precision.scale_policies import ScaleRule
 from trainer.schedule import make_schedule, peak_rates
-from trainer.train import make_context, update_weights
+from trainer.setup import make_context
+from trainer.step import update_weights
 
 CUDA = torch.device("cuda", 0)
 

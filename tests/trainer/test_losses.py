@@ -12,7 +12,7 @@ from halfstep.recipe import Loss, RecipeError
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits, drawn
 from trainer.data.sampler import Sampler
-from trainer.train import make_scaler
+from trainer.step import make_scaler
 
 FP16 = {"precision": "fp16", "scaler": {"init_scale": 2.0**16, "growth_interval": 5}}
 

@@ -15,7 +15,7 @@ from halfstep.monitor.async_host_copy import HostCopies
 from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU, Pair, Regression
-from trainer import train
+from trainer import setup
 from trainer.diagnosis.histogram import Histogram
 from trainer.distributed.ranks import Ranks
 from trainer.optimizers import WatchedOptimizer
@@ -25,8 +25,9 @@ from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT
 from trainer.recipes.wgan_gp import WGANGP
 from trainer.schedule import AppliedSchedule, make_schedule, peak_rates
+from trainer.setup import make_context
+from trainer.step import make_scaler, train_step
 from trainer.telemetry import Telemetry
-from trainer.train import make_context, make_scaler, train_step
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
 
@@ -59,7 +60,7 @@ def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda reci
         ),
     )
     # Its tensors go where the losses are: to meta.
-    monkeypatch.setattr(train, "make_scaler", lambda config, _device: make_scaler(config, CPU))
+    monkeypatch.setattr(setup, "make_scaler", lambda config, _device: make_scaler(config, CPU))
     # What is on its way to the host arrives by an event, which only CUDA has.
     monkeypatch.setattr(HostCopies, "report", lambda self: None)
     values = {"diagnosis": {}, "data": {"workers": 0}, **(values or {})}

@@ -12,7 +12,8 @@ from halfstep.recipe import Loss
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
 from trainer.distributed.ranks import Ranks
-from trainer.train import make_autocast, make_context, make_scaler, train_step
+from trainer.setup import make_context
+from trainer.step import make_autocast, make_scaler, train_step
 
 CPU = torch.device("cpu")
 

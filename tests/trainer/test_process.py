@@ -255,7 +255,7 @@ from tests.trainer.conftest import Pair
 from halfstep.run_config import parse_config
 from trainer.distributed.ranks import Control, Request, joined
 from trainer.recipes.digits import Digits
-from trainer.train import train
+from trainer.loop import train
 
 trainer.distributed.ranks.AGREE_SECONDS = 0  # in every step, which control() counts by its calls
 
@@ -349,7 +349,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from tests.trainer.conftest import Regression
 from halfstep.run_config import parse_config
 from trainer.distributed.ranks import joined
-from trainer.train import train
+from trainer.loop import train
 
 torch.compile = functools.partial(torch.compile, backend="eager")  # no code generation
 averaged = []
@@ -391,7 +391,7 @@ from tests.trainer.conftest import Regression
 from halfstep.run_config import parse_config
 from halfstep.recipe import Loss, RecipeError
 from trainer.distributed.ranks import joined
-from trainer.train import train
+from trainer.loop import train
 
 class Partial(Regression):
     defaults = Regression.defaults | {"training": {"static_graph": True, "batch_size": 8}}
@@ -490,7 +490,7 @@ from pathlib import Path
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
 from trainer.distributed.ranks import joined
-from trainer.train import train
+from trainer.loop import train
 
 seen = set()
 

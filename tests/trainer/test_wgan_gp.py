@@ -5,7 +5,7 @@ from PIL import Image
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import CPU
 from trainer.recipes.wgan_gp import WGANGP, frechet_distance
-from trainer.train import make_autocast, make_scaler
+from trainer.step import make_autocast, make_scaler
 
 SMALL = {"width": 32, "noise": 8}
 

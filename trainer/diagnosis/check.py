@@ -46,9 +46,10 @@ from trainer.diagnosis.recipe_checks import (
 from trainer.diagnosis.source_locations import first_line, place
 from trainer.diagnosis.undefined import undefined_in_fp32
 from trainer.logged_values import LOGGING
+from trainer.loop import train
 from trainer.registered_recipes import NotRegisteredError
 from trainer.registry import UnknownRecipeError, file_of, load_recipe
-from trainer.train import as_losses, train
+from trainer.step import as_losses
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 

@@ -30,9 +30,10 @@ from trainer.data.batches import fingerprint
 from trainer.data.sources import drawn
 from trainer.diagnosis.op_recorder import HALF, Finding
 from trainer.diagnosis.source_locations import first_line, place
+from trainer.loop import train
 from trainer.repeatability import seed_everything
 from trainer.setup import make_recipe
-from trainer.train import as_losses, make_autocast, make_scaler, train
+from trainer.step import as_losses, make_autocast, make_scaler
 
 STEPS = 5
 BATCH_SIZE = 8  # at most, unless it is set: fp16 is slow on a CPU

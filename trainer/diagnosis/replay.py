@@ -51,7 +51,7 @@ from trainer.optimizers import StepResult
 from trainer.precision.scale_policies import Calibration
 
 if TYPE_CHECKING:
-    from trainer.train import StepContext
+    from trainer.step import StepContext
 
 SCALES_KEPT = 1000  # of skipped steps, for a replay by hand
 #: How long to watch: the default growth interval of a scale, and some more.

@@ -21,7 +21,7 @@ from trainer.diagnosis.op_recorder import Finding
 from trainer.diagnosis.recipe_checks import CPU, small_config
 from trainer.repeatability import seed_everything
 from trainer.setup import make_recipe
-from trainer.train import as_losses, make_autocast, make_scaler
+from trainer.step import as_losses, make_autocast, make_scaler
 
 ADVICE = (
     "its derivative is not defined there. Add an eps inside a root, clamp ahead of a logarithm or "

@@ -10,7 +10,7 @@ from halfstep.recipe import Recipe
 from halfstep.run_config import parse_config
 from tests.diagnosis.recipes import networks
 from tests.diagnosis.registry import HEALTHY, LOOPS, PRECISION, SCALE, Handle, Loop, WatchCall
-from trainer.train import train
+from trainer.loop import train
 
 CPU = torch.device("cpu")
 ALL_THREE = ("fp16", "bf16", "fp32")

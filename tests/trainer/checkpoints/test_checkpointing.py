@@ -22,7 +22,7 @@ from trainer.checkpoints import checkpoint
 from trainer.checkpoints.files import checksum, write_whole
 from trainer.checkpoints.weights import write_weights
 from trainer.distributed.ranks import Control
-from trainer.train import train
+from trainer.loop import train
 
 EVERY_5 = {"training": {"steps": 20}, "checkpoints": {"every_steps": 5}}
 

@@ -33,9 +33,10 @@ from trainer.checkpoints.snapshot import Staging, room
 from trainer.data.sampler import Sampler
 from trainer.distributed.ranks import Control, Request, joined
 from trainer.distributed.shards import is_shard
+from trainer.loop import train
 from trainer.recipes.digits import Digits
 from trainer.recipes.gpt import GPT
-from trainer.train import make_scaler, train
+from trainer.step import make_scaler
 
 OVERFLOWS_AT = 4  # of forward passes in training
 DIGITS = {

@@ -52,12 +52,12 @@ def test_what_is_wanted_waits_until_the_ranks_agree(group):
 SLOW_DISK = """
 import os, sys, threading, time, torch
 import torch.distributed as dist
-import trainer.train
+import trainer.loop, trainer.setup
 from datetime import timedelta
 from pathlib import Path
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
-from trainer import checkpoint
+from trainer.checkpoints import checkpoint
 from trainer.distributed.ranks import joined
 
 SECONDS = 5  # that the ranks wait for each other's gradients
@@ -78,7 +78,7 @@ def outlast():
     except RuntimeError:
         gate.touch()
 
-class Saver(trainer.train.Saver):
+class Saver(trainer.setup.Saver):
     def __exit__(self, *error):
         if rank == 1:
             threading.Thread(target=outlast).start()
@@ -86,10 +86,10 @@ class Saver(trainer.train.Saver):
 
 (folder / f"here-{rank}").touch()
 wait_for(folder / f"here-{1 - rank}")
-checkpoint.save, trainer.train.Saver = slow, Saver
+checkpoint.save, trainer.setup.Saver = slow, Saver
 with joined(torch.device("cpu"), timeout_seconds=SECONDS) as (ranks, device):
     impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=SECONDS))
-    outcome = trainer.train.train(
+    outcome = trainer.loop.train(
         Regression, parse_config(Regression, {}), device=device, ranks=ranks,
         on_steps=lambda records: None, on_event=lambda event: None, checkpoint_folder=folder,
     )
@@ -110,13 +110,13 @@ def test_a_save_may_take_longer_than_ranks_wait_for_each_other(tmp_path):
 REPLAYED = """
 import sys, torch
 import torch.distributed as dist
-import trainer.train
+import trainer.loop, trainer.setup
 from torch import nn
 from halfstep.run_config import parse_config
 from tests.trainer.conftest import Regression
 from trainer.diagnosis import replay
 from trainer.distributed.ranks import joined
-from trainer.train import train
+from trainer.loop import train
 
 class Centred(nn.Module):
     # Takes away the mean over all ranks, and keeps a running one, as SyncBatchNorm does.
@@ -157,7 +157,7 @@ def run(replay_skips):
           on_steps=lambda records: None, on_event=lambda event: None)
     return [kept[-1].modules["model"].module.state_dict(), kept[-1].scaler.state_dict()]
 
-trainer.train.Replay, replay.Trace = Replay, Trace
+trainer.setup.Replay, replay.Trace = Replay, Trace
 kept, steps, found = [], [], []
 with joined(torch.device("cpu"), timeout_seconds=60) as (ranks, device):
     ends = [run(replay_skips=3), run(replay_skips=0)]

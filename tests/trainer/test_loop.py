@@ -9,12 +9,14 @@ from halfstep.run_config import ConfigError, parse_config
 from tests.trainer.conftest import CPU, Pair, Regression, assert_same_bits, bare_loop
 from trainer.checkpoints import checkpoint
 from trainer.distributed.ranks import Control, Request
+from trainer.loop import train
 from trainer.optimizers import WatchedOptimizer
 from trainer.recipes import mlp
 from trainer.recipes.digits import Digits
 from trainer.recipes.mlp import MLP
 from trainer.schedule import learning_rate_factor
-from trainer.train import make_scaler, one_at_a_time, train
+from trainer.setup import one_at_a_time
+from trainer.step import make_scaler
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])

@@ -1,0 +1,243 @@
+"""The training loop: steps, evaluation, checkpoints, rollback and control requests.
+
+    halfstep recipe train digits --precision fp16 --set training.steps=100
+    halfstep recipe train --help
+
+It runs without a server or database. Telemetry goes to two callbacks, `on_steps` and `on_event`;
+control requests come from a third, `control`, polled at step boundaries. The step itself is
+trainer.step, the set-up trainer.setup.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from halfstep.recipe import Recipe
+from halfstep.run_config import RunConfig
+from halfstep.telemetry.spool import Event, Steps
+from trainer.checkpoints.checkpoint import Progress
+from trainer.checkpoints.resume import go_back_to
+from trainer.distributed.ranks import Control, Ranks
+from trainer.evaluation import evaluate, evaluate_average, make_artifacts
+from trainer.observers import best_effort
+from trainer.setup import Run, prepare_run
+from trainer.step import all_skipped, retry_in_fp32, train_step
+from trainer.stopwatch import Stopwatch
+
+Stop = Literal["cancel", "pause", "preempt"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: Literal["finished", "cancelled", "paused", "preempted"]
+    step: int  # the last attempted
+
+
+STATUS_OF_STOP: dict[str | None, Any] = {
+    None: "finished",
+    "cancel": "cancelled",
+    "pause": "paused",
+    "preempt": "preempted",
+}
+
+
+def train(
+    recipe_class: type[Recipe],
+    config: RunConfig[Any],
+    *,
+    device: torch.device,
+    on_steps: Callable[[Steps], None],
+    on_event: Callable[[Event], None],
+    control: Callable[[], Control] = Control,
+    checkpoint_folder: Path | None = None,
+    artifact_folder: Path | None = None,
+    resume: Path | None = None,
+    weights: Mapping[str, Path] | None = None,
+    started_at: float | None = None,
+    seconds_before: float = 0.0,
+    ranks: Ranks | None = None,
+    is_checked: bool = False,
+) -> Outcome:
+    """Train until the last step or until a stop is requested, which leaves a checkpoint as well.
+
+    on_steps, on_event: called one at a time, by this thread and by the one that saves.
+    started_at: when the run was first started, by halfstep.clock.  seconds_before: training time of
+    earlier attempts.  checkpoint_folder: None saves nothing.  artifact_folder: None means
+    `artifacts` within checkpoint_folder.  weights: files to start from where there is nothing to
+    resume, see load_weights; None: those that weights.path names.  is_checked: the checksum of
+    `resume` is verified already.
+    Raises ConfigError, RecipeError, CheckpointError or WeightsError for errors of the user.
+    """
+    run = prepare_run(
+        recipe_class,
+        config,
+        device=device,
+        ranks=ranks or Ranks(),
+        on_steps=on_steps,
+        on_event=on_event,
+        checkpoint_folder=checkpoint_folder,
+        artifact_folder=artifact_folder,
+        resume=resume,
+        weights=weights,
+        started_at=started_at,
+        is_checked=is_checked,
+    )
+    training, telemetry = run.config.training, run.step_observers.telemetry
+    stopwatch = Stopwatch(run.device, seconds_before)
+    step, retried = run.progress.step, run.progress.retried
+    stop: str | None = None
+    if run.config.evaluation.at_start and step == 0:
+        _report(run, step, evaluate(run.context.recipe, run.context.autocast))
+    first = step + 1
+    # Even if a step raises, telemetry flushes its ring and files are finished.
+    with run.saver, telemetry, run.step_observers.logged, run.context.batches:
+        while step < training.steps and stop is None:
+            step += 1
+            retried += _attempt(run, step)
+            if step == first and run.config.checkpoints.every_steps is not None:
+                run.saver.prepare()
+            if back := _roll_back(run, step):
+                step, retried = back.step, back.retried
+                continue
+            is_last = step == training.steps
+            if is_last or _is_due(run.config.evaluation.every_steps, step):
+                _evaluate(run, step)
+            stop = _boundary(run, step, retried, control, is_last=is_last)
+            # Checks only steps already on the host, so device and disk failures surface late.
+            run.step_observers.stop_rule.check()
+            run.saver.check()
+
+    _report(run, step, stopwatch.metrics())
+    return Outcome(STATUS_OF_STOP[stop], step)
+
+
+def _attempt(run: Run, step: int) -> bool:
+    """Attempt a step; return whether it was applied only by a retry in fp32.
+
+    Everything up to `tick` queues work on the device and returns: the host runs some steps ahead,
+    and reads a step's telemetry when its row arrives.
+    """
+    context, training, schedule, ema = run.context, run.config.training, run.schedule, run.ema
+    observers, telemetry = context.observers, run.step_observers.telemetry
+    schedule.apply(step)
+    if training.compile and training.compile_mode != "default":
+        # What the graphs of the step before have written is done with.
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+    observers.before_step(step)
+    run.buffer_rule.keep()
+    batches: Iterable[Any] = context.batches.step()
+    may_retry = run.config.scaler.retry_in_fp32
+    if may_retry:
+        batches = list(batches)  # they may be read twice
+    result = train_step(context, batches)
+    run.buffer_rule.restore(update.found_inf for update in result.updates.values())
+    with torch.no_grad():
+        context.recipe.after_step()
+    found_inf = {name: result.updates[name].found_inf for name in result.stepped}
+    schedule.count(found_inf)
+    if ema is not None:
+        ema.update(found_inf)
+    observers.after_step(result)
+
+    is_retried = False
+    # The one policy for which the host waits in every step: it has to know of a skip now.
+    if may_retry and all_skipped(result):
+        observers.before_update()
+        second = retry_in_fp32(context, batches, step, run.device)
+        run.on_event(second)
+        is_retried = second["applied"]
+        if ema is not None and is_retried:
+            ema.update(dict.fromkeys(found_inf, 0.0))
+    telemetry.tick(context.batches.waited_seconds)
+    return is_retried
+
+
+def _roll_back(run: Run, step: int) -> Progress | None:
+    """Go back to the checkpoint before a spike of the loss, with spike.rollback; return its state.
+
+    The host waits here, at fixed steps, to know of a spike by then.
+    """
+    if not run.rollback.is_due(step):
+        return None
+    context = run.context
+    context.observers.drain()
+    if not (checkpoint := run.rollback.look(run.saver.finish)):
+        return None
+    progress = go_back_to(
+        checkpoint,
+        context.recipe,
+        run.modules,
+        run.config,
+        run.device,
+        context.ranks,
+        run.peaks,
+        run.parts,
+    )
+    run.schedule, run.step_observers.telemetry.skipped = run.parts["schedule"], progress.skipped
+    run.rollback.tell(progress, step, context.batches, run.on_event)
+    return progress
+
+
+def _evaluate(run: Run, step: int) -> None:
+    """Report the metrics of the evaluation, of the averaged weights too, and save artifacts."""
+    recipe, autocast = run.context.recipe, run.context.autocast
+    run.context.observers.drain()  # evaluating waits for the device anyway
+    metrics = evaluate(recipe, autocast)
+    if run.ema is not None:
+        with best_effort("evaluation of the average", step, run.on_event):
+            metrics |= evaluate_average(run.ema, recipe, autocast, run.device)
+    _report(run, step, metrics)
+    with best_effort("making of artifacts", step, run.on_event):
+        run.saver.save_artifacts(step, make_artifacts(recipe, autocast))
+
+
+def _boundary(
+    run: Run, step: int, retried: int, control: Callable[[], Control], *, is_last: bool
+) -> str | None:
+    """Apply control requests at a step boundary and save where it is due; return the stop.
+
+    All ranks are at the same step, and the weights are those of a whole number of updates.
+    """
+    context, observers, on_event = run.context, run.context.observers, run.on_event
+    agreed = context.ranks.agree(control)
+    stop, request = None if is_last else agreed.stop, agreed.request
+    if request and request.kind == "scale":  # first, so that a checkpoint has it
+        context.scale_rule.set(context.scaler, request.value)  # queued on the device
+        on_event({"event": "obeyed", "step": step, "request": request.id})
+    requested = request.id if request and request.kind == "checkpoint" else None
+    is_due = _is_due(run.config.checkpoints.every_steps, step)
+    if is_last or stop or requested is not None or is_due:
+        # The host waits for the device here, to know how many steps were skipped. It does not wait
+        # for the copy of the weights, nor for the disk.
+        observers.drain()
+        reason = "end" if is_last else stop or ("interval" if requested is None else "request")
+        skipped = run.step_observers.telemetry.skipped
+        progress = Progress(step, skipped, context.batches.position, retried)
+        run.saver.save(progress, reason=reason, request=requested)
+    if request and request.kind == "replay":
+        observers.drain()  # so that the scale of a past skip is known, whenever it came
+        with best_effort("replay", step, on_event):
+            run.step_observers.replay.request(int(request.value), request.id)
+    return stop
+
+
+def _is_due(every_steps: int | None, step: int) -> bool:
+    return every_steps is not None and step % every_steps == 0
+
+
+def _report(run: Run, step: int, metrics: Mapping[str, float]) -> None:
+    elapsed_ms = run.step_observers.telemetry.elapsed_ms()
+    for name, value in metrics.items():
+        event = {"event": "metric", "step": step, "name": name, "value": value}
+        run.on_event(event | {"elapsed_ms": elapsed_ms})
+
+
+if __name__ == "__main__":
+    from trainer.console import main
+
+    main()
