@@ -160,7 +160,7 @@ def note_refusal(database: Database, request: Request, name: str = "") -> None:
 
 def _said(request: Request, detail: str) -> dict[str, Any]:
     return {
-        "deed": f"{request.method} {request.url.path}"[:CHARACTERS],
+        "action": f"{request.method} {request.url.path}"[:CHARACTERS],
         "detail": detail[:DETAIL_CHARACTERS],
         "address": request.client.host[:64] if request.client else "",
     }

@@ -391,7 +391,7 @@ def _order_by_name(paths: tuple[str, ...], metrics: tuple[str, ...], *, falls: b
 
 
 _OWNER = ((User, User.id == Run.owner_id),)
-_BY_NAME = "sqlite_autoindex_run_settings_1"  # SQLite's name for the primary key
+_BY_NAME = "sqlite_autoindex_run_config_values_1"  # SQLite's name for the primary key
 
 
 def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:

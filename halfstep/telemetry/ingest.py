@@ -54,7 +54,7 @@ Query: TypeAlias = Mapping[str, str | int]
 class Ingest:
     """A connection to a server that takes watched runs. A context manager, which closes it.
 
-    Its methods raise ApiError: of status 0 if the server does not answer, of code "fenced" or
+    Its methods raise ApiError: of status 0 if the server does not answer, of code "stale_attempt" or
     "ended" if it wants no more of this attempt.
     """
 

@@ -23,7 +23,7 @@ from halfstep.telemetry.spool import WINDOW_BYTES, Event, file_events, lost_byte
 REMEMBERED = "uploaded.json"
 MOST_TAGS = 50
 #: Answers that end the sending of an attempt: a later one has taken over, or a person ended it.
-WANTED_NO_MORE = ("fenced", "ended")
+WANTED_NO_MORE = ("stale_attempt", "ended")
 #: Answers that are not about what was sent: the token, time and load.
 PASSING = (0, 401, 403, 408, 409, 425, 429)
 

@@ -58,7 +58,7 @@ WORDS: dict[str, Any] = {
     "condition": "ended",
     "scope": "run",
     "stream": "stdout",
-    "deed": "POST /runs",
+    "action": "POST /runs",
 }
 
 
@@ -181,7 +181,7 @@ def _telemetry(database: Database, run: Run, mark: str) -> None:
                 attempt=2,
                 nodes=1,
                 devices=1,
-                tries=1,
+                attempts=1,
                 state="waiting",
                 reason=f"{mark} placement",
                 placed_at=1.0,

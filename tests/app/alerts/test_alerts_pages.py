@@ -140,7 +140,7 @@ def test_nobody_gets_in_without_a_session_or_a_forms_token(
     assert stranger.get("/alerts").status_code == 303
     assert stranger.get("/api/v1/alerts/deliveries").status_code == 401
     del browser.headers["x-csrf-token"]
-    for address in ("rules", "channels", "rules/1/switch", "channels/1/tests", "notices/reading"):
+    for address in ("rules", "channels", "rules/1/switch", "channels/1/tests", "inbox/reading"):
         assert posted(browser, f"/alerts/{address}", up_to="1") == 403
 
 

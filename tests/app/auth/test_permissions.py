@@ -312,5 +312,5 @@ def test_a_token_of_one_project_is_no_operators(
         token, _row = accounts.make_api_token(session, ada, "script", project=PROJECT)
     headers = {"Authorization": f"Bearer {token}"}
     client = TestClient(app, base_url="http://localhost", headers=headers)
-    for path in ("users", "audit_events", "secrets"):
+    for path in ("users", "audit", "secrets"):
         assert client.get(f"/api/v1/{path}").status_code == 403, path

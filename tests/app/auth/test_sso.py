@@ -185,7 +185,7 @@ def test_what_is_not_this_browsers_answer_is_refused(
 
 def test_passwords_can_be_switched_off(settings: Settings, database: Database, ada: User) -> None:
     """Then links and the provider are left; a provider that does not answer is said to."""
-    away = {"passwords": False, "oidc_issuer": "http://localhost:9"}
+    away = {"password_login": False, "oidc_issuer": "http://localhost:9"}
     with _client(settings.model_copy(update=away), database) as client:
         assert "Password" not in client.get("/sign-in").text
         form = {"name": "ada", "password": "x"}

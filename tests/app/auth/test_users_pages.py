@@ -202,9 +202,9 @@ def test_who_did_what_is_written_down(
     browser.post("/views", data={"name": "hush-hush", "filter": "", "sort": "", "columns": ""})
     told = browser.get("/api/v1/audit").json()
     newest, before = told["audit_events"][:2]
-    assert (newest["user"], newest["token"], newest["deed"]) == ("ada", None, "POST /views")
+    assert (newest["user"], newest["token"], newest["action"]) == ("ada", None, "POST /views")
     assert (before["token"], before["run_id"]) == ("script", run.id)
-    assert before["deed"] == f"PUT /api/v1/runs/{run.id}/priority"
+    assert before["action"] == f"PUT /api/v1/runs/{run.id}/priority"
     assert told["total"] == 2
     assert "hush" not in browser.get("/audit").text
     lines = browser.get("/api/v1/audit/export").text.splitlines()

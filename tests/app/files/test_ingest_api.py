@@ -278,7 +278,7 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
         "page": "/runs/1",
     }
     for answer in (uploader.send(), uploader.begin(), uploader.end()):
-        assert (answer.status_code, answer.json()["code"]) == (409, "fenced")
+        assert (answer.status_code, answer.json()["code"]) == (409, "stale_attempt")
     with later.spool() as spool:
         spool.event({"event": "resumed", "step": 3, "exact": False, "notes": ["by hand"]})
         spool.event(make_metric(4, 0.5))
@@ -658,7 +658,7 @@ def test_a_file_of_a_cancelled_or_fenced_run_is_refused(told: Uploader, script: 
     assert put_piece(told, CHECKPOINT, 0, 10).json()["code"] == "ended"
     told.begin(attempt=2)
     told.attempt = 1
-    assert put_piece(told, CHECKPOINT, 0, 10).json()["code"] == "fenced"
+    assert put_piece(told, CHECKPOINT, 0, 10).json()["code"] == "stale_attempt"
 
 
 def test_a_disk_that_fails_is_told_as_such(told: Uploader, settings: Settings) -> None:

@@ -288,7 +288,7 @@ def test_hyperband_gives_up_what_falls_behind(
     with database.reading() as session:
         sweep = sweeps.get(session, 1)
         behind = hyperband.fallen_behind(sweep, sweeps.all_trials(session, sweep))
-        asked = {run.id for run in session.scalars(select(Run)) if run.wanted == "cancel"}
+        asked = {run.id for run in session.scalars(select(Run)) if run.desired_state == "cancel"}
         assert 1 not in behind
         assert 3 <= len(behind) < 10
         assert asked == set(behind)

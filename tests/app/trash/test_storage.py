@@ -77,8 +77,8 @@ def test_without_a_rule_nothing_is_pruned(old: int) -> None:
 def test_the_api_says_the_same(old: int, script: TestClient) -> None:
     """Disk, runs and bin."""
     found = script.get("/api/v1/storage").json()
-    assert (found["stored_bytes"], found["bin_bytes"], found["bin_runs"]) == (20, 0, 0)
+    assert (found["stored_bytes"], found["trash_bytes"], found["trash_runs"]) == (20, 0, 0)
     assert 0 < found["disk"]["free_bytes"] <= found["disk"]["total_bytes"]
     script.delete(f"/api/v1/runs/{old}")
     found = script.get("/api/v1/storage").json()
-    assert (found["stored_bytes"], found["bin_bytes"], found["bin_runs"]) == (0, 20, 1)
+    assert (found["stored_bytes"], found["trash_bytes"], found["trash_runs"]) == (0, 20, 1)

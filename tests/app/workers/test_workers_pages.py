@@ -64,7 +64,7 @@ def test_the_grid_says_what_runs_where_and_follows_it(
             sample["temperature_celsius"] = None if device < 0 else 61.4
             session.add(SystemSample(device=device, utilization=used, **sample))
         seen = permissions.grants(session, session.merge(ada))
-        unseen = Grants(user_id=99, is_admin=False, rights={})
+        unseen = Grants(user_id=99, is_admin=False, permissions={})
     page = browser.get("/workers").text
     assert page.count('<a href="/runs/1">run 1</a>') == 2
     assert "93 % · 41 GiB · 61 °C" in page
@@ -163,7 +163,7 @@ def test_operators_drain_a_worker_by_page_api_and_command(
     with pytest.raises(SystemExit):
         type_workers(["drain", "w9"])
     assert "name is 'w9'; there are: w1" in capsys.readouterr().err
-    audit_events = [each["deed"] for each in script.get("/api/v1/audit").json()["audit_events"]]
+    audit_events = [each["action"] for each in script.get("/api/v1/audit").json()["audit_events"]]
     assert [each for each in audit_events if "/drain" in each or "/undrain" in each] == [
         "POST /api/v1/workers/1/undrain",
         "POST /api/v1/workers/1/drain",

@@ -72,7 +72,9 @@ def test_hints_reach_sqlite(database: Database, ada: User) -> None:
         submit(session, ada)
     with database.reading() as session:
         query = Order.of(session, "training.steps").joined_to(select(Run.id).select_from(Run))
-    hinted = "INDEXED BY sqlite_autoindex_run_settings_1" in str(query.compile(database.engine))
+    hinted = "INDEXED BY sqlite_autoindex_run_config_values_1" in str(
+        query.compile(database.engine)
+    )
     assert hinted == (database.engine.dialect.name == "sqlite")
 
 

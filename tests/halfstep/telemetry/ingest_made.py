@@ -126,7 +126,7 @@ class IngestServer:
         if run.is_ended:
             raise Problem(409, "ended")
         if attempt < max(run.attempts, default=0):
-            raise Problem(409, "fenced")
+            raise Problem(409, "stale_attempt")
 
     def _put_spool(
         self, attempt: Attempt, sequence: int, offset: int, body: bytes

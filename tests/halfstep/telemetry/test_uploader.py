@@ -522,7 +522,7 @@ def test_a_refused_token_is_said_and_may_be_mended(
     until(lambda: arrived(site, writer.files).spool == spooled(writer.files))
 
 
-@pytest.mark.parametrize("how", ["fenced", "ended"])
+@pytest.mark.parametrize("how", ["stale_attempt", "ended"])
 def test_an_attempt_that_is_not_wanted_is_kept_and_sent_no_more(
     site: IngestServer, tmp_path: Path, following: Any, how: str
 ) -> None:
@@ -531,7 +531,7 @@ def test_an_attempt_that_is_not_wanted_is_kept_and_sent_no_more(
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.pages))
     before = spooled(writer.files)
-    if how == "fenced":
+    if how == "stale_attempt":
         only_run(site).attempts[2] = Attempt()
     else:
         only_run(site).is_ended = True

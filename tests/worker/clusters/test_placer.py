@@ -68,7 +68,7 @@ def test_a_run_whose_machine_is_gone_is_queued_again_though_no_worker_is_up(
     placer.turn()
     with database.reading() as session:
         assert runs.get(session, run_id).status == Status.QUEUED
-        assert session.get_one(Placement, (run_id, 2)).tries == 1
+        assert session.get_one(Placement, (run_id, 2)).attempts == 1
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "ray"])
