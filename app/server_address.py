@@ -3,7 +3,6 @@
 A server that was killed leaves its file, which is not believed: the lock on it went with it.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,24 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from db.settings import Settings
+from halfstep.telemetry.folder_lock import FolderLock
 
 
 @contextmanager
 def telling(settings: Settings) -> Iterator[None]:
     """Keep in the data folder where this server listens, for as long as it does."""
-    with _file(settings).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another server of this folder has told its own; or no file has locks here
-            yield
-            return
-        file.truncate(0)
-        file.write(json.dumps({"host": settings.host, "port": settings.port}))
-        file.flush()
-        try:
-            yield
-        finally:
-            _file(settings).unlink(missing_ok=True)
+    lock = FolderLock(_file(settings))
+    if not lock.acquire():  # another server of this folder has told its own
+        yield
+        return
+    try:
+        _file(settings).write_text(json.dumps({"host": settings.host, "port": settings.port}))
+        yield
+    finally:
+        _file(settings).unlink(missing_ok=True)
+        lock.release()
 
 
 def where(settings: Settings) -> tuple[str, int]:
@@ -40,14 +37,9 @@ def where(settings: Settings) -> tuple[str, int]:
 
 
 def _running(settings: Settings) -> dict[str, Any]:
-    try:
-        with _file(settings).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with suppress(OSError, ValueError):  # it has just begun to write, or ended
+    with suppress(OSError, ValueError):  # it has just begun to write, or ended
+        if FolderLock(_file(settings)).is_held():
             return dict(json.loads(_file(settings).read_text()))
-    except OSError:  # there is none
-        pass
     return {}
 
 

@@ -35,7 +35,7 @@ from torch.amp.grad_scaler import GradScaler
 
 import halfstep
 from benchmarks.report import report
-from halfstep.monitor.hooks import Hooks, Listener
+from halfstep.monitor.hooks import UNGUARDED, Hooks, Listener
 
 TURN, ROUNDS = 600, 5  # steps, of which one or two hand over what the others left
 BAR_MICROSECONDS, BAR_RATIO = 15.0, 1 / 20
@@ -99,7 +99,7 @@ def turns(log: Callable[[Loop, torch.Tensor], None] | None, folder: Path) -> dic
             seconds["ours"].append(held[0])
         if watch:
             watch._taps.disarm()
-            hooks = _armed(NoopWatch(), watch._taps._guard)
+            hooks = _armed(_clocked(NoopWatch(), held), watch._taps._guard)
             for _ in range(TURN):
                 held[0] = 0.0
                 noop_watch.step()
@@ -119,12 +119,19 @@ def turns(log: Callable[[Loop, torch.Tensor], None] | None, folder: Path) -> dic
 class NoopWatch:
     """Listens as a watched loop does, and does nothing."""
 
+    def __init__(self) -> None:
+        self.stepping: list[torch.optim.Optimizer] = []
+
+    def optimizer_ends(self, _optimizer: torch.optim.Optimizer) -> None:
+        """Have no step under way, as all listeners."""
+        self.stepping.clear()
+
     def updated(self, *_: Any, **__: Any) -> None:
         """Do nothing, as all the others."""
 
     scaled = unscaled = checked = updating = raised = loaded = updated
     step_begins = step_ends = backward_begins = backward_ends = updated
-    optimizer_begins = optimizer_ends = clipping = clipped = schedule_steps = updated
+    nested = stepped = clipping = clipped = schedule_steps = updated
 
 
 def _watched(loop: Loop, folder: Path, held: list[float]) -> Any:
@@ -137,8 +144,25 @@ def _watched(loop: Loop, folder: Path, held: list[float]) -> Any:
         watch._protected(call, *arguments, **named)
         held[0] += time.perf_counter() - started
 
-    watch._taps = _armed(watch._loop, timed)
+    watch._taps = _armed(_clocked(watch._loop, held), timed)
     return watch
+
+
+def _clocked(listener: Any, held: list[float]) -> Any:
+    """Put a clock around the methods of a listener that are called without the guard."""
+
+    def clocked(method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            result = method(*arguments)
+            held[0] += time.perf_counter() - started
+            return result
+
+        return timed
+
+    for name in UNGUARDED:
+        setattr(listener, name, clocked(getattr(type(listener), name).__get__(listener)))
+    return listener
 
 
 def _armed(listener: Listener, guard: Callable[..., None]) -> Hooks:

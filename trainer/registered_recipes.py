@@ -4,7 +4,6 @@ They stand in recipes.json in the data folder, each with what the check said of 
 when it is changed.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from halfstep.telemetry import folder_lock
 from trainer.checkpoints.files import checksum, write_whole
 
 MOST = 200
@@ -121,8 +121,7 @@ def _file(reference: str) -> str:
 @contextmanager
 def _changing() -> Iterator[list[Kept]]:
     """Let the list be changed, by one at a time; it is written whole or not at all."""
-    with path().with_name(".recipes.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with folder_lock.held(path().with_name(".recipes.lock")):
         kept = read()
         yield kept
         text = json.dumps({"recipes": kept}, indent=1)

@@ -7,7 +7,6 @@ finds its supervisors again.
 """
 
 import argparse
-import fcntl
 import os
 import random
 import signal
@@ -33,6 +32,7 @@ from db.settings import Settings
 from db.tables import RunNode, Status
 from halfstep.cli.output import say
 from halfstep.process import close_to_others
+from halfstep.telemetry.folder_lock import FolderLock
 from worker.attempts import gang
 from worker.attempts.recorder import CannotRecord, Recorder, in_short, may_pass
 from worker.capabilities import Capabilities, Offer
@@ -96,7 +96,7 @@ class Worker:
         while not self.stopping.is_set():
             self._hear()
             try:
-                os.utime(self._name_lock.fileno())  # what `is_turning` looks at
+                os.utime(_lock_path(self.settings, self.only))  # what `is_turning` looks at
                 self._reap()
                 if time.monotonic() >= self.beat_due:
                     self._beat()
@@ -168,12 +168,10 @@ class Worker:
 
     def _lock_name(self) -> None:
         """Two workers of one name would adopt each other's runs. Raises Invalid."""
-        self._name_lock = _lock_path(self.settings, self.only).open("w")
-        try:
-            fcntl.flock(self._name_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        self._name_lock = FolderLock(_lock_path(self.settings, self.only))
+        if not self._name_lock.acquire():
             message = f"a worker named {self.name!r} runs here already; choose another name"
-            raise Invalid({"HALFSTEP_WORKER_NAME": message}) from error
+            raise Invalid({"HALFSTEP_WORKER_NAME": message})
 
     def _register(self) -> None:
         """Learn what this machine offers, and write it down. Raises NoDevices."""

@@ -18,6 +18,7 @@ from app.runs.summary import RunSummary, summarise_all
 from app.submission import config_schema
 from app.submission.submission import LENGTHS, Submission, most_priority, submit
 from app.telemetry import metric_direction
+from app.telemetry.step_metrics import step_metrics_of
 from db.errors import NotFound
 from db.health import verdict
 from db.queue import workers
@@ -93,6 +94,7 @@ class Comparison:
     precision.  left_out: precisions that no worker offered when such a comparison was queued.
     is_on_cpu: some run trains on a CPU, or all will.
     missing: numbers of runs that there are not.
+    step_metrics: metrics that some run's script has defined as x axes.
     """
 
     columns: list[Column]
@@ -105,6 +107,7 @@ class Comparison:
     is_on_cpu: bool = False
     is_of_precisions: bool = False
     missing: list[int] = field(default_factory=list)
+    step_metrics: list[str] = field(default_factory=list)
 
     @property
     def ids(self) -> list[int]:
@@ -296,6 +299,7 @@ def _laid_out(
         {name: _winners(name, last, is_low.get(name), some_runs) for name in shown}
         | {"skipped": _least_skipped(summaries)},
         {name: _winners(name, best, is_low.get(name), some_runs) for name in shown},
+        step_metrics=step_metrics_of([run.whole_config for run in some_runs]),
     )
 
 

@@ -37,6 +37,8 @@ SERIES = {
     "data_us": "Waiting for data, ms",
 }
 MOST_DRAWN = 12
+#: What x may count, besides `metric:NAME` of a metric that a run's script defined as an axis.
+AXES = ("step", "applied", "time", "examples")
 LIKELY_SHOWN = 16
 
 
@@ -54,7 +56,7 @@ class View:
 
 
 def _view(
-    x: Literal["step", "applied", "time", "examples"] = "step",
+    x: Text = "step",
     loss: Literal["linear", "log"] = "linear",
     smooth: Annotated[float, Query(ge=0, le=0.99)] = 0,
     draw: Annotated[list[Text], Query()] = [],  # noqa: B006 - as FastAPI wants it
@@ -63,6 +65,9 @@ def _view(
     settings: Literal["differing", "all"] = "differing",
 ) -> View:
     """Read the view out of the address. Raises Invalid."""
+    if x not in AXES and not x.startswith("metric:"):
+        text = f"{x[:100]!r} is not allowed; allowed: {', '.join(AXES)}, metric:NAME"
+        raise Invalid({"x": text})
     if len(set(draw)) > MOST_DRAWN:
         text = f"it names {len(set(draw)):,} charts; allowed: {MOST_DRAWN} at most"
         raise Invalid({"draw": text})

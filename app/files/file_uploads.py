@@ -3,7 +3,6 @@
 A piece goes to the end of `data/runs/<id>/incoming/<SHA-256>`, whose size is where to go on.
 """
 
-import fcntl
 import hashlib
 import logging
 from pathlib import Path
@@ -18,6 +17,7 @@ from db.files.storage import is_full, open_store, put_file, storage_full
 from db.settings import Settings
 from db.tables import User
 from db.telemetry import ingest
+from halfstep.telemetry import folder_lock
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ def take_file(
     part = settings.run_folder(file.run_id) / "incoming" / file.sha256
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("ab") as content:
-            fcntl.flock(content, fcntl.LOCK_EX)  # of two that send the same file one waits
+        # Of two that send the same file one waits.
+        with folder_lock.held(part), part.open("ab") as content:
             size = _append(content, file, offset, piece)
             if size == file.size_bytes and not _is_stored(database, file):
                 key = _store(settings, file, part)

@@ -1,8 +1,8 @@
 """What uploaders of watched runs send: the run, its spool and files piece by piece, its end.
 
 A token that may send opens these routes, a browser's cookie does not. Everything may be sent
-again: 409 "offset" says where to go on, "stale_attempt" that a later attempt has begun, "ended" that the
-run is over.
+again: 409 "offset" says where to go on, "stale_attempt" that a later attempt has begun, "ended"
+that the run is over.
 """
 
 from typing import Annotated, Any, Literal

@@ -352,7 +352,7 @@ def get_metrics_summary(
 def get_metrics(
     run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Metrics:
-    """Return what the recipe measured."""
+    """Return what was measured, in the order in which it was recorded."""
     runs.get(session, run_id)
     found = series.metrics(session, run_id, after=after, limit=limit)
     metrics = [MetricPoint.model_validate(row) for (row,) in found.rows]

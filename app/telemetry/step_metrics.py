@@ -21,3 +21,9 @@ def step_metrics(config: dict[str, Any]) -> list[StepMetric]:
         return []
     names = dict.fromkeys(name for name in defined.values() if isinstance(name, str) and name)
     return [StepMetric(name, is_usual=name == defined.get("*")) for name in [*names][:MOST]]
+
+
+def step_metrics_of(configs: list[dict[str, Any]]) -> list[str]:
+    """Return the names of those of any of several runs, the first few."""
+    names = dict.fromkeys(each.name for config in configs for each in step_metrics(config))
+    return [*names][:MOST]

@@ -20,8 +20,9 @@ class Facts:
     """What conditions go by; of a run only what some rule asks for.
 
     applied: steps.  skips_in_a_row: the most among the latest steps, without the search for the
-    first scale.  nonfinite_step, spike_step: the latest, if recent.  progress_at: when its last
-    step, or its last change of status, was.
+    first scale.  nonfinite_step: the first of the recent ones.  lost_from: of a finished run, the
+    step from which on no loss was finite.  spike_step: the latest, if recent.  progress_at: when
+    its last step, or its last change of status, was.
     """
 
     run: Run
@@ -30,6 +31,7 @@ class Facts:
     verdict: Verdict | None = None
     skips_in_a_row: int = 0
     nonfinite_step: int | None = None
+    lost_from: int | None = None
     spike_step: int | None = None
     progress_at: float | None = None
     starvation: Starvation | None = None
@@ -40,6 +42,7 @@ class Condition(NamedTuple):
     """label: after "when it"; says: that it holds, after the run's name, or None.
 
     value: what a rule's number is, empty if it has none; needs: of the facts, those to be read.
+    has_cause: a number that is not finite may be its cause, as the findings name it.
     """
 
     label: str
@@ -47,6 +50,7 @@ class Condition(NamedTuple):
     value: str = ""
     needs: frozenset[str] = frozenset()
     has_metric: bool = False
+    has_cause: bool = False
 
 
 def says(rule: AlertRule, facts: Facts) -> str | None:
@@ -82,6 +86,13 @@ def _ending(wanted: Ending, words: str) -> Callable[[AlertRule, Facts], str | No
     return says_so
 
 
+def _diverged(rule: AlertRule, facts: Facts) -> str | None:
+    words = _ending("diverged", "finished, but diverged: its loss is not finite")(rule, facts)
+    if words is None or facts.lost_from is None:
+        return words
+    return f"{words} from step {facts.lost_from:,} on"
+
+
 def _verdict(*wanted: str) -> Callable[[AlertRule, Facts], str | None]:
     def words(_rule: AlertRule, facts: Facts) -> str | None:
         found = facts.verdict
@@ -108,7 +119,9 @@ def _skips(rule: AlertRule, facts: Facts) -> str | None:
 def _nonfinite(_rule: AlertRule, facts: Facts) -> str | None:
     if facts.nonfinite_step is None:
         return None
-    return f"had a loss that is not finite at step {facts.nonfinite_step:,}"
+    before = facts.nonfinite_step == facts.run.step - RECENT_STEPS + 1 > 1
+    at = f"{facts.nonfinite_step:,}{' or before' if before else ''}"
+    return f"had a loss that is not finite at step {at}"
 
 
 def _spike(_rule: AlertRule, facts: Facts) -> str | None:
@@ -156,31 +169,41 @@ CONDITIONS: dict[str, Condition] = {
     "unreachable": Condition("cannot be reached", _status(Status.UNREACHABLE)),
     "diverged": Condition(
         "ends diverged: its last loss is not finite",
-        _ending("diverged", "finished, but diverged: its last loss is not finite"),
-        needs=frozenset({"applied"}),
+        _diverged,
+        needs=frozenset({"applied", "lost_from"}),
+        has_cause=True,
     ),
     "unapplied": Condition(
         "finishes with nothing applied",
         _ending("unapplied", "finished with every step skipped: nothing was applied"),
         needs=frozenset({"applied"}),
+        has_cause=True,
     ),
     "stopped": Condition(
         "is stopped by a rule of its configuration",
         _ending("stopped", "was stopped by a rule of its configuration"),
     ),
     "collapsing": Condition(
-        "has a loss scale that collapses, or is dead", _verdict("collapsing", "dead"), "", _VERDICT
+        *("has a loss scale that collapses, or is dead", _verdict("collapsing", "dead")),
+        needs=_VERDICT,
+        has_cause=True,
     ),
-    "dead": Condition("has a dead loss scale", _verdict("dead"), "", _VERDICT),
+    "dead": Condition("has a dead loss scale", _verdict("dead"), needs=_VERDICT, has_cause=True),
     "oscillating": Condition(
-        "has a loss scale that oscillates", _verdict("oscillating"), "", _VERDICT
+        *("has a loss scale that oscillates", _verdict("oscillating")),
+        needs=_VERDICT,
+        has_cause=True,
     ),
     "scale_below": Condition("has a loss scale below", _scale_below, "scale", _VERDICT),
     "skips_in_a_row": Condition(
-        "skips so many steps in a row", _skips, "steps", frozenset({"skips_in_a_row", "verdict"})
+        *("skips so many steps in a row", _skips, "steps"),
+        needs=frozenset({"skips_in_a_row", "verdict"}),
+        has_cause=True,
     ),
     "nonfinite_loss": Condition(
-        "has a loss that is not finite", _nonfinite, needs=frozenset({"nonfinite_step"})
+        *("has a loss that is not finite", _nonfinite),
+        needs=frozenset({"nonfinite_step"}),
+        has_cause=True,
     ),
     "loss_spike": Condition("has a loss spike", _spike, needs=frozenset({"spike_step"})),
     "no_progress": Condition(

@@ -20,6 +20,7 @@ from db.alerts import alert_facts
 from db.alerts.alert_conditions import CONDITIONS, TIMED, says
 from db.alerts.rules import ALL, MINE, RUN
 from db.database import Database, now
+from db.health import findings
 from db.tables import (
     ACTIVE,
     KEPT,
@@ -162,6 +163,7 @@ def _judge(
     columns = (Alert.rule_id, Alert.run_id, Alert.id)
     opened = select(*columns).where(Alert.run_id.in_(matching), Alert.resolved_at.is_(None))
     known = {(rule_id, run_id): key for rule_id, run_id, key in session.execute(opened)}
+    causes: dict[int, str] = {}  # words, by run
     for facts in alert_facts.read(session, some_runs, needs, found.moment):
         if len(found.held) >= MAX_ALERTS:
             found.since = since
@@ -170,6 +172,10 @@ def _judge(
         for rule in matching[facts.run.id]:
             words, key = says(rule, facts), known.get((rule.id, facts.run.id))
             if words is not None and key is None:
+                if CONDITIONS[rule.condition].has_cause:
+                    if facts.run.id not in causes:
+                        causes[facts.run.id] = findings.certain_cause(session, facts.run)
+                    words += causes[facts.run.id]
                 found.held.append((rule, facts.run, words))
             elif words is None and key is not None:
                 found.well.append(key)

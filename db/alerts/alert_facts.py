@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from db.alerts.alert_conditions import RECENT_STEPS, Facts
 from db.health import input_bound, verdict
 from db.runs import runs
-from db.tables import FLAGGED, AlertRule, Diagnosis, Run, RunStatus, Status, Step
+from db.tables import FLAGGED, NONFINITE_LOSS, AlertRule, Diagnosis, Run, RunStatus, Status, Step
 from db.telemetry import latest_metrics
 from db.telemetry.telemetry import SPIKE
 
@@ -63,10 +63,26 @@ def _streaks(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
 
 
 def _nonfinite(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
-    query = select(Step.run_id, func.max(Step.step)).join(Run, Run.id == Step.run_id)
+    query = select(Step.run_id, func.min(Step.step)).join(Run, Run.id == Step.run_id)
     query = query.with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
     recent = (Step.step > Run.step - RECENT_STEPS, FLAGGED["nonfinite"])
     return _pairs(session, query.where(Run.id.in_(_ids(some_runs)), *recent).group_by(Step.run_id))
+
+
+def _lost(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+    """Return from which step on no loss of a finished run was finite."""
+    lost = [
+        run
+        for run in some_runs
+        if run.status == Status.FINISHED and run.last_flags & NONFINITE_LOSS
+    ]
+    is_finite = Step.flags.op("&")(NONFINITE_LOSS) == 0
+    newest = select(Step.step).where(Step.run_id == Run.id, is_finite)
+    newest = newest.order_by(Step.step.desc()).limit(1).correlate(Run)
+    oldest = select(func.min(Step.step)).where(Step.run_id == Run.id).correlate(Run)
+    since = func.coalesce(newest.scalar_subquery() + 1, oldest.scalar_subquery())
+    query = select(Run.id, since).where(Run.id.in_(_ids(lost)))
+    return _pairs(session, query) if lost else {}
 
 
 def _spikes(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
@@ -113,6 +129,7 @@ _READERS = {
     "verdict": verdict.verdicts,
     "skips_in_a_row": _streaks,
     "nonfinite_step": _nonfinite,
+    "lost_from": _lost,
     "spike_step": _spikes,
     "progress_at": _progress,
     "starvation": _starvations,

@@ -17,7 +17,16 @@ from db.health import fixes, precision_findings
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 from db.health.verdict import ZERO_STEPS, Figures, Verdict, has_scaler
-from db.tables import FLAGGED, Diagnosis, Run, RunNode, ScalerEvent, Step
+from db.tables import (
+    FLAGGED,
+    NONFINITE_LOSS,
+    UNKNOWN_LOSS,
+    Diagnosis,
+    Run,
+    RunNode,
+    ScalerEvent,
+    Step,
+)
 from db.telemetry.scales import in_words
 
 #: Events whose newest counts, and those whose first one does.
@@ -42,6 +51,7 @@ UNCLEARED, REPLACED, LEFT_OUT = 2, 3, 2
 LONGEST_SEARCH, COSTLY = 40, 25
 COSTLY_SETTLED = 5  # per cent of the steps since the search: a saw-tooth at the limit skips fewer
 NAMES_SHOWN = 6
+SMALLEST_SCALE = 2.0**-24  # below it no usual gradient overflows
 OUTSIDE = "training_step"  # what a replay calls the place outside of all modules
 
 
@@ -65,6 +75,7 @@ class Signs:
     #: The first step of a run without a scaler with a number that is not finite; was its loss?
     first_lost: tuple[int, bool] | None = None
     resumed: tuple[int, float, float] | None = None  # step, scale before it and after
+    finite_at: int | None = None  # the last step, if its loss is known to be finite
 
 
 def read(
@@ -111,6 +122,7 @@ def read(
         may_replay=may_replay,
         first_lost=None if has_scaler(run) else _lost_at(session, run),
         resumed=_resumed(session, run),
+        finite_at=None if run.last_flags & (NONFINITE_LOSS | UNKNOWN_LOSS) else run.step,
     )
 
 
@@ -367,16 +379,50 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
         yield _adam_eps(adam)
     elif found := signs.events.get("first_nonfinite"):
         yield _first_nonfinite(signs, found)
-    elif "elsewhere" in kinds and len(set(kinds)) == 1:
+    elif "unobserved" in kinds and len(set(kinds)) == 1:
         found = origins[0]
         yield Finding(
-            "The gradient became NaN outside of this process's graph",
-            f"At step {found['step']:,} no operation of the backward pass produced an inf or NaN, "
-            "and the gradients held one: it came from another rank, or a gradient hook made it. "
-            "Watch the loop on every rank to see which.",
+            "The operation that makes a gradient NaN or inf is unknown",
+            f"At step {found['step']:,} the loss was finite and gradients were not. The graph has "
+            "more than 200,000 nodes, too many to observe each: the operation may be one of the "
+            "others, on another rank, or a gradient hook.",
             is_certain=False,
             part="skipped",
         )
+    elif "elsewhere" in kinds and len(set(kinds)) == 1:
+        found = origins[0]
+        yield Finding(
+            "The gradient became NaN or inf outside of this process's graph",
+            f"At step {found['step']:,} no operation of the backward pass produced an inf or NaN, "
+            "and the gradients held one: it came from another rank, or a gradient hook made it. "
+            f"Watch the loop on every rank to see which.{_at_any_scale(signs)}",
+            is_certain=False,
+            part="skipped",
+            cause="singular_gradient" if _at_any_scale(signs) else "",
+            fix=fixes.SINGULAR if _at_any_scale(signs) else "",
+        )
+    elif "overflow" not in kinds and (text := _at_any_scale(signs)):
+        yield Finding(
+            "A gradient is not defined, at any loss scale",
+            f"The loss was finite at each of the last {len(signs.skips):,} skips, and gradients "
+            f"were not.{text} Which operation it is was not observed.",
+            cause="singular_gradient",
+            fix=fixes.SINGULAR,
+            is_certain=False,
+            part="skipped",
+        )
+
+
+def _at_any_scale(signs: Signs) -> str:
+    """Return the words for skips at scales at which fp16 holds any usual gradient, or ""."""
+    scales = [skip.scale_before for skip in signs.skips if skip.scale_before]
+    if not scales or min(scales) > SMALLEST_SCALE or any(s.loss_nonfinite for s in signs.skips):
+        return ""
+    return (
+        f" It was so down to a scale of {in_words(min(scales))}, at which fp16 holds gradients up "
+        f"to {65504 / min(scales):.1g}: a root, logarithm or division at 0 is far likelier than an "
+        "overflow."
+    )
 
 
 def _first_lost(signs: Signs) -> Iterator[Finding]:
@@ -506,8 +552,15 @@ def _forward(
         )
     else:
         text += (
-            "Later steps were finite, so it was that step's batch: look at it, and for activations "
-            f"near 65,504; if it comes again, run the module in fp32, {words.in_fp32}, or use bf16."
+            f"At step {signs.finite_at:,} it was finite, so not every batch leads there: look at "
+            "that step's"
+            if signs.finite_at is not None and signs.finite_at > last
+            else "Where it arose is unknown, and so is whether another batch is finite: look at "
+            "that step's batch"
+        )
+        text += (
+            f", and for activations near 65,504; if it comes again, run the module in fp32, "
+            f"{words.in_fp32}, or use bf16."
         )
     return Finding(
         f"The forward pass {'overflows' if is_lasting else 'overflowed'}",
@@ -524,11 +577,11 @@ def _forward(
 
 def _backward(signs: Signs, words: AdviceWords) -> Finding:
     total = len(signs.skips)
-    text = (
-        f"At all of the last {total:,} skips the loss was finite and gradients were not: at this "
-        "scale they are too large for fp16. "
-    )
     overflow = [o for o in signs.several.get("origin", ()) if o["kind"] == "overflow"]
+    text = (
+        f"At all of the last {total:,} skips gradients were not finite, and no loss was seen that "
+        f"was not: at this scale they are {'' if overflow else 'most likely '}too large for fp16. "
+    )
     if overflow:
         found = overflow[0]
         where = " of ".join(filter(None, (found["operation"], found["module"])))

@@ -34,6 +34,12 @@ NAMES_SHOWN = 6
 #: Causes that another precision mends.
 FORWARD = "forward_overflow"
 OF_PRECISION = frozenset({FORWARD, "backward_overflow"})
+#: Causes of a loss that is not finite, of skips, and of steps that teach nothing.
+EXPLAINING = OF_PRECISION | {
+    *("singular_gradient", "nonfinite_inputs", "nonfinite_without_scaler", "adam_eps_underflow"),
+    *("gradients_not_cleared", "scaler_not_restored", "step_outside_scaler", "step_left_out"),
+    *("no_gradient", "zero_gradients"),
+}
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,17 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         else replace(each, module=None, remedies=())
         for each in found
     ]
+
+
+def certain_cause(session: Session, run: Run) -> str:
+    """Return what the first finding names as the cause of numbers that are not finite or skips, as
+    the end of a sentence; empty where none is certain.
+    """
+    first = next((each for each in of_run(session, run) if each.cause), None)
+    if first is None or not first.is_certain or first.cause not in EXPLAINING:
+        return ""
+    since = "" if first.before is None or "step" in first.title else f" (step {first.before:,})"
+    return f". Cause: {first.title[:1].lower()}{first.title[1:]}{since}"
 
 
 def rates(settings: dict[str, Any], prefix: str = "") -> dict[str, float]:
@@ -250,8 +267,9 @@ def _one_module(evidence: Evidence) -> Iterator[Finding]:
         [name] = overflowing
         yield Finding(
             "Only one module overflows",
-            f"At all of the last {len(modules):,} skips the parameters of {name or 'the top'} "
-            "alone had gradients that were not finite. Run it in fp32, "
+            f"At {len(modules):,} of the last {len(evidence.skips):,} skips, all those whose "
+            f"parameters are known and whose loss was finite, only {name or 'the top'} had "
+            "gradients that were not finite. Run it in fp32, "
             f"{evidence.words.in_fp32}, and "
             "the scale can grow.",
             module=name or None,

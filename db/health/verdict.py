@@ -1,5 +1,6 @@
 """Whether the loss scaling of a run is well: one word, and the figures that led to it."""
 
+import math
 from collections.abc import Collection, Iterable
 from functools import cache
 from itertools import pairwise
@@ -8,7 +9,17 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, bindparam, null, select, union_all
 from sqlalchemy.orm import Session
 
-from db.tables import FLAGGED, NONFINITE_LOSS, RECIPE, SKIPPED, Run, ScalerEvent, Step
+from db.tables import (
+    FLAGGED,
+    NONFINITE_LOSS,
+    NORM_OVERFLOW,
+    NOT_STEPPED,
+    RECIPE,
+    SKIPPED,
+    Run,
+    ScalerEvent,
+    Step,
+)
 from db.telemetry.scales import in_words
 
 WINDOW = 1000
@@ -67,23 +78,39 @@ def verdicts(session: Session, some_runs: Collection[Run]) -> dict[int, Verdict]
     """Judge runs; those are left out where nothing is scaled, or nothing was attempted yet."""
     judged = [run for run in some_runs if run.own_steps and has_scaler(run)]
     found = figures_of(session, judged) if judged else {}
+    lost = _lost_weights(session, judged)
     intervals = {run.id: run.settings.get("scaler", {}).get("growth_interval") for run in judged}
     runs = {run.id: run for run in judged}
     return {
-        run_id: _unlearning(runs[run_id], each) or judge(each, growth_interval=intervals[run_id])
+        run_id: _unlearning(runs[run_id], each, has_lost_weights=run_id in lost)
+        or judge(each, growth_interval=intervals[run_id])
         for run_id, each in found.items()
     }
 
 
-def _unlearning(run: Run, figures: Figures) -> Verdict | None:
+def _lost_weights(session: Session, some_runs: Collection[Run]) -> set[int]:
+    """Return the runs whose last step was applied with a loss and gradients that are not finite."""
+    ids = [
+        run.id
+        for run in some_runs
+        if run.last_flags & NONFINITE_LOSS
+        and not run.last_flags & (SKIPPED | NOT_STEPPED | NORM_OVERFLOW)
+    ]
+    norms = select(Step.run_id, Step.grad_norm).join(Run, Run.id == Step.run_id)
+    norms = norms.where(Step.run_id.in_(ids), Step.step == Run.step)
+    rows = session.execute(norms) if ids else ()
+    return {run_id for run_id, norm in rows if norm is None or math.isinf(norm)}  # NULL: NaN
+
+
+def _unlearning(run: Run, figures: Figures, *, has_lost_weights: bool) -> Verdict | None:
     """Return the verdict on a run whose gradients are all 0, or whose weights are lost."""
     if run.zero_steps >= ZERO_STEPS:
         reason = f"All gradients were 0 in the last {run.zero_steps:,} steps."
     elif run.not_stepped and run.not_stepped + run.skipped >= run.own_steps:
         left_out = f"{run.not_stepped:,} of {run.own_steps:,} steps"
         reason = f"The loop left out {left_out}, and none was applied."
-    elif run.last_flags & NONFINITE_LOSS and not run.last_flags & SKIPPED:
-        reason = "The last step was applied with a loss that is not finite."
+    elif has_lost_weights:
+        reason = "The last step was applied with a loss and gradients that are not finite."
     else:
         return None
     return Verdict("dead", reason, figures)

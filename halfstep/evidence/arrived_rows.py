@@ -1,7 +1,6 @@
 """What rows show once they are on the host: norms that are bounded while scaled, and the first
 number that is not finite in a loop without a scaler."""
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from halfstep.telemetry.spool import NONFINITE_LOSS, NORM_OVERFLOW, SKIPPED, Event, Steps
 
-LEAST_STEPS, LEAST_SCALES, WINDOW = 20, 2, 256
+LEAST_STEPS, WINDOW = 20, 256
 SHARE, NEAR = 0.95, 1e-3  # of the steps whose norm × scale is so near to their median
 
 
@@ -21,27 +20,30 @@ class BoundedNorms:
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
-        self._rows: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # norm × scale, scale
+        self._rows = np.empty((2, 0))  # norm × scale, and scale, of the last ones
         self._due_at = LEAST_STEPS
         self.count = 0
 
     def read(self, records: Steps) -> None:
         """Look at records in their order."""
-        sound = records[(records["flags"] & (SKIPPED | NORM_OVERFLOW)) == 0]
-        sound = sound[(sound["scale"] != 1) & (sound["grad_norm"] > 0)]
+        scale, norm = records["scale"].astype(np.float64), records["grad_norm"]
+        is_sound = (records["flags"] & (SKIPPED | NORM_OVERFLOW)) == 0
+        is_sound &= (scale != 1) & (norm > 0)
+        (sound,) = is_sound.nonzero()
         if not len(sound):
             return
-        scaled = sound["grad_norm"].astype(np.float64) * sound["scale"]
-        self._rows.extend(zip(scaled.tolist(), sound["scale"].tolist(), strict=True))
+        scale = scale[sound]
+        rows = np.stack([norm[sound] * scale, scale])
+        self._rows = np.concatenate([self._rows, rows], axis=1)[:, -WINDOW:]
         self.count += len(sound)
-        if self.count < self._due_at:
+        products, scales = self._rows
+        if self.count < self._due_at or (scales == scales[0]).all():
             return
-        products, scales = np.array(self._rows).T
         median = float(np.median(products))
         share = float(np.mean(np.abs(products - median) <= NEAR * median))
-        if len(set(scales.tolist())) >= LEAST_SCALES and share >= SHARE and np.isfinite(median):
+        if share >= SHARE and np.isfinite(median):
             self._due_at = 2 * self.count
-            step = int(sound["step"][-1])
+            step = int(records["step"][sound[-1]])
             self._on_event(
                 {"event": "bounded_norms", "step": step, "steps": len(products), "norm": median}
             )

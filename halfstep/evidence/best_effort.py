@@ -21,20 +21,24 @@ class Careful:
     ) -> None:
         """say: prints a line for a person.  step: returns the last step that ended."""
         self._on_event, self._say, self._step = on_event, say, step
-        self._lost: set[str] = set()
+        self.lost: set[str] = set()
 
     def __call__(
         self, figure: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
         """Return what a call returns; None once this figure is lost."""
-        if figure in self._lost:
+        if figure in self.lost:
             return None
         try:
             return call(*args, **kwargs)
         except Exception as error:
-            self._lost.add(figure)
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_CHARACTERS]
-            self._say(f"{figure}: no longer recorded: {text}")
-            failed = {"event": "failed_diagnosis", "step": self._step(), "diagnosis": figure}
-            self._on_event(failed | {"error": text})
+            self.lose(figure, error)
             return None
+
+    def lose(self, figure: str, error: Exception) -> None:
+        """Give up a figure whose reading raised."""
+        self.lost.add(figure)
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_CHARACTERS]
+        self._say(f"{figure}: no longer recorded: {text}")
+        failed = {"event": "failed_diagnosis", "step": self._step(), "diagnosis": figure}
+        self._on_event(failed | {"error": text})

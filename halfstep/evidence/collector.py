@@ -53,6 +53,8 @@ class Collector:
         self._by_design: set[str] | None = None
         self._poisoned: set[str] = set()
         self._has_skipped_loss = False
+        self._bad_clip_at: int | None = None  # steps before a clip that was not finite
+        self._is_lost = False  # a step was applied after it
         self.in_a_row = 0  # skips, as far as the host knows
 
     def add(self, modules: Sequence[nn.Module], names: Mapping[nn.Module, str]) -> None:
@@ -61,6 +63,15 @@ class Collector:
         self.origin.add(names)
 
     # ---- Calls --------------------------------------------------------------------------------
+
+    def is_due(self, count: int, losses: list[Value] | None) -> bool:
+        """Return whether to look at a backward pass. count: of passes so far."""
+        if count <= PRECISION_PASSES[-1] or self._inputs is not None:
+            return True
+        for loss in losses or ():  # noqa: SIM110, a generator costs calls in each step
+            if isinstance(loss, float) and not math.isfinite(loss):
+                return True
+        return False
 
     def pass_begins(
         self, step: int, count: int, roots: Any, losses: list[Value] | None, *, has_stepped: bool
@@ -76,10 +87,11 @@ class Collector:
                 f"{count} backward passes and no optimizer has stepped: steps are recorded when a "
                 "torch.optim optimizer steps, or by watch.log"
             )
-        known = [loss for loss in losses or () if isinstance(loss, float)]
-        if known and not all(map(math.isfinite, known)):
+        if losses is None:
+            return
+        if not all(map(_is_finite, losses)):
             self._look_at_inputs(step)
-        elif known and self._inputs is not None:
+        elif self._inputs is not None and any(isinstance(loss, float) for loss in losses):
             self._recheck_inputs()
 
     def direct_step(self, step: int, optimizer: str, *, is_scaled: bool) -> None:
@@ -94,6 +106,26 @@ class Collector:
         """Gradients were clipped while they were multiplied by the scale."""
         norm = float(max_norm) if isinstance(max_norm, int | float) else None
         self._tallies["scaled_clip"].add(step, optimizer=optimizer, max_norm=norm)
+
+    def clipped(self, steps: int, norm: Value, loss: Value) -> None:
+        """Gradients of a loop without a scaler are about to be clipped.
+
+        steps: made so far. A loop that passes over a norm that is not finite makes no step for it,
+        and its weights stay as they were: the next steps are armed as after a skip.
+        """
+        if not isinstance(norm, float) or not isinstance(loss, float) or self._is_lost:
+            return
+        is_finite = math.isfinite(norm)
+        if self._bad_clip_at not in (None, steps):  # that step was applied: weights are lost
+            self._is_lost, self._bad_clip_at = True, None
+            self.origin.disarm()
+            return
+        self.origin.end(steps + 1, 1.0, float(not is_finite), loss)
+        self._bad_clip_at = None if is_finite else steps
+        if not is_finite:
+            self.origin.skipped(0, 1, 1, loss_is_finite=math.isfinite(loss))
+        self.origin.begin()
+        self._parcels.report()
 
     def uncleared(self, step: int, optimizer: str, norms: Tensor) -> None:
         """A pass added to gradients that nothing cleared after a skip. norms: before it."""
@@ -160,6 +192,16 @@ class Collector:
         )
 
     # ---- Rows ---------------------------------------------------------------------------------
+
+    def is_uneventful(self, row: CurrentStep) -> bool:
+        """Return whether `closed` has nothing to do with a row: it was applied, as was the last."""
+        origin = self.origin
+        if self.in_a_row or origin.is_armed or origin.left or self._parcels.sent:
+            return False
+        for flag in row.found_inf.values():
+            if isinstance(flag, Tensor) or flag:
+                return False
+        return bool(row.found_inf)
 
     def closed(
         self, step: int, row: CurrentStep, known: Mapping[int, Gradients], scale: Value, loss: Value
@@ -345,16 +387,28 @@ class Collector:
             self._on_event(event)
 
 
-def skips_of(records: Steps, names: Sequence[str], taking_part: Any) -> list[dict[str, bool]]:
-    """Return whether each optimizer was skipped, by row. taking_part: (rows, optimizers), bool."""
-    flags = records["flags"].tolist()
+def _is_finite(loss: Value) -> bool:
+    """Return whether a loss is not known to be inf or NaN. The host does not know a device's."""
+    return not isinstance(loss, float) or math.isfinite(loss)
+
+
+def skips_of(
+    records: Steps, names: Sequence[str], taking_part: Sequence[Sequence[bool] | None]
+) -> list[Mapping[str, bool]]:
+    """Return whether each optimizer was skipped, by row.
+
+    taking_part: by row, whether each optimizer had gradients; None for all of them.
+    """
+    applied = dict.fromkeys(names, False)  # shared by the rows of which there is nothing to say
     return [
-        {
+        applied
+        if taking is None and not flag & SKIPPED
+        else {
             name: bool(flag & optimizer_skipped(i) if i < 24 else flag & SKIPPED)
             for i, name in enumerate(names)
-            if taking_part[row][i]
+            if taking is None or (i < len(taking) and taking[i])
         }
-        for row, flag in enumerate(flags)
+        for flag, taking in zip(records["flags"].tolist(), taking_part, strict=True)
     ]
 
 

@@ -38,6 +38,16 @@ def nonfinite_inputs() -> list[tuple[str, int, int]]:
     return list(found.values())
 
 
+def nonfinite_tensors(name: str, value: Any) -> Iterator[tuple[str, int, int]]:
+    """Yield the tensors in a value that hold an inf or a NaN: name, infs and NaNs.
+
+    The host waits for those on a device.
+    """
+    for each, tensor in _within(name, value, 0):
+        if counts := _counts(tensor.cpu()):
+            yield (each, *counts)
+
+
 def _tensors(frame: types.FrameType) -> Iterator[tuple[str, Tensor]]:
     """Yield a frame's tensors by name, and leave nothing alive that was not."""
     values = frame.f_locals

@@ -33,7 +33,8 @@ from halfstep.monitor.headroom import has_compiled
 from halfstep.telemetry.spool import Event
 
 MOST_NODES = 200_000  # of a graph that is armed
-ARMED_STEPS, MOST_ARMED_STEPS = 2, 32  # in a row after a skip; doubled while none shows its cause
+ARMED_STEPS = (2, 32, 64)  # in a row after a skip; more while none shows its cause
+ENOUGH = 2  # skips in armed steps
 EARLY_SKIPS = 5  # in a row, after which skips near the limit are looked into as well
 FEW = 0.5  # share of the parameters: beyond it, inf only does not prove an overflow
 SOURCE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
@@ -56,9 +57,9 @@ class Origin:
     def __init__(self, on_event: Callable[[Event], None], host_copies: HostCopies) -> None:
         self._on_event, self._parcels = on_event, host_copies
         self._names: dict[nn.Module, str] = {}
-        self._left = 0  # steps to arm
+        self.left = 0  # steps to arm
         self._skips = self._in_a_row = 0
-        self._budget = ARMED_STEPS
+        self._looks = 0  # of ARMED_STEPS
         self._seen = 0  # skips in armed steps
         self._arm_at = 0  # skips, from which on it is armed again
         self.is_armed = False
@@ -70,6 +71,7 @@ class Origin:
         self._forward: list[Suspect] = []
         self._backward: list[Suspect] = []
         self._in_backward = False
+        self._has_all_nodes = True
 
     def add(self, names: Mapping[nn.Module, str]) -> None:
         """Call modules by these names."""
@@ -89,20 +91,21 @@ class Origin:
         is_near_limit = loss_is_finite and not nan and infinite <= max(1, FEW * parameters)
         if is_near_limit and self._in_a_row <= EARLY_SKIPS:
             return
-        if not self._left and self._skips >= self._arm_at and self._budget <= MOST_ARMED_STEPS:
-            self._left = self._budget
-            self._budget *= 2
+        if not self.left and self._skips >= self._arm_at and self._looks < len(ARMED_STEPS):
+            self.left = ARMED_STEPS[self._looks]
+            self._looks += 1
 
     def begin(self) -> None:
         """Arm the step that begins, if one is to be."""
-        if self._left and not self.is_armed:
-            self._left -= 1
+        if self.left and not self.is_armed:
+            self.left -= 1
             self.look()
 
     def look(self) -> None:
         """Arm the step that begins."""
         self.is_armed = True
         self._spans, self._open, self._forward, self._backward = [], [], [], []
+        self._has_all_nodes = True
         if has_compiled():  # inner modules are not called, and torch warns of such hooks
             return
         self._hooks = [
@@ -120,9 +123,11 @@ class Origin:
         for root in roots:
             if isinstance(root, Tensor):
                 self._note(self._backward, root, None, None, "root", "the scaled loss")
-        order = itertools.count()
-        for node in _nodes(roots):
-            self._handles.append(node.register_hook(partial(self._passed, node, order)))
+        for count, node in enumerate(_nodes(roots)):
+            if count == MOST_NODES:
+                self._has_all_nodes = False
+                break
+            self._handles.append(node.register_hook(partial(self._passed, node)))
 
     def passed(self) -> None:
         """Remove them again."""
@@ -148,7 +153,8 @@ class Origin:
         numbers = [each.total.to(device, non_blocking=True) for each in suspects]
         numbers += [_tensor(each, device) for each in (scale, found_inf, loss)]
         self._parcels.send(
-            partial(self._report, step, suspects, forward), torch.stack(numbers).detach()
+            partial(self._report, step, suspects, forward, self._has_all_nodes),
+            torch.stack(numbers).detach(),
         )
 
     def report(self) -> None:
@@ -198,15 +204,14 @@ class Origin:
         except Exception:
             self._open.clear()
 
-    def _passed(self, node: Any, order: Iterator[int], gradients: Any, _outputs: Any) -> None:
+    def _passed(self, node: Any, gradients: Any, _outputs: Any) -> None:
         try:
-            next(order)
             for gradient in gradients:
                 if isinstance(gradient, Tensor):
                     module, source = self._module(node), _source(node)
                     self._note(self._backward, gradient, module, source, "node", node.name())
         except Exception:
-            self._left = 0
+            self.left = 0
 
     def _note(
         self,
@@ -246,14 +251,19 @@ class Origin:
             torch.set_anomaly_enabled(False)
 
     def _report(
-        self, step: int, suspects: list[Suspect], forward: int, arrived: list[Tensor]
+        self,
+        step: int,
+        suspects: list[Suspect],
+        forward: int,
+        has_all_nodes: bool,  # else an earlier node may have been the first
+        arrived: list[Tensor],
     ) -> None:
         *totals, scale, found_inf, loss = arrived[0].tolist()
         if not found_inf:
             return
         self._seen += 1
-        if self._seen >= ARMED_STEPS:  # enough, until there are ten times as many skips
-            self._seen, self._left, self._budget = 0, 0, ARMED_STEPS
+        if self._seen >= ENOUGH:  # until there are ten times as many skips
+            self._seen = self.left = self._looks = 0
             self._arm_at = 10 * self._skips
         bad = [
             (i < forward, each)
@@ -269,6 +279,8 @@ class Origin:
             self._on_event(event | _forward_origin(outputs[0]))
         elif is_forward:
             self._on_event(event | {"direction": "forward", "kind": "outside"} | nothing)
+        elif not has_all_nodes:
+            self._on_event(event | {"direction": "backward", "kind": "unobserved"} | nothing)
         elif nodes:
             self._on_event(event | _backward_origin(nodes[0]))
         else:
@@ -305,7 +317,7 @@ def _nodes(roots: Any) -> Iterator[Any]:
     """Yield the nodes that a backward pass from roots runs through."""
     waiting = [root.grad_fn for root in roots if isinstance(root, Tensor) and root.grad_fn]
     seen = set(waiting)
-    while waiting and len(seen) < MOST_NODES:
+    while waiting:
         node = waiting.pop()
         yield node
         for below, _ in node.next_functions:

@@ -25,7 +25,7 @@ class ScheduleEvidence:
         self._last: Steps | None = None  # the record before
         self._changed = self._lost = 0  # rates that changed after a skip, and skips
         self._rate_due_at = LEAST_BY_RATE
-        self._waiting: list[tuple[int, int, dict[str, bool]]] = []
+        self._waiting: list[tuple[int, int, Mapping[str, bool]]] = []
         self.is_heard = False  # a scheduler of torch's has stepped
         self.name = ""
 
@@ -46,7 +46,7 @@ class ScheduleEvidence:
 
         The newest row waits for the next call: its schedulers step after it.
         """
-        self._waiting += [(number, step, dict(skips)) for number, step, skips in rows]
+        self._waiting += rows
         keep = 0 if is_last else 1
         ready = self._waiting[: len(self._waiting) - keep]
         self._waiting = self._waiting[len(ready) :]

@@ -46,15 +46,16 @@ class HostCopies:
     """Parcels on their way, each with what is to be done with it once it is there."""
 
     def __init__(self) -> None:
-        self._sent: deque[tuple[HostCopy, Callable[[list[Tensor]], None]]] = deque()
+        #: Not reported yet.
+        self.sent: deque[tuple[HostCopy, Callable[[list[Tensor]], None]]] = deque()
 
     def send(self, report: Callable[[list[Tensor]], None], *tensors: Tensor) -> None:
         """Start the copies; `report` is to be called with them."""
-        self._sent.append((HostCopy.send(*tensors), report))
+        self.sent.append((HostCopy.send(*tensors), report))
 
     def report(self, *, wait: bool = False) -> None:
         """Report what has arrived, in the order sent; or wait for the device, and report all."""
-        while self._sent and (wait or self._sent[0][0].has_arrived()):
-            host_copy, report = self._sent.popleft()
+        while self.sent and (wait or self.sent[0][0].has_arrived()):
+            host_copy, report = self.sent.popleft()
             host_copy.wait()
             report(host_copy.tensors)

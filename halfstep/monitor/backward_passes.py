@@ -7,6 +7,7 @@ between two passes without a step (LBFGS's closures, SAM's ascent), the first pa
 This module imports torch.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 from weakref import ref
@@ -20,17 +21,29 @@ from halfstep.monitor.current_step import Value, kept_loss
 Mark: TypeAlias = tuple[int, int, int] | None
 MOST_KEPT = 1_000  # losses and scaled tensors of a loop that makes no step
 MOST_EARLY = 64  # passes of a first iteration
+SEQUENCES = (tuple, list)
 INPUTS = 3  # of the engine's arguments after the roots: what gradients are taken of
 
 
 def mark(parameter: Tensor) -> Mark:
     """Return what changes whenever a parameter's gradient does."""
-    gradient = parameter.grad
-    if gradient is None:
-        return None
-    # Accumulation moves the version of a DTensor's local tensor only, `zero_` its own only.
-    local = getattr(gradient, "_local_tensor", gradient)
-    return id(gradient), gradient._version, local._version
+    return marks((parameter,))[0]
+
+
+def marks(parameters: Sequence[Tensor]) -> list[Mark]:
+    """Return the mark of each."""
+    found: list[Mark] = []
+    for parameter in parameters:  # in one function: each call of ours costs each step
+        gradient = parameter.grad
+        if gradient is None:
+            found.append(None)
+        elif type(gradient) is Tensor:
+            found.append((id(gradient), gradient._version, 0))
+        else:
+            # Accumulation moves the version of a DTensor's local tensor only, `zero_` its own only.
+            local = getattr(gradient, "_local_tensor", gradient)
+            found.append((id(gradient), gradient._version, local._version))
+    return found
 
 
 class BackwardPass:
@@ -94,11 +107,14 @@ class OwnLosses:
         if not self._probes:
             return False
         weights = self._probes[0]._version
-        self._before = now = [mark(p) for p in self._probes]
-        if self._mark is not None and not self.is_first and weights != self._weights:
+        self._before = now = marks(self._probes)
+        if self._mark is None:
+            self._weights = weights
+            return False
+        if not self.is_first and weights != self._weights:
             return True
         self._weights = weights
-        if self._mark is not None and not _overlap(now, self._mark):
+        if not (any(now) and _overlap(now, self._mark)):
             self.losses, self.is_first = [], True  # cleared since
         return False
 
@@ -107,7 +123,7 @@ class OwnLosses:
 
         is_again: the pass re-evaluates a loss.
         """
-        now = [mark(p) for p in self._probes]
+        now = marks(self._probes)
         if now == self._before or self.took is done:
             self.has_changed |= self.took is done
             self.took = None
@@ -134,7 +150,7 @@ class OwnLosses:
     def remark(self) -> None:
         """Take gradients that were changed in place, by a clip, for the same as before."""
         if self._mark is not None:
-            self._mark = [mark(p) for p in self._probes]
+            self._mark = marks(self._probes)
 
     def is_uncleared(self) -> bool:
         """Return whether the first gradient is untouched since the last pass or clip."""
@@ -171,7 +187,7 @@ class BackwardPasses:
         self._scaled: dict[int, tuple[Any, Value | None]] = {}  # by a scaled tensor's id
         self._is_scaled = False  # something was scaled that no pass has begun from yet
         self._is_pass_scaled = False  # the pass that begins does so from a scaled loss
-        self._is_over = False  # a row has closed
+        self.is_over = False  # a row has closed: the next call begins another iteration
         self._recent: list[Value] = []  # losses since anyone's last step
         self._early: list[BackwardPass] | None = []  # of the first iteration
         self._early_marks: dict[int, Mark] = {}
@@ -189,12 +205,17 @@ class BackwardPasses:
         """Whether this iteration's gradients come from scaled losses."""
         return bool(self._scaled) or self._is_scaled
 
+    @property
+    def latest_loss(self) -> Value:
+        """The loss of the latest pass since anyone's last step; NaN where it is unknown."""
+        return self._recent[-1] if self._recent else math.nan
+
     def scaled(self, result: Any, outputs: Any) -> None:
         """Remember the loss of each tensor that a scaler returned.
 
         Only lists and tuples are descended into: whatever else is iterable is the loop's to use up.
         """
-        if self._is_over:
+        if self.is_over:
             self._begin_iteration()
         if len(self._scaled) > MOST_KEPT:
             self._scaled.clear()
@@ -212,10 +233,10 @@ class BackwardPasses:
         self, roots: Any, arguments: Sequence[Any], accumulates: bool, scale: Tensor | None
     ) -> list[Value] | None:
         """Note a pass before it runs; return its losses. scale: what roots are multiplied by."""
-        if self._stack or not isinstance(roots, tuple | list):
+        if self._stack or not isinstance(roots, SEQUENCES):
             self._stack.append(None)
             return None
-        if self._is_over and not self._is_scaled:
+        if self.is_over and not self._is_scaled:
             self._begin_iteration()
         losses = self._losses(roots, scale)
         if not accumulates:
@@ -225,7 +246,11 @@ class BackwardPasses:
         self.count += 1
         self.since_step += 1
         self._stack.append(BackwardPass(losses, is_scaled=self._is_pass_scaled))
-        self._again = {identity for identity, own in self._own.items() if own.begins()}
+        if self._again:
+            self._again = set()
+        for identity, own in self._own.items():  # a comprehension costs a call
+            if own.begins():
+                self._again.add(identity)
         if self._early is not None:
             self._note_early()
         return losses
@@ -238,11 +263,10 @@ class BackwardPasses:
         self._recent += done.losses or ()
         if len(self._recent) > MOST_KEPT:
             self._recent = self._recent[-1:]
-        self.changed = [
-            identity
-            for identity, own in self._own.items()
-            if own.ends(done, is_again=identity in self._again)
-        ]
+        self.changed = changed = []
+        for identity, own in self._own.items():
+            if own.ends(done, is_again=identity in self._again):
+                changed.append(identity)
         if self._early is not None:
             marks = {id(p): mark(p) for p in self._named()}
             done.changed = {key for key, now in marks.items() if now != self._early_marks.get(key)}
@@ -295,12 +319,8 @@ class BackwardPasses:
         """Return the ids of optimizers whose gradients nothing has cleared since the last pass."""
         return [identity for identity, own in self._own.items() if own.is_uncleared()]
 
-    def iteration_ends(self) -> None:
-        """Forget what belongs to one iteration, once the next one begins."""
-        self._is_over = True
-
     def _begin_iteration(self) -> None:
-        self._is_over = False
+        self.is_over = False
         if self._own:
             self._early, self._early_marks = None, {}
         self._scaled.clear()
@@ -378,6 +398,9 @@ class BackwardPasses:
 def known_loss(loss: Tensor) -> Value | None:
     """Return a loss for later; None where it cannot be read as one number."""
     try:
+        if type(loss) is Tensor and not loss.ndim and loss.is_cpu:
+            number = loss.item()
+            return number if isinstance(number, float) else None
         placements = getattr(loss, "placements", None)
         if placements is not None:  # of a DTensor every process has the whole only if replicated
             if not all(each.is_replicate() for each in placements):
@@ -389,4 +412,8 @@ def known_loss(loss: Tensor) -> Value | None:
 
 
 def _overlap(now: list[Mark], then: list[Mark]) -> bool:
-    return any(a is not None and a == b for a, b in zip(now, then, strict=True))
+    return any(map(_is_same, now, then))
+
+
+def _is_same(now: Mark, then: Mark) -> bool:
+    return now is not None and now == then

@@ -42,7 +42,6 @@ class CurrentStep:
         self.scale: Value = 1.0
         self.loss: Value = math.nan  # that was written last
         self.ascents = 0  # updates of the scaler in a row, ahead of the step that belongs to them
-        self.is_by_hand = False  # the loop moved the weights, and no optimizer stepped
         self.is_continued = False  # the scale changed since the last row, in an ascent
         self.has_replaced = False  # another scaler, which stepped the same optimizer
         self.counted: list[tuple[Exponents, Tensor]] = []  # in a step that is due
@@ -56,6 +55,7 @@ class CurrentStep:
         self.direct: set[int] = set()  # those that it stepped outside of their scaler
         self.found_inf: dict[int, Value] = {}
         self.rate: Value | None = None
+        self.is_by_hand = False  # the loop moved the weights, and no optimizer stepped
 
 
 def kept_loss(loss: Value) -> Value:

@@ -5,7 +5,6 @@ Nothing in here waits for a device unless it says so. This module imports torch.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from operator import is_
 from typing import TypeAlias
 
 import torch
@@ -31,6 +30,7 @@ class Gradients:
     def __init__(self, optimizer: Optimizer, name: str, names: Mapping[nn.Parameter, str]) -> None:
         """names: of parameters, in forward order; others are called by their place."""
         self.optimizer, self.name = optimizer, name
+        self.figure = f"gradient norms of {name}"
         own = {
             parameter: f"group{g}.{i}"
             for g, group in enumerate(optimizer.param_groups)
@@ -45,7 +45,7 @@ class Gradients:
         self.without_gradient = {i for i, p in enumerate(self.parameters) if p.requires_grad}
         is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
         self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
-        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        self._groups = [list(map(id, group["params"])) for group in optimizer.param_groups]
         self._is_plain = all(
             p.device == self.device and not hasattr(p, "to_local") and not p.is_complex()
             for p in self.parameters
@@ -57,10 +57,7 @@ class Gradients:
     def is_current(self) -> bool:
         """Return whether the optimizer's groups have the parameters that they had."""
         groups = self.optimizer.param_groups
-        return len(groups) == len(self._groups) and all(
-            len(group["params"]) == len(known) and all(map(is_, group["params"], known))
-            for group, known in zip(groups, self._groups, strict=True)
-        )
+        return [list(map(id, group["params"])) for group in groups] == self._groups
 
     def rate(self) -> float | Tensor:
         """Return the first group's learning rate: NaN if it has none.
@@ -91,7 +88,7 @@ class Gradients:
             found = iter(norms)
             norms = [self._zero if p.grad is None else next(found) for p in self.parameters]
         if self._is_on_host:
-            return self._read([norm.item() for norm in norms], scale)
+            return self._read(list(map(Tensor.item, norms)), scale)
         stacked = torch.stack(list(norms))
         if scale is not None:
             stacked = stacked / scale

@@ -35,6 +35,8 @@ from torch.optim.optimizer import (
 Guard = Callable[..., None]
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad
+#: Methods of a listener that are called without the guard: they must not raise.
+UNGUARDED = ("step_begins", "step_ends", "optimizer_ends")
 
 
 class Listener(Protocol):
@@ -49,8 +51,8 @@ class Listener(Protocol):
     def checked(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
         """After gradients were checked and left multiplied by the scale."""
 
-    def step_begins(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
-        """Before `scaler.step(optimizer)`."""
+    def step_begins(self, scaler: GradScaler, optimizer: Any) -> None:
+        """Before `scaler.step(optimizer)`. optimizer: None if the call lacks it."""
 
     def step_ends(self, scaler: GradScaler) -> None:
         """After it, whether it returned or raised."""
@@ -73,11 +75,16 @@ class Listener(Protocol):
     def backward_ends(self) -> None:
         """After it, whether it returned or raised."""
 
-    def optimizer_begins(self, optimizer: Optimizer) -> None:
-        """Before an optimizer's own step."""
+    stepping: list[Optimizer]  # whose own steps are under way, the outermost first
 
-    def optimizer_ends(self, optimizer: Optimizer) -> None:
-        """After it."""
+    def nested(self, optimizer: Optimizer) -> None:
+        """Before an optimizer's step within another one's."""
+
+    def optimizer_ends(self, optimizer: Optimizer) -> bool:
+        """After it: drop it from `stepping`. Return whether to call `stepped`."""
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """After an optimizer's step that is not a scaler's."""
 
     def clipping(self, parameters: Any, max_norm: Any) -> None:
         """Before gradients are scaled to a norm. parameters: the list that torch made."""
@@ -102,7 +109,8 @@ class Hooks:
 
     def __init__(self, listener: Listener, guard: Guard) -> None:
         """guard: calls the listener, and lets no error of ours reach the loop."""
-        _keep_from_compiler(getattr(guard, "__func__", guard), with_callees=True)
+        for function in (guard, *(getattr(listener, name) for name in UNGUARDED)):
+            _keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
         self._guard, self._listener = guard, listener
         self._is_armed = False
         self._schedule_depth = 0
@@ -117,7 +125,7 @@ class Hooks:
             self._wrap_scaler(scaler, "scale", after=listener.scaled)
             self._wrap_scaler(scaler, "unscale_", after=listener.unscaled)
             self._wrap_scaler(scaler, "_check_inf_per_device", after=listener.checked)
-            self._wrap_scaler(scaler, "step", before=listener.step_begins, ends=listener.step_ends)
+            self._wrap_scaler_step(scaler)
             self._wrap_scaler(scaler, "update", before=listener.updating, after=listener.updated)
             self._wrap_scaler(scaler, "load_state_dict", ends=listener.loaded)
         self._wrap_engine()
@@ -184,6 +192,27 @@ class Hooks:
 
         self._put(owner, name, original, wrapped)
 
+    def _wrap_scaler_step(self, owner: type) -> None:
+        original = vars(owner).get("step")
+        if original is None:
+            return
+        guard, hooks, listener = self._guard, self, self._listener
+
+        @functools.wraps(original)
+        def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if not hooks._is_armed:
+                return original(this, *args, **kwargs)
+            listener.step_begins(this, args[0] if args else kwargs.get("optimizer"))
+            try:
+                return original(this, *args, **kwargs)
+            except Exception as error:
+                guard(listener.raised, this, "step", error)
+                raise
+            finally:
+                listener.step_ends(this)
+
+        self._put(owner, "step", original, wrapped)
+
     def _wrap_engine(self) -> None:
         original = getattr(torch.autograd, ENGINE)
         guard, hooks, listener = self._guard, self, self._listener
@@ -239,10 +268,14 @@ class Hooks:
         self._wraps.append((owner, name, original, wrapped))
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._guard(self._listener.optimizer_begins, optimizer)
+        if self._listener.stepping:
+            self._guard(self._listener.nested, optimizer)
+        else:
+            self._listener.stepping.append(optimizer)
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._guard(self._listener.optimizer_ends, optimizer)
+        if self._listener.optimizer_ends(optimizer):
+            self._guard(self._listener.stepped, optimizer)
 
     _keep_from_compiler(_before_step)
     _keep_from_compiler(_after_step)

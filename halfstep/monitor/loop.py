@@ -85,14 +85,14 @@ class Loop:
         self._passes = BackwardPasses(lambda: self._names)
         self._careful = Careful(on_event, say, lambda: self.step)
         self._evidence = Collector(on_event, say)
-        self._stepping: list[Optimizer] = []  # whose steps are under way, the outermost first
+        self.stepping: list[Optimizer] = []  # whose steps are under way, the outermost first
         self._scaler_steps = 0  # calls of GradScaler.step under way
         self._leader: int | None = None  # the optimizer that began the first iteration
         self._iterations = 0  # without a scaler, since an optimizer was met
         self._is_settled = optimizers is not None  # all optimizers of an iteration are known
         self._uncleared: dict[int, Tensor | None] = {}  # norms of gradients, by an optimizer's id
         self._before_clip: dict[int, Any] = {}  # gradients as measured ahead of a clip
-        self._taking_part: dict[int, list[bool]] = {}  # optimizers with gradients, by row
+        self._taking_part: dict[int, list[bool]] = {}  # by row, where some had no gradients
         self._ended: float | None = None  # when the last step of the open row without a scaler did
 
     @property
@@ -155,23 +155,28 @@ class Loop:
         row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
         if row is not None:
             self._current = row
-            self._careful("loss", self._passes.scaled, result, outputs)
+            if "loss" not in self._careful.lost:
+                try:
+                    self._passes.scaled(result, outputs)
+                except Exception as error:
+                    self._careful.lose("loss", error)
 
     def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
         """Note which loss a pass has, and look at what it begins from."""
-        self._start()
-        scaler, passes = self._current.scaler, self._passes
-        if self._evidence.in_a_row > 1 and accumulates and not passes.since_step:
+        if self._step_started is None:
+            self._start()
+        scaler, passes, evidence = self._current.scaler, self._passes, self._evidence
+        if evidence.in_a_row > 1 and accumulates and not passes.since_step:
             self._careful("uncleared gradients", self._look_for_uncleared)
-        is_outermost, count = not passes.is_under_way, passes.count
+        count = passes.count
         scale = None if scaler is None else scaler._scale
         losses = self._careful("loss", passes.begins, roots, arguments, accumulates, scale)
-        if accumulates and self._evidence.origin.is_armed:  # also within another pass
-            self._careful("origin", self._evidence.origin.arm, roots)
-        if is_outermost and passes.count != count:
+        if accumulates and evidence.origin.is_armed:  # also within another pass
+            self._careful("origin", evidence.origin.arm, roots)
+        if passes.count != count and evidence.is_due(passes.count, losses):
             self._careful(
                 "evidence",
-                partial(self._evidence.pass_begins, has_stepped=bool(self._known)),
+                partial(evidence.pass_begins, has_stepped=bool(self._known)),
                 self.closed_steps + 1,
                 passes.count,
                 roots,
@@ -180,7 +185,11 @@ class Loop:
 
     def backward_ends(self) -> None:
         """Note whose gradients it changed."""
-        self._careful("loss", self._passes.ends)
+        if "loss" not in self._careful.lost:
+            try:
+                self._passes.ends()
+            except Exception as error:
+                self._careful.lose("loss", error)
         if self._uncleared and not self._passes.is_under_way:
             self._careful("uncleared gradients", self._report_uncleared)
         if self._evidence.origin.is_armed and not self._passes.is_under_way:
@@ -202,17 +211,17 @@ class Loop:
         """Know the clipped gradients again."""
         self._careful("loss", self._passes.clipped)
 
-    def step_begins(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+    def step_begins(self, scaler: GradScaler, optimizer: Any) -> None:
         """Note a scaler's step, in which the optimizer's own is no direct one."""
-        if scaler._enabled:
+        if getattr(scaler, "_enabled", False):
             self._scaler_steps += 1
             if row := self._open.get(id(scaler)):
                 row.stepped.add(id(optimizer))
 
     def step_ends(self, scaler: GradScaler) -> None:
-        """The same."""
-        if scaler._enabled:
-            self._scaler_steps = max(self._scaler_steps - 1, 0)
+        """Note the end of a scaler's step."""
+        if self._scaler_steps and getattr(scaler, "_enabled", False):
+            self._scaler_steps -= 1
 
     def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
         """Note why a scaler refused a call."""
@@ -258,9 +267,9 @@ class Loop:
         row, ring = self._open.get(id(scaler)), self._ring
         if row is None or not row.found_inf or ring is None or (after := scaler._scale) is None:
             return
-        if self._is_ascent(row):
+        if not (row.stepped or row.direct) and self._is_ascent(row):
             row.ascents += 1
-            row.is_continued = True
+            row.is_continued, row.is_by_hand = True, False
             row.measured, row.found_inf = {}, {}
             return
         if ring.is_on_host or after.is_cpu:
@@ -269,14 +278,30 @@ class Loop:
             ring.row[SCALE_AFTER].copy_(after)
         self._close(row)
 
-    def optimizer_begins(self, optimizer: Optimizer) -> None:
-        """Note a step under way. One that is there already had raised."""
-        stepping = self._stepping
+    def nested(self, optimizer: Optimizer) -> None:
+        """Note a step within another one. One that is under way already had raised."""
+        stepping = self.stepping
         while any(each is optimizer for each in stepping):
             stepping.pop()
         if stepping and _shares(stepping[-1], optimizer):  # which may clear its gradients
             self._careful("gradient norms", self._measure_within, stepping[0])
         stepping.append(optimizer)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> bool:
+        """Note the end of a step; return whether it is one that no scaler makes."""
+        stepping = self.stepping
+        while stepping and stepping.pop() is not optimizer:
+            pass
+        return not (self._scaler_steps and id(optimizer) in self._row_of)
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Take a step, unless it is a part of another optimizer's, as in SAM."""
+        if self._is_wanted(optimizer) and not any(
+            self._is_wanted(outer) and _shares(outer, optimizer) for outer in self.stepping
+        ):
+            self._careful("steps", self._stepped, optimizer)
+
+    # ---- Steps --------------------------------------------------------------------------------
 
     def _measure_within(self, outer: Optimizer) -> None:
         """Measure gradients when an optimizer steps by another one."""
@@ -284,21 +309,6 @@ class Loop:
         if gradients is not None and gradients.is_current() and self._is_wanted(outer):
             self._before_clip[id(outer)] = gradients.measure()
             gradients.steps -= 1
-
-    def optimizer_ends(self, optimizer: Optimizer) -> None:
-        """Note a step, unless it is a part of another optimizer's, as in SAM."""
-        stepping = self._stepping
-        while stepping and stepping.pop() is not optimizer:
-            pass
-        if not self._is_wanted(optimizer) or any(
-            self._is_wanted(outer) and _shares(outer, optimizer) for outer in stepping
-        ):
-            return
-        if self._scaler_steps and id(optimizer) in self._row_of:
-            return
-        self._careful("steps", self._stepped, optimizer)
-
-    # ---- Steps --------------------------------------------------------------------------------
 
     def _stepped(self, optimizer: Optimizer) -> None:
         """Take a step that no scaler makes: of a loop without one, or past it."""
@@ -373,11 +383,13 @@ class Loop:
         self, scaler: GradScaler, optimizer: Optimizer, scale: Tensor | None
     ) -> None:
         row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
-        if row is None or not self._is_wanted(optimizer):
+        if row is None:
             return
         identity = id(optimizer)
         before = self._row_of.get(identity)
         if before is not row:
+            if not self._is_wanted(optimizer):
+                return
             self._row_of[identity] = row
             if before is not None and row.number is None and not before.measured:
                 self._replace(before, row)
@@ -389,9 +401,6 @@ class Loop:
 
         The loop moved the weights by hand, and the step of the optimizer follows.
         """
-        if row.stepped or row.direct:
-            row.is_by_hand = False
-            return False
         row.is_by_hand = all(map(self._passes.has_moved, row.measured))
         return row.is_by_hand and not row.ascents
 
@@ -425,8 +434,11 @@ class Loop:
             row = self._row_of.get(identity)
             if row is None or row is not self._current or row.scaler is None:
                 if self._current is self._unscaled:
-                    self._before_clip[identity] = gradients.measure()
+                    measured = self._before_clip[identity] = gradients.measure()
                     gradients.steps -= 1
+                    if measured is not None:
+                        steps = self.closed_steps + bool(self._unscaled.stepped)
+                        self._evidence.clipped(steps, measured[0], self._passes.latest_loss)
                 continue
             states = row.scaler._per_optimizer_states
             stage = states[identity].get("stage") if identity in states else None
@@ -459,9 +471,7 @@ class Loop:
         row.losses.setdefault(identity, losses or [])  # an ascent's is the step's
         measured = self._before_clip.pop(identity, None) if self._before_clip else None
         if measured is None:
-            measured = self._careful(
-                f"gradient norms of {gradients.name}", gradients.measure, scale
-            )
+            measured = self._careful(gradients.figure, gradients.measure, scale)
         else:
             gradients.steps += 1
         step = self.closed_steps + 1
@@ -536,7 +546,15 @@ class Loop:
         losses = self._explicit or next(filter(None, row.losses.values()), [])
         loss = losses[0] if len(losses) == 1 else mean(losses)
         row.loss = loss
-        self._note(ring.number, row, has_loss=bool(losses))
+        if (
+            not losses
+            or len(row.losses) > 1
+            or row.direct
+            or row.is_continued
+            or row.has_replaced
+            or not row.stepped >= row.found_inf.keys()
+        ):
+            self._note(ring.number, row, has_loss=bool(losses))
         rate = row.rate
         if rate is None or isinstance(rate, float):
             rate = 0.0  # for the host knows it
@@ -605,16 +623,17 @@ class Loop:
             return
         self.closed_steps += 1
         step = self.closed_steps
-        self._taking_part[ring.number] = [identity in row.measured for identity in self._known]
+        if len(row.measured) < len(self._known):
+            self._taking_part[ring.number] = [each in row.measured for each in self._known]
         if row.number:
             self._rows.belongs(ring.number, row.number)
         if self._diagnoses:
             scale = row.scale if ring.is_on_host else ring.row[SCALE]
             self._diagnoses.closed(step, row, scale)
-        if row.scaler is not None:
+        if row.scaler is not None and not self._evidence.is_uneventful(row):
             scale = row.scale if ring.is_on_host else ring.row[SCALE]
             self._careful("origin", self._evidence.closed, step, row, self._known, scale, row.loss)
-        self._careful("loss", self._passes.iteration_ends)
+        self._passes.is_over = True
         rate = row.rate if isinstance(row.rate, float) else 0.0
         if row.stepped:
             row.ascents = 0
@@ -636,8 +655,7 @@ class Loop:
     def _read_evidence(self, first: int, records: Steps, events: list[Event]) -> None:
         ring, names = self._ring, [each.name for each in self._known.values()]
         numbers = range(first, first + len(records))
-        taking_part = [self._taking_part.pop(number, [False] * len(names)) for number in numbers]
-        taking_part = [[*each, *[False] * (len(names) - len(each))] for each in taking_part]
+        taking_part = [self._taking_part.pop(number, None) for number in numbers]
         skips = skips_of(records, names, taking_part)
         steps = records["step"].tolist()
         self._evidence.arrived(

@@ -425,7 +425,7 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "scale": SCALE,
         "direction": _one_of("forward", "backward"),
         "kind": _one_of(
-            *("overflow", "singular", "hidden", "compiled", "elsewhere"),
+            *("overflow", "singular", "hidden", "compiled", "elsewhere", "unobserved"),
             *("inputs", "weights", "inside", "outside"),
         ),
         **{name: _or_nothing(WORDS) for name in ("operation", "dtype", "module", "source")},

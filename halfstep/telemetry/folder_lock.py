@@ -11,8 +11,10 @@ import json
 import os
 import platform
 import threading
+import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +22,7 @@ from halfstep import process
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0  # without a heartbeat
+POLL_SECONDS = 0.05  # of `held` for an owner's file, which cannot wake who waits
 
 
 class FolderLock:
@@ -33,18 +36,42 @@ class FolderLock:
 
     def acquire(self) -> bool:
         """Take the lock without waiting; False if another holds it. Raises OSError."""
+        return self._acquire(fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def wait(self) -> None:
+        """Take the lock once no other holds it. Raises OSError."""
+        while not self._acquire(fcntl.LOCK_EX):
+            time.sleep(POLL_SECONDS)
+
+    def is_held(self) -> bool:
+        """Return whether a process holds the lock, without taking it."""
+        try:
+            with self._path.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return self._owner_file().is_held()
+        return False
+
+    def _acquire(self, operation: int) -> bool:
         file = self._path.open("a")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, operation)
         except BlockingIOError:
             file.close()
             return False
         except OSError:  # ENOLCK, ENOTSUP, EINVAL: depends on the file system
             file.close()
-            self._owner = OwnerFile(self._path.with_name(f"{self._path.name}.owner"))
+            self._owner = self._owner_file()
             return self._owner.acquire()
         self._file = file
         return True
+
+    def _owner_file(self) -> "OwnerFile":
+        return OwnerFile(self._path.with_name(f"{self._path.name}.owner"))
 
     def release(self) -> None:
         """Give the lock up; in a child by fork only the copy, which its parent still holds."""
@@ -52,6 +79,17 @@ class FolderLock:
             self._file.close()
         if self._owner:
             self._owner.release()
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, once no other does. Raises OSError."""
+    lock = FolderLock(path)
+    lock.wait()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class OwnerFile:
@@ -70,6 +108,10 @@ class OwnerFile:
             threading.Thread(target=self._beat, args=[self._released], daemon=True).start()
             return True
         return False
+
+    def is_held(self) -> bool:
+        """Return whether a process that is not known to be dead holds it."""
+        return self._path.exists() and not self._is_stale(self._path)
 
     def release(self) -> None:
         """Delete the file, in the process that made it."""

@@ -54,8 +54,8 @@ Query: TypeAlias = Mapping[str, str | int]
 class Ingest:
     """A connection to a server that takes watched runs. A context manager, which closes it.
 
-    Its methods raise ApiError: of status 0 if the server does not answer, of code "stale_attempt" or
-    "ended" if it wants no more of this attempt.
+    Its methods raise ApiError: of status 0 if the server does not answer, of code "stale_attempt"
+    or "ended" if it wants no more of this attempt.
     """
 
     def __init__(self, server: Credentials, patience_seconds: float = PATIENCE_SECONDS) -> None:

@@ -74,7 +74,8 @@ the bounds of every field; what is not within them is not written, and read as U
                 source: where a number first was not finite in an armed step; see evidence/origin.py
                 kind, forward: "inputs", "weights" or "inside" of module, "outside" of all modules;
                 backward: "overflow" of half precision, "singular" gradient, "hidden" in an
-                activation, "elsewhere" than in this process's graph, "compiled": one node of all
+                activation, "elsewhere" than in this process's graph, "compiled": one node of all,
+                "unobserved": in a graph of more nodes than are observed
     bad_inputs  step, inputs [{"name", "inf", "nan"}]: variables of the loop, with a loss not finite
     first_nonfinite  step, loss_nonfinite, culprits, finite: the first step of a loop without a
                 scaler that was not finite, after so many that were

@@ -34,11 +34,13 @@ def submit_command(session: Session, owner: User, line: str = "true", **changes:
     return runs.submit_command(session, owner=owner, **(values | changes))
 
 
-def make_watched(session: Session, owner: User, **changes: Any) -> WatchedAttempt:
+def make_watched(
+    session: Session, owner: User, key: str = "0" * 32, **changes: Any
+) -> WatchedAttempt:
     """Begin a watched run."""
     values: dict[str, Any] = {"name": "n", "project": "", "config": {}, "tags": "", "host": ""}
     values |= {"started_at": 0.0, "versions": {}}
-    return ingest.begin(session, owner, "0" * 32, 1, **(values | changes))
+    return ingest.begin(session, owner, key, 1, **(values | changes))
 
 
 def claim(session: Session, worker: Worker, **changes: Any) -> Run | None:

@@ -9,7 +9,35 @@ from db.queue import queue
 from db.tables import Run, Status, User
 from tests.app.compare.test_any_runs import trained
 from tests.app.conftest import start_run
-from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.db.conftest import make_watched
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+
+
+def test_runs_are_compared_by_a_metric(database: Database, ada: User, page: Page) -> None:
+    """An axis that any run's script defined can be chosen, zoomed and kept in the address; a run
+    without that metric is not drawn, and a line says so.
+    """
+    for number, (length, epochs) in enumerate(((20, 2), (40, 2), (20, 0))):
+        with database.writing() as session:
+            config = {"step_metric": {"*": "epoch"}} if epochs else {}
+            watched = make_watched(session, ada, f"{number:032}", config=config)
+            run = session.get_one(Run, watched.run_id)
+        ends = [(epoch + 1) * length // epochs for epoch in range(epochs)]
+        metrics = [make_metric(step, n + 1.0, "epoch") for n, step in enumerate(ends)]
+        record(database, run, make_steps([1.0] * length), events=metrics)
+    page.goto("/compare?runs=1,2,3")
+    _wait_for(page, "named.length === 3")
+    epoch = page.get_by_role("radio", name="epoch", exact=True)
+    epoch.check()
+    expect(page.locator("[data-unknown]")).to_contain_text("they have no epoch: ")
+    _wait_for(page, "named.length === 2")
+    assert [trace["x"][-1] for trace in _traces(page)] == [2, 2]
+    page.wait_for_url("**epoch**")
+    page.reload()
+    _wait_for(page, "named.length === 2 && named[1].x.at(-1) === 2")
+    expect(epoch).to_be_checked()
+    page.get_by_label("Step", exact=True).check()
+    _wait_for(page, "named.length === 3 && named[1].x.at(-1) === 40")
 
 
 def _traces(page: Page) -> list[dict[str, Any]]:

@@ -15,6 +15,18 @@ def names(page: Page) -> list[str]:
     return page.locator("tbody .name a").all_inner_texts()
 
 
+def test_losses_stand_in_a_column(database: Database, ada: User, running: Run, page: Page) -> None:
+    """Their right edges agree, whether or not a run has a curve."""
+    record(database, running, make_steps([1.0, 0.5, 0.25]))
+    submit(database, ada, name="queued")
+    page.goto("/runs")
+    cells = page.locator("td.loss > span")
+    expect(cells).to_have_count(2)
+    boxes = [cell.bounding_box() for cell in cells.all()]
+    first, second = [box["x"] + box["width"] for box in boxes if box]
+    assert first == second
+
+
 def test_a_run_is_found_and_laid_out_with_the_keyboard(
     database: Database, ada: User, running: Run, page: Page
 ) -> None:

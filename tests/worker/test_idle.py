@@ -38,7 +38,7 @@ def waiting(site: Site) -> Iterator[Waiting]:
     finally:
         worker.stop()
         thread.join()
-        worker._name_lock.close()
+        worker._name_lock.release()
 
 
 @pytest.mark.only_on("postgresql")

@@ -427,7 +427,12 @@ def _lines(recipe_class: type[Recipe], report: Report) -> Iterator[str]:
         only = f" [{', '.join(precisions)}]" if 0 < len(precisions) < len(PRECISIONS) else ""
         place = f"{finding.place}: " if finding.place else ""
         yield f"{finding.severity}: {place}{finding.text}{only}"
-    yield "Errors to correct: see above." if report.errors else "No mistake found."
+    if report.errors:
+        yield "Errors to correct: see above."
+    elif report.findings:
+        yield "No error found; warnings to judge: see above."
+    else:
+        yield "No mistake found."
 
 
 if __name__ == "__main__":

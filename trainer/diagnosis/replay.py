@@ -13,6 +13,9 @@ It watches for WATCHED_STEPS after calibration, and again after a skip was heard
 replayed as many as are wanted; never longer, for most runs are healthy. When it does so depends on
 steps alone: it hears of a flag so many steps late as it may at the latest have come to the host.
 
+Without a scaler the weights have moved before anyone knows. Then only the batch of the first step
+whose loss was not finite is drawn again, to see whether it is finite itself.
+
 What is exact. One optimizer, or several of which all were skipped, in one process, not compiled.
 With several of which one has stepped, its weights have moved. Of several devices, the first replays
 its own examples, and an overflow in another's is not found. A compiled network is replayed
@@ -37,11 +40,12 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from halfstep.evidence.loop_inputs import nonfinite_tensors
 from halfstep.evidence.operations import kind_of
 from halfstep.monitor.gradients import count_nonfinite
 from halfstep.monitor.ring import RING_ROWS
 from halfstep.run_config import RunConfig
-from halfstep.telemetry.spool import SKIPPED, Event, Steps
+from halfstep.telemetry.spool import NONFINITE_LOSS, SKIPPED, Event, Steps
 from trainer.checkpoints.checkpoint import random_state, restore_random_state
 from trainer.data.batches import Batches
 from trainer.diagnosis.trace import Trace
@@ -63,6 +67,7 @@ LONG_SEARCH = 20
 FLAG_LATE_STEPS = 32
 #: And afterwards as late as any row of the ring.
 ROW_LATE_STEPS = RING_ROWS + 1
+INPUTS = 50  # of an event, at most
 SHARDED = "not with training.parallel fsdp: a rank alone has not the weights of a step"
 
 
@@ -144,6 +149,8 @@ class Replay(Observer):
         self._watched_until = 0  # the last step to watch
         self._scales: dict[int, float] = {}  # of skipped steps
         self._asked: dict[int, list[int]] = {}  # steps to come: the requests for them
+        self._looks_at_batch = not context.scaler.is_enabled() and self._can_replay
+        self._lost_at: int | None = None  # the first step whose loss was not finite
         self._now = 0
         self._coming: _Step | None = None
         self._kept: _Step | None = None
@@ -153,6 +160,9 @@ class Replay(Observer):
         for record in records[records["flags"] & SKIPPED != 0]:
             self._heard.append(int(record["step"]))
             self._scales[int(record["step"])] = float(record["scale"])
+        lost = records["step"][records["flags"] & NONFINITE_LOSS != 0]
+        if len(lost) and self._looks_at_batch:
+            self._looks_at_batch, self._lost_at = False, int(lost[0])
         while len(self._scales) > SCALES_KEPT:
             del self._scales[next(iter(self._scales))]
 
@@ -164,6 +174,7 @@ class Replay(Observer):
             "scales": self._scales,
             "heard": list(self._heard),
             "watched_until": self._watched_until,
+            "looks_at_batch": self._looks_at_batch,
             "flags": [(each.step, bool(each.skipped().any())) for each in self._flags],
         }
 
@@ -173,6 +184,7 @@ class Replay(Observer):
         self._replayed, self._scales = state["replayed"], dict(state["scales"])
         self._heard = deque(state.get("heard", ()))
         self._watched_until = state.get("watched_until", 0)
+        self._looks_at_batch &= state.get("looks_at_batch", True)
         self._flags = deque(
             _Flags(step, torch.tensor([float(skipped)]), None)
             for step, skipped in state.get("flags", ())
@@ -180,6 +192,7 @@ class Replay(Observer):
 
     def before_step(self, step: int) -> None:
         """Keep what makes this step, if it may have to be replayed: before its batch is drawn."""
+        self._look_at_batch(step)
         self._now, self._coming = step, None
         self._listen()
         watches = self._replayed < self._most and step <= self._watched_until
@@ -221,6 +234,37 @@ class Replay(Observer):
     def drain(self) -> None:
         """Replay the last step, if it was skipped."""
         self.before_update()
+        self._look_at_batch(self._now + 1)
+
+    def _look_at_batch(self, coming: int) -> None:
+        """Draw the batch of the first lost step again, and report what of it is not finite.
+
+        What is not finite in the batch before, whose loss was finite, is so by design.
+        """
+        step, self._lost_at = self._lost_at, None
+        if step is None:
+            return
+        with self._set_aside(), self._put_back():
+            found = self._nonfinite(step, coming)
+            by_design = {each["name"] for each in self._nonfinite(step - 1, coming)}
+        if inputs := [each for each in found if each["name"] not in by_design]:
+            self._on_event({"event": "bad_inputs", "step": step, "inputs": inputs[:INPUTS]})
+
+    def _nonfinite(self, step: int, coming: int) -> list[dict[str, Any]]:
+        """Return the tensors of a past step's batch that are not finite. The host waits."""
+        position = self._position_of(step, coming)
+        batches = self._batches.again(position) if position >= 0 else ()
+        found = {
+            name: {"name": name[:200], "inf": inf, "nan": nan}
+            for batch in batches
+            for name, inf, nan in nonfinite_tensors("batch", batch)
+        }
+        return list(found.values())
+
+    def _position_of(self, step: int, coming: int) -> int:
+        """Return where a past step's examples begin. coming: the step that is drawn next."""
+        position = self._batches.position - (coming - step) * self._batches.examples_in_a_step
+        return position - sum(examples for last, examples in self._left_out if step <= last)
 
     def before_update(self) -> None:
         """Replay the step before, if it was skipped: the weights are still what they were."""
@@ -246,9 +290,7 @@ class Replay(Observer):
         if step > self._now:
             self._asked.setdefault(step, []).append(request)
             return
-        stride = self._batches.examples_in_a_step
-        position = self._batches.position - (self._now - step + 1) * stride
-        position -= sum(examples for last, examples in self._left_out if step <= last)
+        position = self._position_of(step, self._now + 1)
         if position < 0:  # before this run's data: it began from another run's checkpoint
             self._tell([request])
             return

@@ -4,12 +4,11 @@ They lie in the worker's data folder, cache/tokens/<SHA-256 of what they are mad
 int32 in the order of the text. What no run has read for a month is deleted by the next that writes.
 """
 
-import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -17,6 +16,7 @@ from tempfile import NamedTemporaryFile
 import numpy as np
 from numpy.typing import NDArray
 
+from halfstep.telemetry import folder_lock
 from trainer.recipes.corpus import Piece
 
 TYPE = np.dtype("<i4")
@@ -38,7 +38,8 @@ def tokens_of(
     """
     path = folder() / f"{_sha256(pieces(), made_by)}{ENDING}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path):  # of a run on several devices one makes them, and the others wait
+    # Of a run on several devices one makes them, and the others wait.
+    with folder_lock.held(path.with_suffix(".lock")):
         if not path.exists():
             _write(path, pieces(), encode)
             _delete_old(path)
@@ -76,13 +77,6 @@ def _write(path: Path, pieces: Iterable[Piece], encode: Encode) -> None:
         except BaseException:
             Path(file.name).unlink()
             raise
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    with path.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _delete_old(written: Path) -> None:

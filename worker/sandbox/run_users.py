@@ -5,19 +5,18 @@ the attempt. It takes root, and Landlock's wall: in a run's folder root writes t
 wall alone a run lays no link there that leads root elsewhere.
 """
 
-import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import psutil
 
 from db.settings import Settings
 from halfstep.sandbox import can_stand
+from halfstep.telemetry.folder_lock import FolderLock
 from worker.sandbox.isolation import Isolation
 
 #: Where programs look for a place for temporary files.
@@ -32,7 +31,7 @@ class NoneFree(Exception):
 class RunUser:
     """One of them, held by a lock that ends with this process."""
 
-    def __init__(self, number: int, lock: IO[str]) -> None:
+    def __init__(self, number: int, lock: FolderLock) -> None:
         self.number = number
         self._lock = lock
 
@@ -46,11 +45,8 @@ class RunUser:
         folder = settings.data / "run-users"
         folder.mkdir(mode=0o700, exist_ok=True)
         for number in settings.run_user_range:
-            lock = (folder / str(number)).open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
+            lock = FolderLock(folder / str(number))
+            if not lock.acquire():
                 continue
             found = cls(number, lock)
             found.clear()
@@ -67,7 +63,7 @@ class RunUser:
 
     def release(self) -> None:
         """Let others have it."""
-        self._lock.close()
+        self._lock.release()
 
     def own(self, folder: Path) -> None:
         """Give it a run's folder; what we write there later is for its group to read."""

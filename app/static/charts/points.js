@@ -184,6 +184,12 @@ export class Points {
     })
   }
 
+  /** Whether it is known where steps stand on an x axis. @param {Axis} mode */
+  hasAxis(mode) {
+    if (mode.startsWith(METRIC)) return this.known(mode.slice(METRIC.length)).x.length > 0
+    return mode !== 'examples' || Boolean(this.examples)
+  }
+
   /** The points of a metric that are numbers. @param {string} name @returns {{x: number[], y: number[]}} */
   known(name) {
     const { x, y } = this.metrics.get(name) ?? { x: [], y: [] }

@@ -19,7 +19,7 @@ export const seriesOf = (api, view, drawn, onCome) => {
   const stretch = () => {
     const { range, x } = view
     if (!range || !points.size) return {}
-    const spans = [...points.values()].filter((each) => x !== 'examples' || each.examples).map((each) => each.steps(range, x))
+    const spans = [...points.values()].filter((each) => each.hasAxis(x)).map((each) => each.steps(range, x))
     const [first, last] = [Math.min(...spans.map(([a]) => a)), Math.max(...spans.map(([, b]) => b))]
     return spans.length && last >= 1 ? { first: String(Math.max(Math.floor(first), 1)), last: String(Math.ceil(last)) } : {}
   }

@@ -1,10 +1,11 @@
 // The page of runs side by side: their series in one figure, their table, fetched anew while they change.
 import { inTurn, insisted, pause } from 'http'
 import { createPlot, zoomed } from 'charts'
-import { comparisonFigure, stepAt, X_TITLES } from 'comparison'
+import { comparisonFigure, stepAt, titleOf } from 'comparison'
 import { count } from 'formats'
 import { Legend } from 'legend'
 import { follow } from 'live'
+import { METRIC } from 'points'
 import { root } from 'root'
 import { show } from 'rows'
 import { createScatter } from 'scatter'
@@ -22,7 +23,7 @@ const table = article.querySelector('[data-fragment=comparison]')
 const readout = article.querySelector('[data-readout]')
 const { api } = article.dataset
 const ids = article.dataset.runs.split(',')
-const view = readView()
+const view = readView(article)
 const choices = Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => ['by', 'band', 'settings', 'across', 'up'].includes(name)))
 /** What each run has of each setting that differs. @type {Record<string, any[]>} */
 let differences = {}
@@ -30,7 +31,9 @@ const legend = new Legend(article, ids, () => { write(); draw() })
 
 const boxes = [...article.querySelectorAll('[name=draw]')]
 const rows = () => boxes.filter(({ checked }) => checked).map(({ value, dataset }) => ({ name: value, title: dataset.title }))
-const { points, fetchSeries } = seriesOf(api, view, () => rows().map(({ name }) => name), () => draw())
+const isMetricAxis = () => view.x.startsWith(METRIC)
+const asked = () => [...rows().map(({ name }) => name), ...(isMetricAxis() ? [view.x.slice(METRIC.length)] : [])]
+const { points, fetchSeries } = seriesOf(api, view, asked, () => draw())
 /** Those that were there when the page came need no place in the address. */
 const usual = boxes.filter(({ defaultChecked }) => defaultChecked).map(({ value }) => value).join()
 const isAsked = new URLSearchParams(location.search).has('draw')
@@ -51,8 +54,8 @@ const chart = createPlot(article.querySelector('[data-plot]'), (wanted, colors) 
   plotly_hover: ({ points: [{ curveNumber, x, y }] }) => {
     const { run, label, steps } = told[curveNumber] ?? {}
     if (!steps?.length) return
-    const at = view.x === 'step' || !run ? '' : ` · ${X_TITLES[view.x]} ${Number(x.toPrecision(6)).toLocaleString('en-US')}`
-    const step = run ? `step ${count(stepAt(told[curveNumber], x))}` : `${X_TITLES[view.x]} ${Number(x.toPrecision(6)).toLocaleString('en-US')}`
+    const at = view.x === 'step' || !run ? '' : ` · ${titleOf(view.x)} ${Number(x.toPrecision(6)).toLocaleString('en-US')}`
+    const step = run ? `step ${count(stepAt(told[curveNumber], x))}` : `${titleOf(view.x)} ${Number(x.toPrecision(6)).toLocaleString('en-US')}`
     readout.textContent = `${label} · ${step}${at} · ${Number(y.toPrecision(6))}`
     legend.point(run?.id)
   },
@@ -77,11 +80,13 @@ const draw = () => {
     const known = points.get(run.id)
     return known ? [{ ...run, points: known }] : []
   })
-  const unknown = view.x === 'examples' ? here.filter((run) => !run.points.examples) : []
+  const unknown = here.filter((run) => !run.points.hasAxis(view.x))
+  const drawn = here.filter((run) => !unknown.includes(run))
   const note = article.querySelector('[data-unknown]')
   note.hidden = !unknown.length
-  note.textContent = `Not drawn, for it is not known how many examples a step of theirs has: ${unknown.map(({ label }) => label).join(', ')}.`
-  if (here.length || points.size === ids.length) chart.draw({ runs: here, rows: rows(), view: { ...view }, band: choices.band ?? 'range' })
+  const missing = view.x === 'examples' ? 'it is not known how many examples a step of theirs has' : `they have no ${titleOf(view.x)}`
+  note.textContent = `Not drawn, for ${missing}: ${unknown.map(({ label }) => label).join(', ')}.`
+  if (here.length || points.size === ids.length) chart.draw({ runs: drawn, rows: rows(), view: { ...view }, band: choices.band ?? 'range' })
 }
 
 const fetchWords = async () => {
@@ -127,7 +132,7 @@ for (const input of article.querySelectorAll('[data-view]')) {
     const wasZoomed = name === 'x' && view.range
     if (name === 'x') view.range = null
     if (name === 'loss') delete view.rows.loss
-    changeView(Boolean(wasZoomed))
+    changeView(Boolean(wasZoomed) || isMetricAxis())
   })
 }
 for (const input of article.querySelectorAll('[data-choice]')) {

@@ -4,7 +4,7 @@ import { banded } from 'error_band'
 import { lossAxis, scaleAxis } from 'figure'
 import { escaped } from 'formats'
 import { folded, merged } from 'decimation'
-import { position, smoothed } from 'points'
+import { METRIC, position, smoothed } from 'points'
 
 const MARGIN = { l: 62, r: 14, t: 26, b: 42 }
 const GAP = 34 // pixels between rows: the row's title stands there
@@ -13,7 +13,9 @@ const DASHES = ['solid', 'dash', 'dot', 'dashdot', 'longdash']
 const MARKED = 100 // points of a metric that are told apart
 /** Pixels a line may have points for: fifty lines side by side, each as fine as one, would take seconds to draw. */
 const PIXELS = 24_000
-export const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start', examples: 'examples' }
+const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start', examples: 'examples' }
+/** @param {import('points').Axis} mode */
+export const titleOf = (mode) => X_TITLES[mode] ?? mode.slice(METRIC.length)
 const SCALED = { step_us: 1 / 1000, data_us: 1 / 1000 }
 
 /**
@@ -62,7 +64,7 @@ export const comparisonFigure = ({ runs, rows, view, band }, colors, width) => {
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, hovermode: 'closest', hoverdistance: 40,
     showlegend: false, dragmode: 'zoom', annotations: /** @type {object[]} */ ([]),
     xaxis: {
-      title: title(X_TITLES[view.x]), gridcolor: colors.grid, zeroline: false, anchor: 'y',
+      title: title(escaped(titleOf(view.x))), gridcolor: colors.grid, zeroline: false, anchor: 'y',
       showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: -2, spikedash: 'solid', spikecolor: colors.edge,
       ...(screen.range[0] < screen.range[1] && { range: screen.range, autorange: false }),
     },
@@ -99,7 +101,9 @@ export const comparisonFigure = ({ runs, rows, view, band }, colors, width) => {
 
 /** From where to where all runs go. @param {Drawn[]} runs @param {import('points').Axis} mode @returns {[number, number]} */
 const extent = (runs, mode) => {
-  const ends = runs.flatMap(({ points }) => points.x([points.first, points.end].filter(Boolean), mode))
+  const ends = runs.flatMap(({ points }) => (mode.startsWith(METRIC)
+    ? points.known(mode.slice(METRIC.length)).y
+    : points.x([points.first, points.end].filter(Boolean), mode)))
   return ends.length ? [ends.reduce((a, b) => Math.min(a, b)), ends.reduce((a, b) => Math.max(a, b))] : [0, 1]
 }
 

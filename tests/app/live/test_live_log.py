@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,5 +162,6 @@ def test_the_link_to_the_log_comes_with_its_first_line_and_its_parts(
     publish(settings, database, running, log)
     third = look(second.cursor)
     assert third is not None
-    assert "so far" in json.loads(third.data)["fragments"]["log_link"]
+    link = json.loads(third.data)["fragments"]["log_link"]
+    assert re.search(r"\(\d+ B so far\)", link), link
     assert link in browser.get(f"/runs/{running.id}").text

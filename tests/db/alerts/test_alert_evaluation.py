@@ -280,6 +280,44 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
     }
 
 
+@pytest.mark.parametrize("condition", ["diverged", "nonfinite_loss"])
+def test_a_lost_loss_is_told_with_its_first_step_and_cause(
+    database: Database, running: Run, ada: User, condition: str
+) -> None:
+    """Gradients that were lost at step 101 are named at 101, and the loss at 102, not at 105."""
+    rule(database, ada, condition)
+    seen = Seen()
+    look(database, seen, ADDRESS)
+    steps = make_steps([1.0] * 101 + [float("nan")] * 4)
+    steps["grad_norm"][100:] = float("nan")
+    origin = {"event": "origin", "step": 101, "scale": 1024.0, "direction": "backward"}
+    origin |= {"kind": "singular", "operation": "SqrtBackward0", "dtype": "float32"}
+    origin |= {"module": "head", "source": None}
+    record(database, running, steps, events=[origin])
+    end(database, running)
+    look(database, seen, ADDRESS)
+    [alert] = alerts(database)
+    what = {
+        "diverged": "finished, but diverged: its loss is not finite from step 102 on",
+        "nonfinite_loss": "had a loss that is not finite at step 102",
+    }[condition]
+    cause = "the gradient of SqrtBackward0 of head is not defined (step 101)"
+    assert alert.text == f"Run 1, digits-fp16, {what}. Cause: {cause}."
+
+
+def test_a_loss_lost_before_the_recent_steps_is_dated_so(
+    database: Database, running: Run, ada: User
+) -> None:
+    """A rule made late reads the latest 1,000 steps only, and says that it may have been before."""
+    record(database, running, make_steps([1.0] * 50 + [float("nan")] * 1100))
+    seen = Seen()
+    look(database, seen, ADDRESS)
+    rule(database, ada, "nonfinite_loss")
+    look(database, seen, ADDRESS)
+    [alert] = alerts(database)
+    assert "at step 151 or before" in alert.text
+
+
 def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
     """One whose every step was skipped, and one whose loss is lost, are told of as such."""
     for condition in ("unapplied", "diverged"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from db.database import Database
-from db.health import causes, findings, verdict
+from db.health import advice_words, causes, findings, verdict
 from db.health.findings import Evidence
 from db.queue import queue
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
@@ -441,3 +441,55 @@ def test_headroom_of_a_run_in_bf16_is_no_finding(database: Database, ada: User) 
         session.add(look)
         session.flush()
         assert findings.of_run(session, run) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        ([1.0] * 9 + [math.nan, 1.0], "At step 11 it was finite"),
+        ([1.0] * 9 + [math.nan], "whether another batch is finite"),
+        ([1.0] * 9 + [math.nan, math.nan], "whether another batch is finite"),
+    ],
+)
+def test_a_forward_overflow_of_unknown_place_says_what_later_steps_show(
+    database: Database, running: Run, losses: list[float], words: str
+) -> None:
+    """Only a later loss that is finite shows that the batch matters."""
+    skip = make_skip(10, "head.bias") | {"loss_nonfinite": True}
+    record(database, running, make_steps(losses, skipped=[10]), events=[skip])
+    with database.reading() as session:
+        found = findings.of_run(session, session.get_one(Run, running.id))
+    [text] = [each.text for each in found if each.cause == "forward_overflow"]
+    assert words in text
+
+
+def test_a_graph_that_is_too_large_to_observe_accuses_no_other_rank() -> None:
+    """Of a graph with more nodes than are observed, the operation is unknown."""
+    nothing = dict.fromkeys(("operation", "dtype", "module", "source"))
+    titles = []
+    for kind in ("unobserved", "elsewhere"):
+        event = {"step": 7, "scale": 1.0, "direction": "backward", "kind": kind} | nothing
+        signs = causes.Signs(several={"origin": [event]}, has_scaler=True)
+        [found] = causes.named(signs, advice_words.SCRIPT)
+        titles.append(found.title)
+        assert not found.is_certain
+    assert "unknown" in titles[0]
+    assert "outside of this process" in titles[1]
+
+
+@pytest.mark.parametrize(
+    ("scale", "loss_nonfinite", "cause"),
+    [
+        (2.0**-30, False, "singular_gradient"),
+        (2.0**-10, False, "backward_overflow"),
+        (2.0**-30, True, "forward_overflow"),
+    ],
+)
+def test_gradients_lost_far_below_a_scale_of_1_are_no_overflow(
+    scale: float, loss_nonfinite: bool, cause: str
+) -> None:
+    """A compiled region shows no operation; the scales at which it skipped decide."""
+    skips = _skips("head.bias", loss_nonfinite=loss_nonfinite)
+    skips[-1].scale_before = scale
+    evidence = _evidence("collapsing", skips=skips, scale=scale)
+    assert next(findings.find(evidence)).cause == cause

@@ -6,7 +6,7 @@ import pytest
 from db.database import Database
 from db.files import checkpoints
 from db.health import verdict
-from db.tables import Run, User, Worker
+from db.tables import NORM_OVERFLOW, NOT_STEPPED, Run, User, Worker
 from db.telemetry import series
 from tests.db.conftest import claim, config, submit
 from tests.db.telemetry.telemetry_made import make_steps, record
@@ -136,3 +136,26 @@ def test_what_is_not_scaled_has_no_verdict(
         run = submit(session, ada, config=config(precision=precision) | {"scaler": scaler})
         run.step = 10
         assert verdict.verdict(session, run) is None
+
+
+@pytest.mark.parametrize(
+    ("norm", "flags", "is_dead"),
+    [
+        (np.nan, 0, True),
+        (np.inf, 0, True),
+        (1.0, 0, False),
+        (np.inf, NORM_OVERFLOW, False),
+        (np.nan, NOT_STEPPED, False),
+    ],
+)
+def test_weights_are_lost_by_gradients_that_are_not_finite(
+    database: Database, running: Run, norm: float, flags: int, is_dead: bool
+) -> None:
+    """A loss that is not finite with finite gradients, or a step left out, loses no weight."""
+    steps = make_steps([1.0] * 39 + [np.nan])
+    steps["grad_norm"][-1], steps["flags"][-1] = norm, flags
+    record(database, running, steps)
+    with database.reading() as session:
+        judged = verdict.verdict(session, session.get_one(Run, running.id))
+    assert judged is not None
+    assert (judged.word == "dead") is is_dead, judged.reason

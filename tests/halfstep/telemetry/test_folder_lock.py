@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from halfstep.telemetry import folder_lock
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.folder_lock import STALE_SECONDS, FolderLock, OwnerFile
 from halfstep.telemetry.run_folder import read_run
@@ -32,9 +33,14 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def no_locks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process whose file systems have no locks."""
-    source, library = Path(__file__).with_name("no_locks.c"), tmp_path_factory.mktemp("c") / "n.so"
+    return {**os.environ, "LD_PRELOAD": str(no_locks_library(tmp_path_factory.mktemp("c")))}
+
+
+def no_locks_library(folder: Path) -> Path:
+    """Compile what makes every flock of a process fail, put before the C library."""
+    source, library = Path(__file__).with_name("no_locks.c"), folder / "no_locks.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    return {**os.environ, "LD_PRELOAD": str(library)}
+    return library
 
 
 class Script:
@@ -134,6 +140,23 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Folder
     """Makes locks of one file, on a file system without flock."""
     monkeypatch.setattr("halfstep.telemetry.folder_lock.fcntl.flock", no_flock)
     return lambda: FolderLock(tmp_path / "it.lock")
+
+
+def test_who_waits_holds_the_lock_next(lock: Callable[[], FolderLock]) -> None:
+    """And others see that it is held without taking it."""
+    first, path = lock(), lock()._path
+    assert (first.acquire(), lock().is_held()) == (True, True)
+    held: list[bool] = []
+
+    def wait() -> None:
+        with folder_lock.held(path):
+            held.append(first.is_held())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    first.release()
+    thread.join()
+    assert (held, lock().is_held()) == ([True], False)
 
 
 def test_an_owner_elsewhere_is_stale_without_a_heartbeat(

@@ -406,6 +406,7 @@ def test_a_doubt_is_a_warning(tmp_path, capsys, doubt):
     code, text = checked(tmp_path, capsys, (old, new))
     assert code == 0
     assert any(line.startswith("warning: ") and message in line for line in text.splitlines())
+    assert text.splitlines()[-1] == "No error found; warnings to judge: see above."
 
 
 @pytest.mark.parametrize("guard", ["+ 1e-6", ".clamp(min=1e-6)"])

@@ -1,5 +1,6 @@
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -507,3 +508,63 @@ def test_a_replay_by_hand_that_fails_ends_no_run(run_loop, monkeypatch):
     assert told["diagnosis"] == "replay"
     assert [event["request"] for event in run.of("obeyed")] == [7]
     assert_same_bits(run.weights(), alone.weights())
+
+
+class Gaps(Regression):
+    """One example has a NaN, which the loss shows and the gradients do not."""
+
+    name: ClassVar = "gaps"
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.inputs[41, 2] = torch.nan
+
+    def batch(self, indices, generator):
+        inputs, targets = super().batch(indices, generator)
+        return {"inputs": inputs, "targets": targets + 0.1 * torch.rand(targets.shape)}
+
+    def training_step(self, batch):
+        outputs = self.modules["model"](batch["inputs"].nan_to_num())
+        shown = (0 * batch["inputs"]).sum()
+        yield Loss(F.mse_loss(outputs, batch["targets"]) + shown, "sgd")
+
+
+class GapsByDesign(Regression):
+    """Each batch has missing targets, which the loss leaves out; the rate lets it diverge."""
+
+    name: ClassVar = "gaps_by_design"
+
+    def __init__(self, config, device):
+        super().__init__(config, device)
+        self.targets[::2] = torch.nan
+
+    def training_step(self, batch):
+        inputs, targets = batch
+        outputs = self.modules["model"](inputs)
+        apart = torch.where(targets.isnan(), 0.0, outputs - targets.nan_to_num())
+        yield Loss((1e15 * apart).square().mean(), "sgd")
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_batch_that_is_not_finite_is_named_without_a_scaler(
+    run_loop, monkeypatch, accumulation_steps
+):
+    """The first lost step's batch is drawn again, and the run goes on bit for bit."""
+    values = {"training": {"steps": 300, "accumulation_steps": accumulation_steps}}
+    run = run_loop(Gaps, values)
+    lost = run.records["step"][~np.isfinite(run.records["loss"])]
+    [event] = run.of("bad_inputs")
+    assert event["step"] == lost[0]
+    assert event["inputs"] == [{"name": "batch['inputs']", "inf": 0, "nan": 1}]
+    monkeypatch.setattr(Replay, "_look_at_batch", lambda *_: None)
+    unasked = run_loop(Gaps, values)
+    assert run.records["loss"].tobytes() == unasked.records["loss"].tobytes()
+    weights, others = (each.recipe.modules["model"].state_dict() for each in (run, unasked))
+    assert_same_bits(weights, others)
+
+
+def test_what_is_not_finite_by_design_is_no_cause(run_loop):
+    """The batch before, whose loss was finite, has NaN in the same place."""
+    run = run_loop(GapsByDesign, {"training": {"steps": 120}})
+    assert not torch.tensor(run.records["loss"]).isfinite().all()
+    assert run.of("bad_inputs") == []

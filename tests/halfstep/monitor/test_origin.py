@@ -1,0 +1,40 @@
+"""Armed steps: what is said of a graph that is observed in part."""
+
+import pytest
+import torch
+
+from halfstep.evidence import origin
+from halfstep.evidence.origin import Origin
+from halfstep.monitor.async_host_copy import HostCopies
+from halfstep.telemetry.spool import Event
+
+
+def _observe(*, is_nan_at_end: bool) -> list[Event]:
+    """Back-propagate through a chain whose first or last node makes a NaN, in an armed step."""
+    events: list[Event] = []
+    observed = Origin(events.append, HostCopies())
+    x = torch.zeros(3, requires_grad=True)
+    observed.look()
+    loss = (x.sqrt() * 0).exp().sum() if is_nan_at_end else x.exp().sum()
+    observed.arm([loss])
+    loss.backward()
+    observed.passed()
+    observed.end(5, 1.0, 1.0, loss.item())
+    observed.report()
+    return events
+
+
+def test_the_first_operation_is_named_where_all_nodes_are_observed() -> None:
+    """The root of 0 is the first node whose gradient is not finite."""
+    [event] = _observe(is_nan_at_end=True)
+    assert (event["kind"], event["operation"]) == ("singular", "SqrtBackward0")
+
+
+@pytest.mark.parametrize("is_nan_at_end", [True, False])
+def test_a_graph_observed_in_part_is_unobserved(
+    monkeypatch: pytest.MonkeyPatch, is_nan_at_end: bool
+) -> None:
+    """Neither an operation is named, which a node before it may have led to, nor another rank."""
+    monkeypatch.setattr(origin, "MOST_NODES", 2)
+    [event] = _observe(is_nan_at_end=is_nan_at_end)
+    assert event["kind"] == "unobserved"

@@ -1,0 +1,82 @@
+"""What a watched step calls: its cost without a clock."""
+
+import sys
+import types
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+import halfstep
+from halfstep.monitor import hooks, loop
+
+STEPS = 20
+GUARDED = {
+    "scaled",
+    "backward_begins",
+    "backward_ends",
+    "checked",
+    "updating",
+    "updated",
+}
+MOST_CALLS = 55  # of functions of halfstep, in a step that is applied
+OURS = str(Path(hooks.__file__).parent)
+
+
+def calls_of_steps(folder: Path) -> Counter[str]:
+    """Count the calls of halfstep's functions in applied steps, rows being handed over later."""
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    scaler = GradScaler("cpu", init_scale=8.0)
+    calls: Counter[str] = Counter()
+
+    def count(frame: types.FrameType, event: str, _argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            calls[frame.f_code.co_qualname] += 1
+
+    with halfstep.watch(net, folder=folder) as watch:
+        for step in range(-150, STEPS):  # a loop's first passes are looked at more closely
+            if step == 0:
+                watch._loop.drain(1.0)
+                sys.setprofile(count)
+            optimizer.zero_grad()
+            scaler.scale(net(torch.ones(4, 3)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        sys.setprofile(None)
+    return calls
+
+
+def test_an_applied_step_takes_six_guarded_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Notes of a step's begin and end are made without the guard."""
+    monkeypatch.setattr("halfstep.monitor.ring.DRAIN_SECONDS", 1e6)
+    calls = calls_of_steps(tmp_path)
+    assert calls["Watch._protected"] == STEPS * len(GUARDED)
+    assert {name for name in GUARDED if calls[f"Loop.{name}"] == STEPS} == GUARDED
+    assert sum(calls.values()) <= STEPS * MOST_CALLS
+
+
+def test_a_step_without_an_optimizer_raises_as_unwatched(tmp_path: Path) -> None:
+    """What is called without the guard takes any arguments."""
+    scaler = GradScaler("cpu", init_scale=8.0)
+    with pytest.raises(TypeError) as unwatched:
+        scaler.step()  # type: ignore[call-arg]
+    with halfstep.watch(nn.Linear(2, 1), folder=tmp_path) as watch:
+        with pytest.raises(TypeError) as watched:
+            scaler.step()  # type: ignore[call-arg]
+        assert watch._is_on
+    assert str(watched.value) == str(unwatched.value)
+
+
+@pytest.mark.parametrize("name", hooks.UNGUARDED)
+def test_what_is_called_without_the_guard_raises_nothing(name: str) -> None:
+    """A scaler or optimizer of any kind costs no training."""
+    listener = loop.Loop(lambda _: None, lambda _: None)
+    arguments = (object(), None) if name == "step_begins" else (object(),)
+    getattr(listener, name)(*arguments)
