@@ -112,7 +112,7 @@ lint-compose:
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
 docs: $(VENV)/.installed-test ## Build a static site of docs/ in site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/zensical build --clean --strict
 
 bench: $(VENV)/.installed-test ## Run every benchmark and print one table
 	$(BIN)/python -m benchmarks

@@ -297,7 +297,7 @@ def print_event(event: Event) -> None:
             )
         case {"event": "weights", "source": source, "loaded": loaded, "count": count}:
             _print(f"started from {source}: {loaded} of {count} weights")
-            for kind in ("missing", "unexpected", "misshapen"):
+            for kind in ("missing", "unexpected", "mismatched"):
                 if event[kind]:
                     _print(f"  {kind}: {', '.join(event[kind])}")
         case {"event": "resumed", "step": step, "notes": notes}:

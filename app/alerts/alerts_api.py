@@ -24,7 +24,9 @@ MOST_NEWS = 5
 class NewRule(Body):
     """What to be told of."""
 
-    condition: Annotated[Text, Field(description="One of docs/alerts.md: ended, collapsing, …")]
+    condition: Annotated[
+        Text, Field(description="One of docs/how-to/alerts.md: ended, collapsing, …")
+    ]
     scope: Annotated[Text, Field(description="run, project, mine or all")] = rules.MINE
     value: Annotated[float | None, Field(description="Of a condition that has one")] = None
     metric: Annotated[Text, Field(description="Of metric_above and metric_below")] = ""

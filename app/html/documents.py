@@ -19,10 +19,13 @@ from markupsafe import Markup
 
 #: By their addresses, in the order in which they are listed.
 NAMES = (
-    *("glossary", "amp", "diagnosis", "recipes", "commands", "watch", "client"),
-    *("alerts", "teams", "operations", "clusters", "security"),
+    *("first-run", "watch-a-script"),
+    *("watch", "recipes", "commands", "alerts", "teams", "operations", "clusters"),
+    *("client", "diagnosis", "glossary", "amp", "security"),
 )
-_DOCUMENT = re.compile(r"(\w+)\.md(#[\w-]+)?")
+_DOCUMENT = re.compile(
+    r"(?:(?:\.\./)?(?:tutorial|how-to|reference|explanation)/)?([\w-]+)\.md(#[\w-]+)?"
+)
 _SETTINGS = re.compile(r"Settings?: ")
 
 

@@ -40,7 +40,9 @@ class AdvisedFinding(BaseModel):
     module: Annotated[str | None, Field(description="That a fork may run in fp32, to mend it")]
     before: Annotated[int | None, Field(description="The step from which on it is so")]
     part: Annotated[str, Field(description="Of the run's page, with the figures; or empty")]
-    cause: Annotated[str, Field(description="One of docs/diagnosis.md; empty for mere advice")]
+    cause: Annotated[
+        str, Field(description="One of docs/reference/diagnosis.md; empty for mere advice")
+    ]
     help: Annotated[str, Field(description="Address of the cause's section; or empty")]
     fix: Annotated[str, Field(description="The change to a script, as code; or empty")]
     is_certain: Annotated[bool, Field(description="False: other causes are not excluded")]

@@ -239,7 +239,7 @@ def _write(session: Session, found: _Found, address: str) -> int:
 
 
 def _content(rule: AlertRule, run: Run, text: str, moment: float, address: str) -> dict[str, Any]:
-    """Return what channels are told; docs/alerts.md describes it."""
+    """Return what channels are told; docs/how-to/alerts.md describes it."""
     return {
         "event": "alert",
         "condition": rule.condition,

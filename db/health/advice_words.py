@@ -38,7 +38,7 @@ RECIPE = AdviceWords(
     load_faster="Of a recipe with a dataset, raise data.workers, up to the machine's cores, then "
     "data.prefetch",
     draw_faster=" A batch() that draws from tensors does so fastest where they lie on the device "
-    "(docs/recipes.md).",
+    "(docs/how-to/recipes.md).",
 )
 SCRIPT = AdviceWords(
     in_fp32="under torch.autocast(device, enabled=False) with float32 inputs",

@@ -15,6 +15,8 @@ class Finding:
         str, ...
     ] = ()  # what else may help, by the names that app.telemetry.suggested_actions has
     part: str = ""  # of the run's page, which shows the figures
-    cause: str = ""  # its section in docs/diagnosis.md; empty for advice that names no fault
+    cause: str = (
+        ""  # its section in docs/reference/diagnosis.md; empty for advice that names no fault
+    )
     fix: str = ""  # the change to a script, as code
     is_certain: bool = True  # False: the evidence fits, and does not exclude other causes

@@ -9,7 +9,7 @@ NAMES_SHOWN = 6
 #: The event's lists, and what they are.
 KINDS = {
     "missing": "not in it, and as the recipe draws them",
-    "misshapen": "of another shape there, and as the recipe draws them",
+    "mismatched": "of another shape there, and as the recipe draws them",
     "unexpected": "in it and nowhere in the recipe",
 }
 

@@ -1,7 +1,8 @@
 """What projects and people may use at once, what they do use, and whose turn it is by that.
 
-A project's limits and share stand in its row, a person's in the settings; docs/teams.md is for who
-sets them. A claim looks at devices in use alone, which are few, however many runs there are.
+A project's limits and share stand in its row, a person's in the settings; docs/how-to/teams.md is
+for who sets them. A claim looks at devices in use alone, which are few, however many runs there
+are.
 """
 
 from collections import Counter, defaultdict, deque

@@ -48,7 +48,8 @@ class Alert(OfRun, Table):
     """That a rule's condition came to hold for a run; resolved_at: when it was so no longer.
 
     While it holds there is one notice of a rule and a run, which its index decides. content is what
-    channels are told, as docs/alerts.md describes it. rule_id is NULL once the rule is deleted.
+    channels are told, as docs/how-to/alerts.md describes it. rule_id is NULL once the rule is
+    deleted.
     """
 
     __tablename__ = "alerts"

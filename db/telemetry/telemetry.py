@@ -164,7 +164,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]
     run.rollbacks, run.rollback_step = run.rollbacks + 1, after
     run.revision += 1
     reason = (
-        f"rewind {event['rewinds']}: back from step {event['from_step']} to step {after}, for the "
+        f"rollback {event['rollbacks']}: from step {event['from_step']} to step {after}, for the "
         f"loss of {float(event['loss']):.4g} at step {event['spike']}; on without "
         f"{event['examples']:,} examples"
     )

@@ -23,10 +23,10 @@ class AlertCalls:
         metric: str = "",
         channels: Sequence[int] | None = None,
     ) -> dict[str, Any]:
-        """Be told when a condition comes to hold: of a run, of a project, or of any run of yours.
+        """Add an alert rule for a run, for a project, or for all your runs.
 
-        condition: ended, collapsing, loss_above, …, as docs/alerts.md has them.  everybody: of
-        all runs.  channels: numbers of yours; all that are on, if not told.
+        condition: ended, collapsing, loss_above, …; see docs/how-to/alerts.md.  everybody: all runs
+        that you see.  channels: ids of yours; None: all that are on.
         """
         scope = "all" if everybody else "mine"
         scope = "run" if run_id is not None else "project" if project else scope

@@ -23,7 +23,7 @@ def add(words: list[str]) -> None:
     """Be told when a condition comes to hold: `alert add collapsing`, `alert add no_progress
     --value 30 --run 7`.
     """
-    parser = parser_of("alert add", add, "The conditions are in docs/alerts.md")
+    parser = parser_of("alert add", add, "The conditions are in docs/how-to/alerts.md")
     parser.add_argument("condition", help="ended, failed, collapsing, loss_above, …")
     parser.add_argument("--value", type=float, help="of a condition that has one")
     parser.add_argument("--metric", default="", help="of metric_above and metric_below")

@@ -689,7 +689,7 @@ def _check_attributes(scaler: GradScaler) -> None:
     if missing := [name for name in PRIVATE if not hasattr(scaler, name)]:
         raise AttributeError(
             f"torch {torch.__version__}'s {type(scaler).__name__} has no {', '.join(missing)}, "
-            "from which skips and scale are read; which torch is supported, docs/watch.md says"
+            "from which skips and scale are read; supported versions: docs/how-to/watch.md"
         )
 
 

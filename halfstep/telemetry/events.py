@@ -394,8 +394,8 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "source": WORDS,
         "loaded": COUNT,
         "count": COUNT,
-        **{name: Listed(WORDS) for name in ("missing", "unexpected", "misshapen")},
-        **{f"{name}_count": COUNT for name in ("missing", "unexpected", "misshapen")},
+        **{name: Listed(WORDS) for name in ("missing", "unexpected", "mismatched")},
+        **{f"{name}_count": COUNT for name in ("missing", "unexpected", "mismatched")},
     },
     "uncalled": {"step": STEP, "modules": Listed(WORDS)},
     "updates": {

@@ -57,7 +57,7 @@ the bounds of every field; what is not within them is not written, and read as U
     rewound     step, from_step, spike, loss, z, examples, rewinds: after from_step the run went
                 back to step, for the spike; what was told of steps beyond it counts no more, and
                 so many examples are left out; rewinds: so far
-    weights     step 0, source, loaded, count, missing, unexpected, misshapen and of each of those
+    weights     step 0, source, loaded, count, missing, unexpected, mismatched and of each of those
                 its _count: of how many weights of the recipe's modules were started from a file;
                 of many names the first; see trainer/checkpoints/initial_weights.py
     uncalled    step, modules: that a setting names, and that the first step did not call

@@ -57,6 +57,7 @@ KEYS = {
     'most_rewinds': 'max_rollbacks',
     'rewinds': 'rollbacks',
     'rewound_to': 'rolled_back_to',
+    'misshapen': 'mismatched',
 }
 JSON = {
     'runs': ['config'],

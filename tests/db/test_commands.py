@@ -67,7 +67,7 @@ def test_a_command_is_held_while_it_waits_and_not_paused_in_its_work(
             with pytest.raises(Conflict, match="is a command: its loop is its own"):
                 ask(session, works.id, ada)
         assert run_control.cancel(session, works.id, ada).status == Status.STOPPING
-        assert run_control.kill(session, works.id, ada).wanted == "kill"
+        assert run_control.kill(session, works.id, ada).desired_state == "kill"
 
 
 def test_a_command_that_waits_for_no_run_is_refused(database: Database, ada: User) -> None:

@@ -9,7 +9,8 @@ from torch import nn
 
 from halfstep.recipe import Recipe
 
-#: Slugs of db.health.findings' causes, the gravest first; docs/diagnosis.md has a section for each.
+#: Slugs of db.health.findings' causes, the gravest first; docs/reference/diagnosis.md has a section
+#: for each.
 CAUSES = (
     "forward_overflow",
     "backward_overflow",

@@ -1,4 +1,4 @@
-"""docs/diagnosis.md has what findings link to, and its code runs."""
+"""docs/reference/diagnosis.md has what findings link to, and its code runs."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tests.diagnosis.registry import CAUSES
 
-TEXT = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "diagnosis.md").read_text()
 SECTIONS = {
     heading.lower().replace(" ", "-"): body
     for heading, body in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)

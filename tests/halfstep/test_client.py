@@ -801,8 +801,8 @@ def test_rules_of_retention_from_a_script(
 
 
 def test_the_document_has_every_method_of_the_client() -> None:
-    """Each public one is named in docs/client.md, and so is each command's name."""
-    text = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+    """Each public one is named in docs/reference/client.md, and so is each command's name."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "client.md").read_text()
     words = set(re.findall(r"\w+", text))
     methods = {name for name in dir(Client) if not name.startswith("_")}
     assert methods - words - {"close"} == set()

@@ -66,7 +66,7 @@ def test_wheel_holds_one_import_name(wheel: Path) -> None:
         modules = {name for name in files.namelist() if name.startswith("halfstep/")}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"halfstep"}
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "halfstep").rglob("*.py")}
-    assert modules == sources
+    assert modules == sources | {"halfstep/py.typed"}
 
 
 def test_wheel_brings_numpy_and_an_http_client_alone(python: Path) -> None:

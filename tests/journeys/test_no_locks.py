@@ -13,7 +13,7 @@ from tests.journeys.installation import Admin, Installation, until_some
 from tests.journeys.test_backup import SCRIPT
 from tests.site import SECONDS, answers, free_port, until
 
-RECIPE = Path(__file__).parents[2] / "docs" / "recipe_template.py"
+RECIPE = Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py"
 HALFSTEP = [sys.executable, "-m", "halfstep.cli.main"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.site import halfstep
 from trainer import registered_recipes
 
-TEMPLATE = Path(__file__).parents[2] / "docs" / "recipe_template.py"
+TEMPLATE = Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py"
 
 
 def test_recipe_check_from_the_command() -> None:

@@ -10,7 +10,7 @@ from tests.trainer.conftest import Regression
 from trainer.console import main
 from trainer.registry import load_recipe
 
-TEMPLATE = (Path(__file__).parents[2] / "docs" / "recipe_template.py").read_text()
+TEMPLATE = (Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py").read_text()
 
 
 def test_help_lists_recipes_and_fields(capsys):

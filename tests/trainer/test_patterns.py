@@ -1,9 +1,9 @@
 """Every pattern of automatic mixed precision, as a tiny recipe through the real loop.
 
 Each test's docstring names the mutation, the usual mistake, with which it was seen to fail; where
-the pattern is the recipe's, the test puts the mistake in itself. docs/amp.md has a paragraph each.
-Elsewhere: gradient penalty and several optimizers in test_wgan_gp.py, binary_cross_entropy and
-DataParallel in test_check.py, DistributedDataParallel in test_process.py.
+the pattern is the recipe's, the test puts the mistake in itself. docs/explanation/amp.md has a
+paragraph each. Elsewhere: gradient penalty and several optimizers in test_wgan_gp.py,
+binary_cross_entropy and DataParallel in test_check.py, DistributedDataParallel in test_process.py.
 """
 
 import math

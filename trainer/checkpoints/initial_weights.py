@@ -37,7 +37,7 @@ class Fit:
 
     def event(self, source: str) -> Event:
         """Say it as the spool does."""
-        lists = {name: getattr(self, name) for name in ("missing", "unexpected", "misshapen")}
+        lists = {name: getattr(self, name) for name in ("missing", "unexpected", "mismatched")}
         told = {name: each[:NAMES_TOLD] for name, each in lists.items()}
         counts = {f"{name}_count": len(each) for name, each in lists.items()}
         place = {"event": "weights", "step": 0, "source": source}

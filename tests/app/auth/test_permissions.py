@@ -29,7 +29,8 @@ from db.tables import CheckpointFile, Run, Sweep, User
 from tests.app.auth.test_authentication import PUBLIC
 from tests.app.conftest import submit
 
-#: What each role may, word for word as docs/teams.md has it: of one's own runs, and of others'.
+#: What each role may, word for word as docs/how-to/teams.md has it: of one's own runs, and of
+#: others'.
 ALLOWED = {
     VIEWER: ({"view_run", "download_files"}, {"view_run", "download_files"}),
     MEMBER: (

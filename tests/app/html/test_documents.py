@@ -36,8 +36,11 @@ class Seen(HTMLParser):
 def test_help_is_behind_the_sign_in(stranger: TestClient, browser: TestClient) -> None:
     """All documents of docs/ are there, each with its sections; another is told not to be."""
     assert stranger.get("/help/amp").status_code in (303, 401)
-    assert {path.stem for path in (ROOT / "docs").glob("*.md")} == set(NAMES)
-    assert browser.get("/help").headers["location"] == "/help/glossary"
+    parts = ("tutorial", "how-to", "reference", "explanation")
+    assert {path.stem for part in parts for path in (ROOT / "docs" / part).glob("*.md")} == set(
+        NAMES
+    )
+    assert browser.get("/help").headers["location"] == "/help/first-run"
     page = browser.get("/help/amp").text
     assert '<h2 id="the-loop">The loop</h2>' in page
     assert '<a href="#the-loop">The loop</a>' in page
@@ -66,7 +69,9 @@ def test_every_link_leads_somewhere() -> None:
 def test_settings_that_the_glossary_names_are_settings() -> None:
     """Each is one of every run's; where it stands, a link leads to its word."""
     schema = RunConfig[RecipeConfig].model_json_schema()
-    paths = set(re.findall(r"`([a-z_]+(?:\.\w+)?)`", (ROOT / "docs/glossary.md").read_text()))
+    paths = set(
+        re.findall(r"`([a-z_]+(?:\.\w+)?)`", (ROOT / "docs/reference/glossary.md").read_text())
+    )
     for path in paths:
         at = schema
         for name in path.split("."):
@@ -84,7 +89,7 @@ def test_wheel_brings_the_documents(tmp_path: Path) -> None:
     for name in ("app", "db", "docs", "halfstep", "migrations", "trainer", "worker"):
         without = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / name, source / name, ignore=without, symlinks=True)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = ["pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, source]
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
@@ -93,4 +98,4 @@ def test_wheel_brings_the_documents(tmp_path: Path) -> None:
     with zipfile.ZipFile(built) as wheel:
         brought = {name for name in wheel.namelist() if name.startswith("app/help/")}
         assert brought == {f"app/help/{name}.md" for name in NAMES}
-        assert wheel.read("app/help/amp.md") == (ROOT / "docs/amp.md").read_bytes()
+        assert wheel.read("app/help/amp.md") == (ROOT / "docs/explanation/amp.md").read_bytes()

@@ -30,7 +30,7 @@ from tests.site import free_port, until
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 PASSWORD = "a long secret"
 CLIENT = "127.0.0.2"  # of loopback, and not the proxy's
-#: As docs/operations.md has it, and what makes of it a server of a test's own.
+#: As docs/how-to/operations.md has it, and what makes of it a server of a test's own.
 CONFIGURATION = """
 daemon off; pid {folder}/pid; error_log {folder}/error.log;
 events {{}}
@@ -99,10 +99,10 @@ def test_only_a_trusted_proxy_is_believed(
 
 @contextmanager
 def nginx(folder: Path, port: int, upstream: str, *, block: int = 0) -> Iterator[str]:
-    """Run nginx with one of the configurations of docs/operations.md; yield its address."""
+    """Run nginx with one of the configurations of docs/how-to/operations.md; yield its address."""
     folder.mkdir(mode=0o755)
     _certify(folder)
-    documented = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    documented = (Path(__file__).parents[3] / "docs" / "how-to" / "operations.md").read_text()
     location = documented.split("```nginx\n")[block + 1].partition("```")[0]
     assert "proxy_pass" in location
     text = CONFIGURATION.format(folder=folder, port=port, location=location)

@@ -180,7 +180,7 @@ def test_a_storm_of_notices_is_told_in_pieces(
     with database.writing() as session:
         for run_id in made:
             run_control.cancel(session, run_id, ada)
-    monkeypatch.setattr(alert_evaluation, "MOST_NOTICES", 2)
+    monkeypatch.setattr(alert_evaluation, "MAX_ALERTS", 2)
     assert [look(database, seen, ADDRESS) for _ in range(4)] == [2, 2, 1, 0]
     assert sorted(each.run_id for each in alerts(database)) == made
 

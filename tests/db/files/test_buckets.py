@@ -95,7 +95,8 @@ def test_what_a_killed_upload_left_is_in_nobodys_way(
     bucket.proxy.release()
     put_file(store, KEY, large)
     get_file(store, KEY, tmp_path / "copy.pt", sha256=sha256)
-    # obstore offers no way to them: a rule of the bucket's deletes them (docs/operations.md).
+    # obstore offers no way to them: a rule of the bucket's deletes them
+    # (docs/how-to/operations.md).
     assert len(bucket.unfinished(KEY)) == 1
 
 

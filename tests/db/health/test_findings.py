@@ -381,7 +381,7 @@ def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, ru
 
 def make_weights(**changes: Any) -> dict[str, Any]:
     """How weights fit, as the training tells it."""
-    lists: dict[str, Any] = {"missing": [], "unexpected": [], "misshapen": []} | changes
+    lists: dict[str, Any] = {"missing": [], "unexpected": [], "mismatched": []} | changes
     counts = {f"{name}_count": len(names) for name, names in lists.items()}
     event = {"event": "weights", "step": 0, "source": "/data/models/net.safetensors"}
     return event | {"loaded": 12, "count": 14} | lists | counts

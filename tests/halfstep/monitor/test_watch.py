@@ -83,13 +83,13 @@ def test_a_device_that_the_host_cannot_read_tells_the_same(
 ) -> None:
     """Rows written by kernels, as on a GPU, hold what rows packed by the host do."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
-    init = halfstep.ring.Ring.__init__
+    init = halfstep.monitor.ring.Ring.__init__
 
     def far(self: Any, *args: Any) -> None:
         init(self, *args)
         self.is_on_host = False
 
-    monkeypatch.setattr(halfstep.ring.Ring, "__init__", far)
+    monkeypatch.setattr(halfstep.monitor.ring.Ring, "__init__", far)
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         truth = SCRIPTS[name].train(watch.add)
     written = Written(tmp_path / "it").truth()
@@ -888,14 +888,14 @@ def test_an_error_of_ours_ends_no_loop(
 ) -> None:
     """It is one line, the wraps are gone, the weights are what they would have been."""
     bare = Script().train(steps=12)
-    write, calls = halfstep.loop.Loop._write, iter(range(100))
+    write, calls = halfstep.monitor.loop.Loop._write, iter(range(100))
 
     def failing(*arguments: Any) -> Any:
         if next(calls) == 5:
             raise OSError("no space\nleft")
         return write(*arguments)
 
-    monkeypatch.setattr(halfstep.loop.Loop, "_write", failing)
+    monkeypatch.setattr(halfstep.monitor.loop.Loop, "_write", failing)
     watch = halfstep.watch(folder=tmp_path, name="it")
     watched = Script().train(watch.add, steps=12)
     watch.log({"a": 1})
@@ -917,7 +917,7 @@ def test_a_script_that_raises_after_an_error_of_ours_has_failed(
     def failing(*_: Any) -> Any:
         raise OSError("no space left")
 
-    monkeypatch.setattr(halfstep.loop.Loop, "_write", failing)
+    monkeypatch.setattr(halfstep.monitor.loop.Loop, "_write", failing)
 
     def script() -> None:
         with halfstep.watch(folder=tmp_path, name="it") as watch:
@@ -984,7 +984,7 @@ def test_an_error_that_nobody_can_be_told_of_ends_no_loop(
     def failing(*_: Any) -> Any:
         raise OSError("no space left")
 
-    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", failing)
+    monkeypatch.setattr(halfstep.monitor.gradients.Gradients, "measure", failing)
     monkeypatch.setattr(sys, "stderr", stream)
     watch = halfstep.watch(folder=tmp_path, name="it")
     Script().train(watch.add, steps=3)
@@ -1001,7 +1001,7 @@ def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
         raise KeyboardInterrupt
 
     watch = halfstep.watch(folder=tmp_path, name="it")
-    monkeypatch.setattr(halfstep.gradients.Gradients, "measure", interrupted)
+    monkeypatch.setattr(halfstep.monitor.gradients.Gradients, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Script().train(watch.add, steps=3)
     assert watch._ending.held == 0
@@ -1163,7 +1163,7 @@ def test_all_that_is_written_can_be_recorded(tmp_path: Path) -> None:
     """Every event of the worst run passes the table that the recorder goes by."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         Script().train(watch.add, steps=STEPS)
-    assert all(events.failure_kind(event) is None for event in Written(tmp_path / "it").events)
+    assert all(events.problem_of(event) is None for event in Written(tmp_path / "it").events)
 
 
 def test_parameters_that_no_module_has_are_called_by_their_place(tmp_path: Path) -> None:

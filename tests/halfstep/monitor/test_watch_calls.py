@@ -24,7 +24,7 @@ GUARDED = {
     "updated",
 }
 MOST_CALLS = 55  # of functions of halfstep, in a step that is applied
-OURS = str(Path(hooks.__file__).parent)
+OURS = str(Path(halfstep.__file__).parent)
 
 
 def calls_of_steps(folder: Path) -> Counter[str]:

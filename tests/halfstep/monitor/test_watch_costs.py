@@ -41,10 +41,10 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     monkeypatch.setattr("halfstep.monitor.ring.DRAIN_SECONDS", 1e9)  # what comes then needs CUDA
     yield
-    if halfstep.watching._active is not None:
+    if halfstep.session.watch_session._active is not None:
         # Rows of the meta device have nothing to hand over.
-        halfstep.watching._active._loop._ring = None
-        halfstep.watching._active.finish()
+        halfstep.session.watch_session._active._loop._ring = None
+        halfstep.session.watch_session._active.finish()
 
 
 def train_on_meta(folder: Path, *, clip: bool, every: int = 0) -> Any:

@@ -112,7 +112,7 @@ def test_what_is_asked_for_is_what_passed(tmp_path: Path, fused: bool) -> None:
     for each in looks:
         found = {m["name"]: (m["activation"], m["gradient"]) for m in each["modules"]}
         assert found == reference.largest[each["step"] - 1]
-    assert all(events.failure_kind(event) is None for event in written.events)
+    assert all(events.problem_of(event) is None for event in written.events)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -126,7 +126,7 @@ def test_to_be_asked_changes_no_bit(tmp_path: Path, fused: bool) -> None:
     weights = script.train().weights
     with halfstep.watch(folder=tmp_path, name="skips", **asked) as watch:
         assert all(map(torch.equal, script.train(watch.add).weights, weights))
-    assert all(events.failure_kind(event) is None for event in Written(tmp_path / "skips").events)
+    assert all(events.problem_of(event) is None for event in Written(tmp_path / "skips").events)
 
 
 def test_between_the_steps_that_are_due_no_hook_is_there(tmp_path: Path) -> None:

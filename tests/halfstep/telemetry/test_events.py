@@ -74,10 +74,10 @@ HONEST: dict[str, dict[str, Any]] = {
         "count": 5,
         "missing": ["model.head.bias"],
         "unexpected": [],
-        "misshapen": ["model.head.weight: 10 × 8, not 5 × 8"],
+        "mismatched": ["model.head.weight: 10 × 8, not 5 × 8"],
         "missing_count": 1,
         "unexpected_count": 0,
-        "misshapen_count": 1,
+        "mismatched_count": 1,
     },
     "uncalled": {"step": 1, "modules": ["model.attention.out_proj"]},
     "updates": {
@@ -202,7 +202,7 @@ def test_what_cannot_be_recorded_is_neither_written_nor_read(
     spool_anything(tmp_path, 1, event, HONEST["metric"])
     wrong, fine = SpoolReader(tmp_path).poll()
     assert isinstance(wrong, Unrecordable)
-    assert wrong.failure_kind.startswith(kind)
+    assert wrong.problem.startswith(kind)
     assert fine == HONEST["metric"]
 
 
@@ -244,7 +244,7 @@ def test_a_frame_of_steps_is_whole_records_within_bounds(tmp_path: Path) -> None
     spool_raw(tmp_path, 1, b"half", kind=STEPS)
     spool_raw(tmp_path, 1, b"", kind=9)
     faults = [
-        each.failure_kind for each in SpoolReader(tmp_path).poll() if isinstance(each, Unrecordable)
+        each.problem for each in SpoolReader(tmp_path).poll() if isinstance(each, Unrecordable)
     ]
     assert faults[0] == f"steps: step is -5; allowed: a whole number from 1 to {2**53}"
     assert [each.split(";")[0] for each in faults[1:]] == [

@@ -44,7 +44,7 @@ def test_names_are_told_apart_from_what_wraps_them(run_loop, tmp_path, prefix):
     assert_same_bits(run.recipe.first, weights)
     [event] = run.of("weights")
     assert (event["loaded"], event["count"], event["source"]) == (4, 4, str(path))
-    assert (event["missing"], event["unexpected"], event["misshapen"]) == ([], [], [])
+    assert (event["missing"], event["unexpected"], event["mismatched"]) == ([], [], [])
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_told_and_left_out(run_loop, unfitting):
     [event] = run.of("weights")
     assert event["missing"] == ["model.0.bias"]
     assert event["unexpected"] == ["model.9.weight"]
-    assert event["misshapen"] == ["model.2.weight: 5 × 8, not 1 × 8"]
+    assert event["mismatched"] == ["model.2.weight: 5 × 8, not 1 × 8"]
     assert (event["loaded"], event["missing_count"]) == (2, 1)
 
 
@@ -151,7 +151,7 @@ def test_quantised_weights_are_no_weights(fitted):
     network = nn.Linear(2, 2)
     weights = {"weight": torch.ones(2, 2, dtype=torch.int8), "bias": torch.ones(2)}
     event, trouble = fitted(weights, {"model": network})
-    assert event["misshapen"] == ["model.weight: int8, not float32"]
+    assert event["mismatched"] == ["model.weight: int8, not float32"]
     assert "do not fit" in trouble
 
 

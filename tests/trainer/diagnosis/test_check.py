@@ -8,7 +8,7 @@ from trainer.diagnosis import recipe_checks
 from trainer.diagnosis.check import main
 from trainer.recipes import gpt
 
-TEMPLATE = Path("docs/recipe_template.py")
+TEMPLATE = Path("docs/how-to/recipe_template.py")
 STEP = 'yield Loss(F.mse_loss(outputs, targets), optimizer="adamw")'
 OUTPUTS = 'outputs = self.modules["model"](inputs).squeeze(1)  # (B,), fp16 in an fp16 run'
 BATCH = "rows = indices.to(self.device, non_blocking=True)"

@@ -155,7 +155,7 @@ def test_a_fused_sgd_that_would_not_train_is_refused(run_loop):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_why_a_fused_sgd_is_refused(dtype, momentum):
-    """On a CPU it moves none but the last n mod 16 of n weights, as docs/amp.md says."""
+    """On a CPU it updates only the last n mod 16 of n weights; see docs/explanation/amp.md."""
     for count in (1, 15, 16, 17, 1000, 40_003):
         weights = torch.nn.Parameter(torch.ones(count, dtype=dtype))
         sgd = torch.optim.SGD([weights], lr=0.125, momentum=momentum, fused=True)

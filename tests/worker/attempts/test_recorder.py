@@ -340,16 +340,14 @@ def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
     spool_anything(attempts.spool, 1, make_metric(2, 0.5), event, make_metric(4, 0.5))
     recorder = attempts.recorder()
     drain(recorder)
-    assert recorder.failure_kind is not None
-    assert (
-        "metric 'phase' at step 3: value is 'warm-up'; allowed: a number" in recorder.failure_kind
-    )
+    assert recorder.problem is not None
+    assert "metric 'phase' at step 3: value is 'warm-up'; allowed: a number" in recorder.problem
     kept = attempts.spool.parent / "unrecorded-1" / "frames"
-    assert str(kept.parent) in recorder.failure_kind
+    assert str(kept.parent) in recorder.problem
     assert json.dumps(event).encode() in kept.read_bytes()
     assert attempts.steps_of(Metric) == [2, 4]
     with attempts.database.reading() as session:
-        assert recorder.failure_kind in [line.text for line in log_lines(session, attempts.run_id)]
+        assert recorder.problem in [line.text for line in log_lines(session, attempts.run_id)]
 
 
 @pytest.mark.parametrize("place", ["middle", "end"])
@@ -370,7 +368,7 @@ def test_damaged_bytes_of_a_spool_cost_their_frame_and_are_told(
         drain(recorder)
     lost = {5, 6, 7, 8} if place == "middle" else {9, 10, 11, 12}
     assert attempts.made_by().keys() == {*range(1, 13)} - lost
-    assert (recorder.failure_kind, recorder.lost_bytes) == (None, (len(content) - 16) // 3)
+    assert (recorder.problem, recorder.lost_bytes) == (None, (len(content) - 16) // 3)
     with attempts.database.reading() as session:
         lines = [line.text for line in log_lines(session, attempts.run_id)]
     assert sum(f"{recorder.lost_bytes:,} damaged bytes of the spool" in line for line in lines) == 1
@@ -392,7 +390,7 @@ def test_a_link_out_of_the_runs_folder_is_not_followed(attempts: Attempts, place
         spool_anything(attempts.spool, 1, HONEST[kind] | file | {"files": [file]})
     recorder = attempts.recorder()
     drain(recorder)
-    assert f"{place}/step-00000400/a.txt is a link" in str(recorder.failure_kind)
+    assert f"{place}/step-00000400/a.txt is a link" in str(recorder.problem)
     assert attempts.steps_of(Artifact) == attempts.steps_of(CheckpointFile) == []
 
 
@@ -539,7 +537,7 @@ def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_
         [spike] = session.scalars(select(Diagnosis.content))
     assert spike["rolled_back_to"] == 20
     assert [each for each in reasons if each and each.startswith("rollback")] == [
-        "rewind 1: back from step 30 to step 20, for the loss of 20.5 at step 30; on without 320 "
+        "rollback 1: from step 30 to step 20, for the loss of 20.5 at step 30; on without 320 "
         "examples"
     ]
     assert news is not None

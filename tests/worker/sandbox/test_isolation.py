@@ -128,7 +128,7 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
         until(lambda: site.offers("digits"))
         with site.database.reading() as session:
             [(row, _)] = workers.everyone(session)
-        assert row.walls == {"users": "", "processes": ""}
+        assert row.sandbox == {"users": "", "processes": ""}
         first = _wait(site, f"python {site.data.parent / 'bomb.py'}")
         other = site.data / "runs" / str(first)
         secret = site.data / "secrets.key"
@@ -184,7 +184,7 @@ def test_users_that_cannot_be_are_told_of(tmp_path: Path) -> None:
     closed.mkdir(mode=0o700)
     settings = Settings(data=closed / "data", run_users=USERS)
     assert "HALFSTEP_SANDBOX=yes" in run_users.obstacle(settings, 1)
-    settings = settings.model_copy(update={"walls": True})
+    settings = settings.model_copy(update={"sandbox": True})
     assert "2 users are fewer than 3 devices" in run_users.obstacle(settings, 3)
     settings.data.mkdir()
     assert "PermissionError" in run_users.obstacle(settings, 2)
@@ -246,8 +246,8 @@ def test_a_run_that_takes_too_much_memory_ends_alone(site: Site, tmp_path: Path)
         until(lambda: site.offers("digits"))
         with site.database.reading() as session:
             [(row, _)] = workers.everyone(session)
-        if row.walls["memory"]:
-            pytest.skip(f"no limit of memory: {row.walls['memory']}")
+        if row.sandbox["memory"]:
+            pytest.skip(f"no limit of memory: {row.sandbox['memory']}")
         run = site.run(_wait(site, f"python {hog}"))
         assert site.run(_wait(site, "true")).status == Status.FINISHED
     assert "SIGKILL" in (run.stop_reason or "")

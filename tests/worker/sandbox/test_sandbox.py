@@ -129,7 +129,7 @@ def working_sandbox(site: Site) -> tuple[bool, dict[str, str]]:
     until(lambda: site.offers("digits"))
     with site.database.reading() as session:
         [(row, _)] = workers.everyone(session)
-    return row.is_sandboxed, row.walls
+    return row.is_sandboxed, row.sandbox
 
 
 @pytest.fixture
