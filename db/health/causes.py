@@ -248,10 +248,11 @@ def _refused(signs: Signs) -> Iterator[Finding]:
         yield Finding(
             "A scaler has no gradients to check",
             f'At step {found["step"]:,} GradScaler.{found["method"]} raised "{found["error"]}": '
-            f"no parameter of {which} had a gradient. Either its loss does not reach its "
-            "parameters (detach, no_grad, frozen), or backward was not called before the step.",
+            f"no parameter of {which} had a gradient. Its loss does not reach its parameters "
+            "(detach, no_grad, frozen), or it holds parameters of another model, or backward was "
+            "not called before the step.",
             cause="no_inf_checks",
-            fix=fixes.NO_GRADIENT,
+            fix=fixes.NO_INF_CHECKS,
         )
 
 
@@ -293,7 +294,7 @@ def _clipped(signs: Signs) -> Iterator[Finding]:
     if found := signs.events.get("scaled_clip"):
         yield Finding(
             "Gradients are clipped before unscale_",
-            f"clip_grad_norm_ was called {found['count']:,} times while the gradients of "
+            f"clip_grad_norm_ was called at least {found['count']:,} times while the gradients of "
             f"{found['optimizer']} were multiplied by the loss scale, the last time at step "
             f"{found['step']:,}. The clip then bounds gradient × scale: the update shrinks as the "
             "scale grows.",
@@ -492,7 +493,7 @@ def _first_nonfinite(signs: Signs, found: Mapping[str, Any]) -> Finding:
     return Finding(
         what,
         f"{text} No scaler keeps such a step from the weights, so what follows is only its "
-        "consequence. Start again from before this step.",
+        "consequence. Go on from a state before this step: a checkpoint, or the beginning.",
         before=found["step"],
         cause="nonfinite_without_scaler",
         fix=fixes.FIRST_NONFINITE,
@@ -618,13 +619,13 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
 def _gradients(signs: Signs) -> Iterator[Finding]:
     for found in signs.several.get("no_gradient", ()):
         is_all = found["count"] == found["of"]
-        names = "" if is_all else f" so far: {_names(found['parameters'])}"
+        names = "" if is_all else f": {_names(found['parameters'])}"
         yield Finding(
             f"No parameter of {found['optimizer']} received a gradient"
             if is_all
             else f"{found['count']:,} parameters of {found['optimizer']} receive no gradient",
             f"In {found['steps']:,} steps up to step {found['step']:,} "
-            f"{'none of its' if is_all else 'these'} parameters had one"
+            f"none of {'its' if is_all else 'these'} parameters had one"
             f"{names}. "
             "The graph does not reach them: detach, no_grad, .item() or a module that is not "
             "called; rarely used experts may follow later.",

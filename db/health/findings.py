@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.files import artifacts
-from db.health import advice_words, causes, precision_findings, weights_findings
+from db.health import advice_words, causes, fixes, precision_findings, weights_findings
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 from db.health.input_bound import Starvation, starvation
@@ -79,7 +79,7 @@ class Evidence:
     over_storage: str = ""
     nan_steps: int = 0
     signs: causes.Signs = field(default_factory=causes.Signs)
-    lost_metrics: Sequence[str] = ()
+    lost_metrics: Sequence[tuple[str, int]] = ()
     words: AdviceWords = advice_words.RECIPE
 
 
@@ -204,13 +204,15 @@ def _of_precision(evidence: Evidence, named: Set[str], *, has_module: bool) -> I
 
 
 def _metrics(evidence: Evidence) -> Iterator[Finding]:
-    if names := evidence.lost_metrics:
+    if lost := evidence.lost_metrics:
+        names = ", ".join(f"{name} (step {step:,})" for name, step in lost[:NAMES_SHOWN])
         yield Finding(
-            f"{names[0]} is not finite" if len(names) == 1 else "Metrics are not finite",
-            f"The latest value of {', '.join(names[:NAMES_SHOWN])} is NaN or infinite. A metric "
+            f"{lost[0][0]} is not finite" if len(lost) == 1 else "Metrics are not finite",
+            f"The latest value of {names} is NaN or infinite. A metric "
             "that is computed over no sample, a division by 0, or weights or buffers that are not "
             "finite in evaluation lead there.",
             cause="metric_nonfinite",
+            fix=fixes.METRIC,
         )
 
 

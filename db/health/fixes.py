@@ -52,7 +52,7 @@ model.float()                                         # weights in float32, auto
 # or: torch.optim.Adam(model.parameters(), eps=1e-4)
 """
 FIRST_NONFINITE = """\
-with torch.autograd.detect_anomaly():                 # from a checkpoint before that step
+with torch.autograd.detect_anomaly():                 # from a state before that step
     loss.backward()
 """
 FP16_GRADIENTS = """\
@@ -63,6 +63,15 @@ with torch.autocast(device, dtype=torch.float16):
 NO_GRADIENT = """\
 for name, parameter in model.named_parameters():
     print(name, parameter.requires_grad, parameter.grad is None)
+"""
+METRIC = """\
+if len(values):                                       # log nothing over no examples
+    watch.log({"val/loss": values.mean()})
+"""
+NO_INF_CHECKS = """\
+ours = {id(parameter) for parameter in model.parameters()}
+for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+    print(id(parameter) in ours, parameter.requires_grad, parameter.grad is None)
 """
 NO_OPTIMIZER = """\
 optimizer = torch.optim.SGD(model.parameters())

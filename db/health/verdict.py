@@ -16,6 +16,7 @@ from db.tables import (
     NOT_STEPPED,
     RECIPE,
     SKIPPED,
+    Diagnosis,
     Run,
     ScalerEvent,
     Step,
@@ -58,6 +59,7 @@ class Figures(NamedTuple):
     applied_500: int
     steps_since_skip: int | None
     steps_since_set: int | None
+    steps_since_replaced: int | None  # since a new scaler replaced the old one
     seconds_since_skip: float | None
 
 
@@ -167,6 +169,9 @@ def judge(figures: Figures, *, growth_interval: int | None = None) -> Verdict:
 def _cause(found: Figures) -> str:
     if found.steps_since_set is not None and found.steps_since_set < found.settled:
         return f"the scale was set by hand {_steps(found.steps_since_set)} ago"
+    if found.steps_since_replaced is not None:
+        ago = _steps(found.steps_since_replaced)
+        return f"a new scaler, of another scale, replaced the old one {ago} ago"
     if found.settled_streaks == 1:
         return "one after another, and none since" if not found.streak else "one after another"
     return "the scale grows into its limit and falls back, again and again"
@@ -215,13 +220,14 @@ def figures_of(session: Session, some_runs: Collection[Run]) -> dict[int, Figure
     latest, found = _latest_skips(session, some_runs), {}
     for run in some_runs:
         first = run.parent_step or 0  # a fork is judged by the steps that it made
-        last, last_ms, end_ms, set_at = latest.ends[run.id]
+        last, last_ms, end_ms, set_at, replaced_at = latest.ends[run.id]
         found[run.id] = count(
             run.own_steps,
             [step - first for step in latest.steps.get(run.id, ())],
             run.scale,
             last=None if last is None else last - first,
             set_at=None if set_at is None else set_at - first,
+            replaced_at=None if replaced_at is None else replaced_at - first,
             seconds_since_skip=_seconds_between(last_ms, end_ms) if last != run.step else None,
         )
     return found
@@ -260,7 +266,7 @@ def _latest_skips_query() -> Any:
     skipped = and_(Step.run_id == Run.id, FLAGGED["skipped"])
     # Left alone, SQLite would read all steps rather than the index that holds just these.
     recent = (
-        select(Run.id, Step.step, *[null()] * 4)
+        select(Run.id, Step.step, *[null()] * 5)
         .join(Step, skipped & (Step.step > Run.step - WINDOW))
         .with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
         .where(mine)
@@ -273,16 +279,14 @@ def _latest_skips_query() -> Any:
 
     at_end = select(Step.elapsed_ms).where(Step.run_id == Run.id, Step.step == Run.step)
     end = at_end.correlate(Run).scalar_subquery()
-    by_hand = (
-        select(ScalerEvent.step)
-        .where(ScalerEvent.run_id == Run.id, ScalerEvent.kind == "set")
-        .where(ScalerEvent.step > Run.step - WINDOW)
-        .order_by(ScalerEvent.step.desc())
-        .limit(1)
-        .correlate(Run)
-        .scalar_subquery()
-    )
-    columns = (newest(Step.step), newest(Step.elapsed_ms), end, by_hand)
+
+    def latest(table: Any, kind: str) -> Any:
+        query = select(table.step).where(table.run_id == Run.id, table.kind == kind)
+        query = query.where(table.step > Run.step - WINDOW).order_by(table.step.desc()).limit(1)
+        return query.correlate(Run).scalar_subquery()
+
+    by_hand, replaced = latest(ScalerEvent, "set"), latest(Diagnosis, "scaler_replaced")
+    columns = (newest(Step.step), newest(Step.elapsed_ms), end, by_hand, replaced)
     return union_all(recent, select(Run.id, null(), *columns).where(mine))
 
 
@@ -293,6 +297,7 @@ def count(
     *,
     last: int | None = None,
     set_at: int | None = None,
+    replaced_at: int | None = None,
     seconds_since_skip: float | None = None,
 ) -> Figures:
     """Count. skips: those of the last 1000 steps, in order; last: the latest of all.
@@ -316,6 +321,7 @@ def count(
         applied_500=min(attempts, 500) - sum(step > attempts - 500 for step in skips),
         steps_since_skip=None if last is None else attempts - last,
         steps_since_set=None if set_at is None else attempts - set_at,
+        steps_since_replaced=None if replaced_at is None else attempts - replaced_at,
         seconds_since_skip=seconds_since_skip,
     )
 

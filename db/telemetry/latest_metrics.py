@@ -123,9 +123,11 @@ def take_back(connection: Connection, run_id: int, *, after: int) -> None:
         connection.execute(insert(LatestMetric).from_select(COLUMNS, latest))
 
 
-def nonfinite(session: Session, run_id: int, *, most: int) -> list[str]:
-    """Name metrics of a run whose latest value is not finite, in alphabetical order."""
+def nonfinite(session: Session, run_id: int, *, most: int) -> list[tuple[str, int]]:
+    """Return name and step of metrics whose latest value is not finite, in order of name."""
     value = LatestMetric.value
     is_nonfinite = or_(value.is_(None), func.abs(value) > LARGEST)
-    query = select(LatestMetric.name).where(LatestMetric.run_id == run_id, is_nonfinite)
-    return list(session.scalars(query.order_by(LatestMetric.name).limit(most)))
+    query = select(LatestMetric.name, LatestMetric.step)
+    query = query.where(LatestMetric.run_id == run_id, is_nonfinite)
+    rows = session.execute(query.order_by(LatestMetric.name).limit(most))
+    return [(name, step) for name, step in rows]

@@ -85,12 +85,13 @@ def _with_descending(words: list[str]) -> list[str]:
 
 
 def show(words: list[str]) -> None:
-    """Show a run as JSON: where it is, its configuration and its history."""
+    """Show a run as JSON: its state, configuration, history and findings."""
     parser = parser_of("show", show)
     parser.add_argument("run", type=int)
     options = parser.parse_args(words)
     with Client() as client:
-        print(json.dumps(client.run(options.run), indent=None if options.json else 2))
+        run = client.run(options.run) | {"findings": client.findings(options.run)}
+        print(json.dumps(run, indent=None if options.json else 2))
 
 
 def submit(words: list[str]) -> None:

@@ -32,6 +32,8 @@ CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_
 #: Of parameters with a norm that is not finite, by position: elements that are inf, and NaN.
 Counts: TypeAlias = Mapping[int, tuple[int, int]]
 
+REPLACED = 32  # scalers whose replacement is reported, each; more only as they double
+
 
 @dataclass
 class RowNotes:
@@ -255,7 +257,7 @@ class Rows:
         records: Steps,
         left: NDArray[np.float32],
     ) -> list[Event]:
-        """Report scalers in place of others, at doubled counts of them and of higher scales."""
+        """Report replaced scalers: the first REPLACED one by one, then each time they doubled."""
         events: list[Event] = []
         for i, note in enumerate(notes):
             if not note.replaced:
@@ -263,7 +265,7 @@ class Rows:
             before, after = float(left[i]), float(rows[i, SCALE])
             self._replaced += 1
             self._raised += after > before
-            is_due = _is_power_of_two(self._replaced)
+            is_due = self._replaced <= REPLACED or _is_power_of_two(self._replaced)
             if is_due or (after > before and _is_power_of_two(self._raised)):
                 step = int(records["step"][i])
                 scales = {"scale_before": before, "scale_after": after}

@@ -6,7 +6,7 @@ import pytest
 from db.database import Database
 from db.files import checkpoints
 from db.health import verdict
-from db.tables import NORM_OVERFLOW, NOT_STEPPED, Run, User, Worker
+from db.tables import NORM_OVERFLOW, NOT_STEPPED, Diagnosis, Run, User, Worker
 from db.telemetry import series
 from tests.db.conftest import claim, config, submit
 from tests.db.telemetry.telemetry_made import make_steps, record
@@ -62,6 +62,21 @@ def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
     assert "the scale was set by hand 81 steps ago" in found.reason
     assert "grows into" not in found.reason
     assert "the last 1 step ago" in found.reason
+
+
+def test_skips_after_a_new_scaler_are_not_called_a_growth(database: Database, running: Run) -> None:
+    """A scaler whose state was not restored searches again: the verdict agrees with the finding."""
+    skips = [*SEARCH, 320, 321, 322, 399]
+    found = verdict.judge(verdict.count(400, skips, 2.0**19, replaced_at=319))
+    assert "a new scaler, of another scale, replaced the old one 81 steps ago" in found.reason
+    with database.writing() as session:
+        run = session.get_one(Run, running.id)
+        run.step = 400
+        content = {"step": 319, "count": 1, "scale_before": 1.0, "scale_after": 2.0}
+        session.add(Diagnosis(run_id=run.id, kind="scaler_replaced", step=319, content=content))
+    with database.reading() as session:
+        run = session.get_one(Run, running.id)
+        assert verdict.figures(session, run).steps_since_replaced == 81
 
 
 def test_skips_in_one_row_are_not_called_a_growth_into_the_limit() -> None:

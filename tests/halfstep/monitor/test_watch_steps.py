@@ -168,6 +168,24 @@ def test_a_step_past_the_scaler_counts_as_applied(tmp_path: Path) -> None:
     assert written.of("direct_step")[-1]["count"] == 4
 
 
+def test_each_replaced_scaler_is_counted(tmp_path: Path) -> None:
+    """Three scalers that start again above the old one's scale are three, not two."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], 0.0)
+    with halfstep.watch(folder=tmp_path, name="it", mode="offline"):
+        for number in range(4):
+            scaler = GradScaler("cpu", init_scale=4.0 * 2**number)
+            for _ in range(3):
+                optimizer.zero_grad()
+                scaler.scale(weight.sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    events = [
+        each for each in Written(tmp_path / "it").events if each["event"] == "scaler_replaced"
+    ]
+    assert [(each["step"], each["count"]) for each in events] == [(4, 1), (7, 2), (10, 3)]
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_that_the_loop_leaves_out_is_neither_applied_nor_skipped(
     tmp_path: Path, fused: bool
