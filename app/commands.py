@@ -167,7 +167,7 @@ def _list_storage(
         space = disk(settings)
         text = (
             f"{formats.size(total)} of {count:,} runs, those shown included\n"
-            f"{formats.size(bin_.stored_bytes)} of {bin_.runs:,} deleted ones in the bin"
+            f"{formats.size(bin_.stored_bytes)} of {bin_.runs:,} deleted ones in the trash"
         )
         if space:
             free, whole = formats.size(space.free_bytes), formats.size(space.total_bytes)

@@ -57,7 +57,7 @@ def _list(as_json: AsJson = False) -> None:
     """List the accounts, with their roles."""
     with _installed() as (_settings, session):
         for who, roles in people.listed(session):
-            told = [f"{role} of {name or 'the first project'}" for name, role in roles.items()]
+            told = [f"{role} of {name or 'Default project'}" for name, role in roles.items()]
             told = ["operator"] if who.is_admin else told
             told += ["may run commands"] if who.runs_commands else []
             told += ["deactivated"] if who.deactivated_at is not None else []

@@ -432,11 +432,11 @@ class Client(AlertCalls, ShelfCalls):
             return dict(content(self._http.patch(f"/api/v1/runs/{run_id}", json=wanted)))
 
     def delete(self, *run_ids: int) -> dict[str, Any]:
-        """Put runs that have ended into the bin; return those `done`, and those `refused`."""
+        """Put runs that have ended into the trash; return those `done`, and those `refused`."""
         return self.bulk("delete", run_ids)
 
     def restore(self, *run_ids: int) -> dict[str, Any]:
-        """Take runs out of the bin; the answer is that of `delete`."""
+        """Take runs out of the trash; the answer is that of `delete`."""
         return self.bulk("restore", run_ids)
 
     def move(self, *run_ids: int, project: str) -> dict[str, Any]:
@@ -449,7 +449,7 @@ class Client(AlertCalls, ShelfCalls):
         """Do one thing with up to 200 runs, as far as it can be done with each.
 
         action: add_tag or remove_tag, with a tag; cancel, delete, restore; move, with a project; or
-        erase, which deletes runs of the bin for good.
+        erase, which deletes runs of the trash for good.
         """
         wanted = {"action": action, "runs": list(run_ids), "tag": tag, "project": project}
         return self._post("/api/v1/runs/bulk", wanted)

@@ -62,7 +62,23 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+#: Tests that start workers, browsers or clusters, or train for long: not in `make check`.
+SLOW_FIXTURES = {"site", "browser_tab", "ranks", "server", "nginx", "wheel"}
+SLOW_FOLDERS = {"clusters", "diagnosis", "e2e", "examples", "faults", "frameworks"}
+SLOW_FOLDERS |= {"gpu", "images", "journeys"}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow tests, and spread those that wait; see _spread."""
+    for item in items:
+        fixtures = SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        if fixtures or SLOW_FOLDERS.intersection(item.path.parts):
+            item.add_marker("slow")
+    _spread(items)
+
+
+def _spread(items: list[pytest.Item]) -> None:
     """Spread what starts processes and waits for them among all the others, which fill the waits.
 
     Not to the end, where they would wait alone.

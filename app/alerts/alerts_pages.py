@@ -116,7 +116,7 @@ def switch_rule(
     principal: SignedIn,
     on: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
-    """Switch one on or off."""
+    """Enablee on or off."""
     rules.switch(session, principal.user, rule_id, is_on=bool(on))
     return back_to(
         request, "/alerts#rules", "The rule is switched on." if on else "The rule is switched off."
@@ -196,7 +196,7 @@ def switch_channel(
     principal: SignedIn,
     on: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
-    """Switch one on or off."""
+    """Enablee on or off."""
     channels.switch(session, principal.user, channel_id, is_on=bool(on))
     return back_to(
         request,

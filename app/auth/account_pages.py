@@ -23,7 +23,7 @@ router = APIRouter(prefix="/account")
 #: Of a token, that it opens every project: no project is called so.
 ANY = "*"
 KINDS = {
-    "full": "do all that I may",
+    "full": "full access",
     **permissions.KINDS,
     "write": "send watched runs",
     "run": "send one watched run",

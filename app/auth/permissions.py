@@ -46,9 +46,9 @@ NAMES = MappingProxyType({Run: "run", Sweep: "sweep"})
 #: What tokens of each kind may.
 KINDS = MappingProxyType(
     {
-        READ: "look and download",
-        SUBMIT: "look, download and submit",
-        CONTROL: "look, download, submit and control runs",
+        READ: "read",
+        SUBMIT: "read and submit",
+        CONTROL: "read, submit and control runs",
     }
 )
 
@@ -110,7 +110,7 @@ def admit(
     if need == SIGNED_IN or (user.is_admin and need in (RUN_COMMANDS, ADMIN)):
         return
     if need == ADMIN:
-        raise Forbidden("Only an operator of this server may do this.")
+        raise Forbidden("Only an admin may do this.")
     if need == ANY_SUBMITTER:
         if not grants.may_somewhere(Permission.SUBMIT_RUN):
             raise Forbidden(NO_SUBMITTING)
@@ -162,7 +162,9 @@ def _check_token(kind: str, method: str, access: Access) -> None:
         or access.token_permission in most
     )
     if not is_allowed:
-        raise Forbidden(f"This token may {KINDS[kind]} and nothing else: make another one.")
+        raise Forbidden(
+            f'The scope of this token is "{KINDS[kind]}": create another token for this.'
+        )
 
 
 def check(

@@ -27,7 +27,7 @@ MOST_SERIES = 30
 Runs = Annotated[
     str,
     Query(
-        description=f"Numbers of runs, with commas between them, {comparison.MOST_RUNS} at most",
+        description=f"Run IDs, with commas between them, {comparison.MOST_RUNS} at most",
         examples=["1,3,8"],
     ),
 ]

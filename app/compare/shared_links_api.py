@@ -55,7 +55,7 @@ class Links(ListPage):
 def list_links(
     session: Db,
     _principal: SignedIn,
-    runs: Annotated[str, Query(description="Numbers of runs, with commas between them")],
+    runs: Annotated[str, Query(description="Run IDs, with commas between them")],
     after: After = "",
     limit: Limit = 1000,
 ) -> Links:

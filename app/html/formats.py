@@ -64,7 +64,7 @@ def duration(seconds: float | None) -> str:
 
 
 def memory(size_bytes: float) -> str:
-    """Memory in the binary unit that fits, as devices and settings have it."""
+    """Memory in the trashary unit that fits, as devices and settings have it."""
     value, unit = size_bytes / 2**20, "MiB"
     if value >= 1024:
         value, unit = value / 1024, "GiB"

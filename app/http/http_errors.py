@@ -150,7 +150,7 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
         place = {"words": [mistake.number for mistake in error.mistakes]}
     if isinstance(error, errors.OffsetMismatch):
         place = {"sequence": error.sequence, "offset": error.offset}
-    links = {"/trash": "To the bin"} if isinstance(error, errors.InTrash) else {}
+    links = {"/trash": "Open trash"} if isinstance(error, errors.InTrash) else {}
     answer = _answer(request, status, str(error), _code(type(error)), fields, place, links)
     if isinstance(error, TooManyAttempts | TooManyAtOnce):
         answer.headers["Retry-After"] = str(error.seconds)

@@ -62,7 +62,7 @@ class _Figures(Collector):
         yield _gauge("database_read_seconds", "What reading all of these took", self.seconds)
         yield _gauge("workers_up", "Workers that are up", self.readings.workers)
         runs = {str(status): self.readings.runs[status] for status in Status}
-        yield _gauges("runs", "Runs, without those in the bin", "status", runs)
+        yield _gauges("runs", "Runs, without those in the trash", "status", runs)
         waiting = {reason: self.readings.queued[reason] for reason in monitoring_metrics.REASONS}
         yield _gauges("queue_runs", "Queued runs by why they wait", "reason", waiting)
         busy = {kind: self.readings.busy[kind] for kind in self.readings.devices}

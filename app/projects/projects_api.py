@@ -33,7 +33,7 @@ class Quota(Body):
     devices: Annotated[float | None, Field(description="In training at once")] = None
     queued: Annotated[float | None, Field(description="Runs in the queue")] = None
     stored_gib: Annotated[
-        float | None, Field(description="Of checkpoints and artifacts, the bin's included")
+        float | None, Field(description="Of checkpoints and artifacts, the trash's included")
     ] = None
     share: Annotated[
         float, Field(description="Of two projects, that with fewer devices for it goes first")

@@ -25,10 +25,10 @@ class Refusal:
 
 
 def _restore(session: Session, run_id: int, user: User) -> Run:
-    """Restore one that is in the bin: who numbers another one has mistyped it."""
+    """Restore one that is in the trash: who numbers another one has mistyped it."""
     run = session.get(Run, run_id)
     if run is not None and run.deleted_at is None:
-        raise Conflict(f"Run {run_id} was not in the bin.")
+        raise Conflict(f"Run {run_id} was not in the trash.")
     return trash.restore(session, run_id, user)
 
 

@@ -23,7 +23,7 @@ class BulkAction(Body):
 
     action: Annotated[
         Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase", "move"],
-        Field(description="erase: of runs in the bin, for good; move: to another project"),
+        Field(description="erase: of runs in the trash, for good; move: to another project"),
     ]
     runs: Annotated[list[RunId], Field(min_length=1, max_length=bulk.MOST_RUNS)]
     tag: Annotated[Text, Field(description="To add or to remove")] = ""

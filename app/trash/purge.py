@@ -1,4 +1,4 @@
-"""Erase the runs whose days in the bin are over, and those that somebody wants erased now."""
+"""Erase the runs whose days in the trash are over, and those that somebody wants erased now."""
 
 import logging
 import time

@@ -36,7 +36,7 @@ def project_of(session: Session, grants: Grants, scope: str) -> str | None:
     """
     if scope == ALL:
         if grants.projects is not None or Permission.MANAGE_MEMBERS not in grants.most:
-            raise Forbidden("Only an operator of this server may do this.")
+            raise Forbidden("Only an admin may do this.")
         return None
     if not scope.startswith(OF_PROJECT):
         text = f"{scope[:100]!r} is not allowed; allowed: all, or in: and a project"

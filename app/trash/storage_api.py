@@ -26,7 +26,9 @@ class Storage(BaseModel):
 
     disk: Annotated[DiskSpace | None, Field(description="Null where a bucket has the files")]
     stored_bytes: Annotated[int, Field(description="Checkpoints and artifacts of all runs")]
-    trash_bytes: Annotated[int, Field(description="Of those in the bin, which are not among these")]
+    trash_bytes: Annotated[
+        int, Field(description="Of those in the trash, which are not among these")
+    ]
     trash_runs: int
 
 

@@ -1,4 +1,4 @@
-"""The bin: what was deleted, to be restored or erased."""
+"""The trash: what was deleted, to be restored or erased."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ router = APIRouter(tags=["bin"])
 
 
 class DeletedRun(BaseModel):
-    """A run in the bin."""
+    """A run in the trash."""
 
     id: int
     name: str
@@ -32,10 +32,10 @@ class DeletedRun(BaseModel):
 
 
 class Trash(ListPage):
-    """A page of the bin, newest run first."""
+    """A page of the trash, newest run first."""
 
     runs: list[DeletedRun]
-    stored_bytes: Annotated[int, Field(description="Of all that is in the bin")]
+    stored_bytes: Annotated[int, Field(description="Of all that is in the trash")]
 
 
 @router.get("/trash")
@@ -56,26 +56,26 @@ def list_trash(
 @router.delete("/runs/{run_id}", status_code=204)
 @requires(Permission.DELETE_RUN)
 def delete_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
-    """Put a run that has ended into the bin. Asked again, it changes nothing."""
+    """Put a run that has ended into the trash. Asked again, it changes nothing."""
     trash.delete(session, run_id, principal.user)
 
 
 @router.post("/runs/{run_id}/restoration", status_code=204)
 @requires(Permission.DELETE_RUN)
 def restore_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
-    """Take a run out of the bin. Asked again, it changes nothing."""
+    """Take a run out of the trash. Asked again, it changes nothing."""
     trash.restore(session, run_id, principal.user)
 
 
 @router.post("/runs/{run_id}/erasure", status_code=202)
 @requires(Permission.DELETE_RUN)
 def erase_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
-    """Let a run of the bin be erased now, rows and files; nothing brings it back."""
+    """Let a run of the trash be erased now, rows and files; nothing brings it back."""
     trash.erase(session, run_id, principal.user)
 
 
 def deleted(run: Run, owner: str, settings: Settings) -> DeletedRun:
-    """Say of a run in the bin what a page and a program are told."""
+    """Say of a run in the trash what a page and a program are told."""
     columns = ("id", "name", "status", "stored_bytes", "deleted_at", "erasing")
     said = {name: getattr(run, name) for name in columns}
     return DeletedRun(

@@ -113,15 +113,15 @@ def rename(session: Session, name: str, new_name: str) -> Project:
 
 
 def delete_empty(session: Session, name: str) -> None:
-    """Delete a project of which there is no run, in the bin neither, with its roles, tokens, rules,
-    presets and note, and its sweeps, of which no run is left. Raises Conflict, Invalid, NotFound.
+    """Delete a project without runs, also in the trash, with its roles, tokens, rules, presets,
+    note and empty sweeps. Raises Conflict, Invalid, NotFound.
     """
     _own(session, name)
     _keep_others_off(session, name)
     going_on = (Sweep.status != CANCELLED, Sweep.submitted < Sweep.runs_total)
     with permissions.unlimited(session):
         if session.scalar(select(Run.id).where(Run.project == name).limit(1)) is not None:
-            text = "runs, those in the bin included: only an empty one is deleted"
+            text = "runs, those in the trash included: only an empty one is deleted"
             raise Conflict(f"The project {name!r} has {text}.")
         query = select(Sweep.id).where(Sweep.project == name, *going_on).order_by(Sweep.id)
         if (sweep_id := session.scalar(query.limit(1))) is not None:
@@ -161,7 +161,7 @@ def move(session: Session, run_id: int, user: User, project: str) -> Run:
 
 
 def move_sweep(session: Session, sweep_id: int, user: User, project: str) -> Sweep:
-    """Let a sweep and all of its runs, those in the bin too, belong to another project, whose
+    """Let a sweep and all of its runs, those in the trash too, belong to another project, whose
     limits hold for them. Raises Conflict, NotFound, OverQuota.
     """
     get(session, project)

@@ -1,4 +1,4 @@
-"""Erase runs of the bin for good: their files first, then their rows, a batch a transaction.
+"""Erase runs of the trash for good: their files first, then their rows, a batch a transaction.
 
 Each step may be done again, and nothing is written down but that a run is being erased: whatever
 stopped in the middle, the next look goes on. The run's own row stays, emptied: its number is never
@@ -41,7 +41,7 @@ class Stopped(Exception):
 
 
 def due(session: Session, days: float) -> list[int]:
-    """Return the runs of the bin that are to be erased: asked for, or there for so many days."""
+    """Return the runs of the trash that are to be erased: asked for, or there for so many days."""
     is_over = or_(Run.erasing, Run.deleted_at <= now() - days * DAY_SECONDS)
     return list(session.scalars(select(Run.id).where(IN_TRASH, is_over).order_by(Run.id)))
 
@@ -66,7 +66,7 @@ def erase(
 def tables() -> list[Table]:
     """List the tables whose rows are a run's own, those that others point to last.
 
-    What a sweep has tried is the sweep's: it would try that point again. Who did what stays told.
+    What a sweep has tried is the sweep's: it would try that point again. Audit log stays told.
     """
     others = {Trial.__tablename__, AuditEvent.__tablename__}
     tables = reversed(Base.metadata.sorted_tables)

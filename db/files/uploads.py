@@ -80,7 +80,7 @@ def forget_unused(session: Session, kept: Collection[str]) -> None:
 
 
 def named(session: Session) -> set[str]:
-    """Return what runs start from, those in the bin among them."""
+    """Return what runs start from, those in the trash among them."""
     query = select(RunConfigValue.text).distinct().join(Run, Run.id == RunConfigValue.run_id)
     query = query.where(
         RunConfigValue.name == SETTING.rpartition(".")[2], RunConfigValue.path == SETTING

@@ -423,5 +423,5 @@ def _over_storage(evidence: Evidence) -> Iterator[Finding]:
             "its project stores too much",
             f"{evidence.over_storage[0].upper()}{evidence.over_storage[1:]}. This run goes on and "
             "saves its checkpoints, but no further one is taken: delete checkpoints or runs that "
-            "nobody needs, and empty the bin.",
+            "nobody needs, and empty the trash.",
         )

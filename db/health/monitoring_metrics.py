@@ -27,7 +27,7 @@ REASONS = (NO_WORKER, NOT_OFFERED, AFTER, LIMIT, QUOTA, DEVICE) = (
 
 @dataclass(frozen=True)
 class Readings:
-    """runs: by status, without those in the bin.  queued: by reason.  devices, busy: by kind, of
+    """runs: by status, without those in the trash.  queued: by reason.  devices, busy: by kind, of
     workers that are up.  steps, skips: recorded since the beginning, of erased runs too.
     """
 

@@ -185,7 +185,7 @@ def _count(number: int, of: str) -> str:
 
 def called(project: str) -> str:
     """Name a project in a sentence."""
-    return f"project {project}" if project else "the first project"
+    return f"project {project}" if project else "Default project"
 
 
 def take_turns(session: Session, *, per_user: bool) -> None:

@@ -42,7 +42,7 @@ from db.telemetry import pyramid
 
 #: An uploader calls every few seconds; one that has not for so long is told of.
 SILENCE_SECONDS = 30.0
-IN_THE_TRASH = "Run {} was deleted. It is in the bin, from where it can be restored."
+IN_THE_TRASH = "Run {} was deleted. It is in the trash, from where it can be restored."
 GONE = "Run {} was deleted for good."
 
 
@@ -200,7 +200,7 @@ def check_is_kept(run: Run | None, field: str, run_id: int) -> Run:
     if run is None or run.erasing:
         raise Invalid({field: f"there is no run {run_id}"})
     if run.deleted_at is not None:
-        raise Invalid({field: f"run {run_id} is in the bin; allowed: a run that is not deleted"})
+        raise Invalid({field: f"run {run_id} is in the trash; allowed: a run that is not deleted"})
     return run
 
 
@@ -270,7 +270,7 @@ def count(session: Session, conditions: Filter = ()) -> int:
 
 
 def stored_bytes(session: Session) -> int:
-    """Return what the files of all runs take in the store, those in the bin left out."""
+    """Return what the files of all runs take in the store, those in the trash left out."""
     return int(session.scalar(select(func.sum(Run.stored_bytes)).where(KEPT)) or 0)
 
 

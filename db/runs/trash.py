@@ -1,4 +1,4 @@
-"""The bin: ended runs that were deleted, out of every list, and can be restored for some days.
+"""The trash: ended runs that were deleted, out of every list, and can be restored for some days.
 
 What becomes of them after those days is `db.files.erasure`'s.
 """
@@ -22,14 +22,14 @@ _CONTENTS = (func.count(Run.id), func.coalesce(func.sum(Run.stored_bytes), 0))
 
 @dataclass(frozen=True)
 class Contents:
-    """How many runs are in the bin, those being erased too, and what their files take."""
+    """How many runs are in the trash, those being erased too, and what their files take."""
 
     runs: int
     stored_bytes: int
 
 
 def delete(session: Session, run_id: int, user: User) -> Run:
-    """Put an ended run into the bin. Asked again, it changes nothing.
+    """Put an ended run into the trash. Asked again, it changes nothing.
 
     Raises Conflict if it has not ended, or if one that has not is to start from its checkpoints.
     """
@@ -48,7 +48,7 @@ def delete(session: Session, run_id: int, user: User) -> Run:
 
 
 def restore(session: Session, run_id: int, user: User) -> Run:
-    """Take a run out of the bin. Asked again, it changes nothing.
+    """Take a run out of the trash. Asked again, it changes nothing.
 
     Raises Conflict if it is being erased.
     """
@@ -63,13 +63,13 @@ def restore(session: Session, run_id: int, user: User) -> Run:
 
 
 def erase(session: Session, run_id: int, user: User) -> Run:
-    """Let a run of the bin be erased now; nothing brings it back from here on.
+    """Let a run of the trash be erased now; nothing brings it back from here on.
 
-    Raises Conflict if it is not in the bin.
+    Raises Conflict if it is not in the trash.
     """
     run = _locked(session, run_id)
     if run.deleted_at is None:
-        text = f"Run {run_id} is not in the bin: only what was deleted can be deleted for good."
+        text = f"Run {run_id} is not in the trash: only what was deleted can be deleted for good."
         raise Conflict(text)
     if not run.erasing:
         run.erasing = True
@@ -78,20 +78,20 @@ def erase(session: Session, run_id: int, user: User) -> Run:
 
 
 def restorable(session: Session, run_id: int | None) -> Run | None:
-    """Return a run if it is in the bin and can be restored."""
+    """Return a run if it is in the trash and can be restored."""
     run = session.get(Run, run_id) if run_id is not None else None
     return run if run and run.deleted_at is not None and not run.erasing else None
 
 
 def contents(session: Session) -> Contents:
-    """Count what is in the bin."""
+    """Count what is in the trash."""
     count, size = session.execute(select(*_CONTENTS).where(IN_TRASH)).one()
     return Contents(count, int(size))
 
 
 def newest_and_contents(session: Session) -> tuple[int, float, Contents]:
-    """Return the id of the newest run that is not in the bin, 0 if there is none, the database's
-    time, and what is in the bin.
+    """Return the id of the newest run that is not in the trash, 0 if there is none, the database's
+    time, and what is in the trash.
     """
     newest = select(func.coalesce(func.max(Run.id), 0)).where(KEPT).scalar_subquery()
     binned = (select(each).where(IN_TRASH).scalar_subquery() for each in _CONTENTS)
@@ -100,13 +100,13 @@ def newest_and_contents(session: Session) -> tuple[int, float, Contents]:
 
 
 def listed(session: Session, *, after: str = "", limit: int) -> Page:
-    """Return a page of the runs in the bin with their owners' names, newest first."""
+    """Return a page of the runs in the trash with their owners' names, newest first."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id).where(IN_TRASH)
     return page(session, query, (Run.id,), after=after, limit=limit, newest_first=True)
 
 
 def erased_after(run: Run, days: float) -> float:
-    """Return when a run of the bin goes for good."""
+    """Return when a run of the trash goes for good."""
     return (run.deleted_at or 0.0) + days * DAY_SECONDS
 
 

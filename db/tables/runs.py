@@ -75,7 +75,7 @@ class Run(OfProject, Table):
     are those of the last step; zero_steps counts the last steps, all of whose gradients were 0.
 
     note is what people wrote of it, in Markdown. stored_bytes: what its checkpoints and artifacts
-    take in the store. deleted_at: in the bin since then; erasing: nothing brings it back;
+    take in the store. deleted_at: in the trash since then; erasing: nothing brings it back;
     erased_at: all is gone but this row, which keeps its number from being given again.
 
     A command has no recipe either, and of precision and steps_total the same is true. config holds
@@ -180,7 +180,7 @@ Index("ix_runs_queue", Run.status, Run.priority.desc(), Run.position, Run.id)
 #: Of a run, that it is deleted and not erased yet.
 IN_TRASH = Run.deleted_at.is_not(None) & Run.erased_at.is_(None)
 Index("ix_runs_deleted_at", Run.deleted_at, sqlite_where=IN_TRASH, postgresql_where=IN_TRASH)
-#: Of a run, neither in the bin nor erased: all that lists, searches and groups show.
+#: Of a run, neither in the trash nor erased: all that lists, searches and groups show.
 KEPT = Run.deleted_at.is_(None)
 # PostgreSQL counts them by it, and finds those of a week, without their long rows.
 Index("ix_runs_kept", Run.created_at, Run.id, postgresql_where=KEPT).ddl_if(dialect="postgresql")

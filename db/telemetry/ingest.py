@@ -122,7 +122,7 @@ def _check_project(session: Session, owner: User, project: str) -> None:
         if project != projects.DEFAULT:
             projects.found_or_made(session, project)
     elif not permissions.grants(session, owner).may(Permission.SUBMIT_RUN, project):
-        named = repr(project[:100]) if project else "the first project"
+        named = repr(project[:100]) if project else "Default project"
         raise Invalid({"project": f"{named} lets you send no runs; ask its maintainers"})
     else:
         projects.hold(session, project)

@@ -387,9 +387,7 @@ def projects(words: list[str]) -> None:
         found = [client.rename_project(*options.names)] if renames else client.projects()
     for each in found:
         told = f"{each['devices_used']} devices, {each['queued_used']} queued"
-        print(
-            json.dumps(each) if options.json else f"{each['name'] or 'the first project'}: {told}"
-        )
+        print(json.dumps(each) if options.json else f"{each['name'] or 'Default project'}: {told}")
 
 
 def mcp(words: list[str]) -> None:

@@ -147,12 +147,12 @@ def edit(words: list[str]) -> None:
 
 
 def delete(words: list[str]) -> None:
-    """Put runs that have ended into the bin, from where `restore` takes them for some days."""
-    _bulk("delete", _bulk_parser("delete", delete).parse_args(words), "is in the bin")
+    """Put runs that have ended into the trash, from where `restore` takes them for some days."""
+    _bulk("delete", _bulk_parser("delete", delete).parse_args(words), "is in the trash")
 
 
 def restore(words: list[str]) -> None:
-    """Take runs out of the bin."""
+    """Take runs out of the trash."""
     _bulk("restore", _bulk_parser("restore", restore).parse_args(words), "is restored")
 
 

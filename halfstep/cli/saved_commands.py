@@ -201,7 +201,7 @@ def _preset_line(preset: dict[str, Any]) -> str:
 
 
 def _rule_line(rule: dict[str, Any]) -> str:
-    whose = rule["scope"].removeprefix("in:") or "the first project"
+    whose = rule["scope"].removeprefix("in:") or "Default project"
     kinds = {"checkpoints": rule["checkpoint_days"], "logs and samples": rule["log_days"]}
     told = (f"{kind} after {days:g} days" for kind, days in kinds.items() if days is not None)
     return f"{'all other projects' if rule['scope'] == 'all' else whose}: {', '.join(told)}"

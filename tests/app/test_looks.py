@@ -173,7 +173,7 @@ def test_a_page_of_200_runs_takes_ten_queries(
     monkeypatch: pytest.MonkeyPatch,
     whose: str,
 ) -> None:
-    """With the sign-in and its rights, the bin, and all that a row can show: loss, verdict,
+    """With the sign-in and its rights, the trash, and all that a row can show: loss, verdict,
     retries, place.
     """
     monkeypatch.setattr("app.runs.list_pages.PAGE_SIZE", 200)

@@ -398,7 +398,7 @@ def test_lines_are_told_hidden_arranged_and_saved(
     page.wait_for_url("**/runs/1?hide=lr")
     until(lambda: "Learning rate" not in page.evaluate(rows))
 
-    menu = page.get_by_text("Pin, files…")
+    menu = page.get_by_text("Panels and export")
     menu.click()
     with page.expect_download() as started:
         page.locator("[data-rows] li", has_text="Loss").first.get_by_role(

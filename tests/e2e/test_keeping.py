@@ -75,7 +75,7 @@ def test_the_bin_asks_once_before_it_is_too_late(
     page.locator("[data-tick-all]").first.check()
     page.get_by_role("button", name="Delete").click()
     expect(page.locator(".empty")).to_be_visible()
-    page.get_by_role("link", name="Bin").click()
+    page.get_by_role("link", name="Trash").click()
     asks = page.get_by_role("dialog")
     page.get_by_role("button", name="Delete run 2 for good").click()
     expect(asks).to_contain_text("1 run and 0 B of checkpoints and artifacts go for good")

@@ -44,7 +44,7 @@ def test_runs_are_gone_through_selected_found_and_opened_by_keys(
     assert page.evaluate(CURSOR) == "3"
 
     page.keyboard.press("?")
-    keys = page.get_by_role("dialog", name="Keys of this page")
+    keys = page.get_by_role("dialog", name="Keyboard shortcuts")
     expect(keys).to_contain_text("select it, or no longer")
     keys.get_by_label("Keys without Ctrl").uncheck()
     page.keyboard.press("Escape")
@@ -55,7 +55,7 @@ def test_runs_are_gone_through_selected_found_and_opened_by_keys(
 
     page.keyboard.press("Control+k")
     palette = page.get_by_role("dialog", name="Go to a page or a run")
-    page.keyboard.type("keys of")
+    page.keyboard.type("keyboard")
     page.keyboard.press("Enter")
     keys.get_by_label("Keys without Ctrl").check()
     page.keyboard.press("Escape")

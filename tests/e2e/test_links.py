@@ -19,7 +19,7 @@ def test_a_link_shows_runs_to_whoever_pastes_it(
     other = submit(database, ada)
     for address, told in (
         (f"/runs/{running.id}", "1 skipped step"),
-        (f"/compare?runs={running.id},{other.id}", "Figures and settings"),
+        (f"/compare?runs={running.id},{other.id}", "Summary and config"),
     ):
         page.goto(address)
         page.get_by_text("Share…").click()

@@ -22,7 +22,7 @@ export const openPalette = (showKeys) => {
   const actions = [...document.querySelectorAll('.page-head :is(button, a.button)')]
     .filter((each) => each.checkVisibility() && !each.disabled)
     .map((each) => ({ text: each.textContent.trim(), hint: 'on this page', go: () => each.click() }))
-  here = [...actions, ...pages, { text: 'Keys of this page', hint: '?', go: showKeys }]
+  here = [...actions, ...pages, { text: 'Keyboard shortcuts', hint: '?', go: showKeys }]
   box.value = ''
   show(here)
   dialog.showModal()

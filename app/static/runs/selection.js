@@ -12,10 +12,10 @@ const DONE = {
   add_tag: (runs, tag) => `Tagged ${runs} ${tag}.`,
   remove_tag: (runs, tag) => `${runs} without the tag ${tag}.`,
   cancel: (runs) => `${runs} asked to end.`,
-  delete: (runs) => `${runs} in the bin.`,
+  delete: (runs) => `${runs} in the trash.`,
   restore: (runs) => `${runs} restored.`,
   erase: (runs) => `${runs} going for good.`,
-  move: (runs, project) => `${runs} moved to ${project || 'the first project'}.`,
+  move: (runs, project) => `${runs} moved to ${project || 'Default project'}.`,
 }
 /** @param {number} n */
 const inWords = (n) => (n === 1 ? '1 run' : `${count(n)} runs`)

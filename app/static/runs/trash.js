@@ -1,4 +1,4 @@
-// The bin: its rows are selected as the list's are.
+// The trash: its rows are selected as the list's are.
 import { createSelection, refetchRows } from 'selection'
 
 const list = document.querySelector('[data-list]')

@@ -1,4 +1,4 @@
-"""Who did what: what is written down of each deed, and that nothing else is."""
+"""Audit log: what is written down of each deed, and that nothing else is."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Any

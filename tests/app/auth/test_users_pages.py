@@ -52,7 +52,7 @@ def test_an_operator_invites_and_shuts_out(
     assert stranger.post("/", data={"token": token}).headers["location"] == "/runs"
     assert stranger.get("/runs").status_code == 200
     assert stranger.get("/people").status_code == 403
-    assert "You are <b>viewer</b> of the first project." in stranger.get("/account").text
+    assert "You are <b>viewer</b> of Default project." in stranger.get("/account").text
     with database.reading() as session:
         bob = people.named(session, "BOB")
         assert projects.memberships(session, bob) == {"": "viewer"}
@@ -183,7 +183,7 @@ def test_tokens_are_asked_for_with_their_limits(browser: TestClient) -> None:
     page = browser.post("/account/tokens", data={"name": "b", "kind": "read", "days": "-1"})
     assert "is not allowed" in page.text
     page = browser.post("/account/tokens", data={"name": "b", "kind": "read", "days": "7"})
-    assert "look and download" in page.text
+    assert "<td>read" in page.text
     for n in range(accounts.MOST_TOKENS - 3):
         assert browser.post("/api/v1/tokens", json={"name": f"n{n}"}).status_code == 201
     assert "revoke some" in browser.post("/api/v1/tokens", json={"name": "one more"}).text
@@ -261,7 +261,7 @@ def test_accounts_are_kept_from_a_terminal(
     assert known is not None
     assert (known.user.name, known.kind, known.run_id) == ("ada", "run", sent.run_id)
     assert "ada: operator\n" in told
-    assert "carol: maintainer of the first project, may run commands, deactivated\n" in told
+    assert "carol: maintainer of Default project, may run commands, deactivated\n" in told
     with database.reading() as session:
         audit_events = session.scalars(select(AuditEvent).order_by(AuditEvent.id)).all()
     assert {(each.address, each.user_id) for each in audit_events} == {("terminal", None)}

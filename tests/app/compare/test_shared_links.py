@@ -114,7 +114,7 @@ def test_a_shared_run_is_there_to_look_at(
     assert answer.headers["referrer-policy"] == "no-referrer"
     for told in ("shown", "2 nodes", "shared by mel", "batch_size", "20", "running"):
         assert told in answer.text
-    ways = ("<form", "/api/v1", "/runs?", 'href="/runs', "export", "/help")
+    ways = ("<form", "/api/v1", "/runs?", 'href="/runs', "/export/", "/help")
     for absent in (secret, "w1", "claimed by", PROJECT, *ways):
         assert absent not in answer.text, absent
     assert stranger.get(f"{page}/runs/{run.id}/series").json()["last"] == 20

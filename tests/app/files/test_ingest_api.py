@@ -391,7 +391,7 @@ def test_a_project_that_somebody_may_not_send_to_is_named(
         bob = accounts.user_named(session, "bob")
         projects.set_role(session, bob, projects.DEFAULT, "viewer")
     uploader.headers = {"Authorization": f"Bearer {write_token(database, bob)}"}
-    for project, named in (("digits", "'digits'"), ("", "the first project")):
+    for project, named in (("digits", "'digits'"), ("", "Default project")):
         answer = uploader.begin(project=project)
         text = f"{named} lets you send no runs; ask its maintainers"
         assert (answer.status_code, answer.json()["errors"]) == (422, {"project": text})

@@ -148,7 +148,7 @@ def test_what_no_run_starts_from_goes_after_a_day(
     place: str,
     tmp_path: Path,
 ) -> None:
-    """Runs in the bin keep theirs; those that are erased do not. Halves go that were left here."""
+    """Runs in the trash keep theirs; erased runs do not. Partial uploads are deleted."""
     half = settings.data / "uploads" / "incoming" / "half"  # of a server that was killed
     half.parent.mkdir(parents=True)
     half.write_bytes(b"x")

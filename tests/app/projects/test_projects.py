@@ -120,7 +120,7 @@ def test_a_project_is_renamed_with_all_that_is_of_it(
 def test_a_project_is_deleted_when_it_is_empty(
     app: FastAPI, database: Database, ada: User, mel: User, browser: TestClient
 ) -> None:
-    """And not before: what is in the bin counts. Its roles and tokens go with it."""
+    """And not before: what is in the trash counts. Its roles and tokens go with it."""
     run = submit(database, ada, project="vision")
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, mel, "its", project="vision")
@@ -128,7 +128,7 @@ def test_a_project_is_deleted_when_it_is_empty(
         furnish(session, mel, "vision")
     assert browser.delete(f"/api/v1/runs/{run.id}").status_code < 300
     refused = browser.delete("/api/v1/projects", params={"name": "vision"})
-    assert (refused.status_code, "those in the bin included" in refused.text) == (409, True)
+    assert (refused.status_code, "those in the trash included" in refused.text) == (409, True)
     assert (
         "only an empty one" in browser.post("/projects/deletion", data={"project": "vision"}).text
     )
@@ -239,7 +239,7 @@ def swept(database: Database, user: User, **place: Any) -> Sweep:
 def test_a_sweep_is_moved_with_all_of_its_runs(
     app: FastAPI, database: Database, ada: User, mel: User
 ) -> None:
-    """Those in the bin too, by who maintains both; a trial alone stays, and so does what trains."""
+    """Those in the trash too, by maintainers of both; single trials and training runs stay."""
     sweep = swept(database, ada, project="vision")
     client = browser_of(app, database, mel)
     with database.writing() as session:
@@ -281,7 +281,7 @@ def test_a_sweep_is_moved_with_all_of_its_runs(
 def test_a_project_goes_with_sweeps_that_have_no_runs_left(
     database: Database, settings: Settings, ada: User, mel: User, browser: TestClient
 ) -> None:
-    """Not while one is to submit more, nor while a run of it is in the bin."""
+    """Not while one is to submit more, nor while a run of it is in the trash."""
     sweep = swept(database, ada, project="vision")
 
     def delete() -> tuple[int, str]:
@@ -291,7 +291,7 @@ def test_a_project_goes_with_sweeps_that_have_no_runs_left(
     with database.writing() as session:
         sweeps.cancel(session, sweep.id, ada)
         trash.delete(session, 1, ada)
-    assert (delete()[0], "those in the bin included" in delete()[1]) == (409, True)
+    assert (delete()[0], "those in the trash included" in delete()[1]) == (409, True)
     with database.writing() as session:
         trash.erase(session, 1, ada)
     erase(database, settings, open_store(settings), 1, Event())

@@ -51,7 +51,7 @@ def test_a_submission_beyond_a_quota_is_refused(
     """By API, form and comparison, with the field, and nothing of it is queued."""
     answer = script.post("/api/v1/runs", json=RUN)
     assert (answer.status_code, answer.json()["code"]) == (409, "over_quota")
-    said = "the first project has 1 run in the queue, as many as it may"
+    said = "Default project has 1 run in the queue, as many as it may"
     assert answer.json()["errors"]["project"].startswith(said)
     form = browser.post("/runs", data=FORM)
     assert (form.status_code, said in form.text) == (422, True)
@@ -78,9 +78,7 @@ def test_a_sweep_waits_for_room(
     """It does not fail, its page says why, and it goes on by itself."""
     begin(database, ada)
     assert members(database, 1) == []
-    assert (
-        "It waits before it submits more: the first project has 1" in browser.get("/sweeps/1").text
-    )
+    assert "It waits before it submits more: Default project has 1" in browser.get("/sweeps/1").text
     with database.writing() as session:
         queue.set_aside(session, 1, "over")
     sweep_submission.look(database)

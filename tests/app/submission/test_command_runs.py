@@ -242,7 +242,7 @@ def test_the_page_says_what_is_run_and_shows_no_secret(
     assert browser.post("/runs/1/cancellation").status_code == 303
     with database.reading() as session:
         assert runs.get(session, 1).status == Status.STOPPING
-    assert "End it now" in browser.get("/runs/1").text
+    assert "Force stop" in browser.get("/runs/1").text
 
 
 def test_what_its_script_is_configured_with_stands_beside_its_parameters(

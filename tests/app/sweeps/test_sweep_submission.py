@@ -156,7 +156,7 @@ def test_a_grid_goes_on_after_a_run_of_it_is_erased(
     with database.writing() as session:
         trash.delete(session, 2, ada)
     page = browser.get("/sweeps/1").text
-    assert '2, in the <a href="/trash">bin</a>' in page
+    assert '2, in the <a href="/trash">trash</a>' in page
     assert 'href="/runs/2"' not in page
 
 
@@ -307,7 +307,7 @@ def test_hyperband_gives_up_what_falls_behind(
     listed = browser.get("/api/v1/runs?filter=status:pruned").json()["runs"]
     assert [each["id"] for each in listed] == [lost]
     page = browser.get("/sweeps/1?sort=value").text
-    assert "1 given up early" in page
+    assert "1 pruned" in page
     assert browser.get("/api/v1/sweeps/1").json()["pruned"] == 1
 
 

@@ -53,7 +53,10 @@ def test_the_largest_come_first(old: int) -> None:
     """As many as are asked for; all are summed up."""
     told = typed("runs", "--limit", "1").splitlines()
     assert told[0].split() == ["20", "B", str(old), "finished", "digits-fp16", "ada"]
-    assert told[1:3] == ["20 B of 2 runs, those shown included", "0 B of 0 deleted ones in the bin"]
+    assert told[1:3] == [
+        "20 B of 2 runs, those shown included",
+        "0 B of 0 deleted ones in the trash",
+    ]
     assert "free on the disk of" in told[3]
 
 

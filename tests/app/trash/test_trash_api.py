@@ -1,4 +1,4 @@
-"""Labels, the bin and many runs at once, by the JSON API."""
+"""Labels, the trash and many runs at once, by the JSON API."""
 
 import json
 
@@ -62,11 +62,11 @@ def test_a_label_changed_meanwhile_is_not_overwritten(script: TestClient, runnin
 
 
 def test_there_and_back(script: TestClient, ended: int) -> None:
-    """Deleted a run is found in the bin alone; restored it is where it was."""
+    """Deleted a run is found in the trash alone; restored it is where it was."""
     for _again in range(2):
         assert script.delete(f"/api/v1/runs/{ended}").status_code == 204
     gone = script.get(f"/api/v1/runs/{ended}")
-    assert (gone.status_code, "in the bin" in gone.json()["detail"]) == (404, True)
+    assert (gone.status_code, "in the trash" in gone.json()["detail"]) == (404, True)
     assert script.get("/api/v1/runs").json()["total"] == 0
     binned = script.get("/api/v1/trash").json()
     assert (binned["total"], binned["runs"][0]["id"], binned["next"]) == (1, ended, None)
@@ -97,7 +97,7 @@ def test_of_many_what_can_be_done_is_done(
         assert answer["done"] == reached
     mistyped = {"runs": [running.id], "action": "restore"}
     answer = script.post("/api/v1/runs/bulk", json=mistyped).json()
-    refused = [{"id": running.id, "detail": f"Run {running.id} was not in the bin."}]
+    refused = [{"id": running.id, "detail": f"Run {running.id} was not in the trash."}]
     assert answer == {"done": [], "refused": refused}
     tagging = {"runs": everyone[:-1], "action": "add_tag", "tag": "kept"}
     assert script.post("/api/v1/runs/bulk", json=tagging).json()["done"] == everyone[:-1]

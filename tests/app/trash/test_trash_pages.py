@@ -1,4 +1,4 @@
-"""The bin, its buttons, and what is written of a run."""
+"""The trash, its buttons, and what is written of a run."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def ended(database: Database, running: Run) -> int:
 
 
 def test_deleted_on_its_page_and_undone(ended: int, browser: TestClient) -> None:
-    """The list offers to undo it, until it is; the bin has it meanwhile."""
+    """The list offers to undo it, until it is; the trash has it meanwhile."""
     assert f'action="/runs/{ended}/deletion"' in browser.get(f"/runs/{ended}").text
     answer = browser.post(f"/runs/{ended}/deletion")
     assert answer.headers["location"] == f"/runs?deleted={ended}"
@@ -36,12 +36,12 @@ def test_deleted_on_its_page_and_undone(ended: int, browser: TestClient) -> None
     assert undo in browser.get(f"/runs?deleted={ended}").text
     assert f'data-key="{ended}"' in browser.get("/trash").text
     gone = browser.get(f"/runs/{ended}")
-    assert (gone.status_code, "It is in the bin" in gone.text) == (404, True)
-    assert '<a class="button primary" href="/trash">To the bin</a>' in gone.text
+    assert (gone.status_code, "It is in the trash" in gone.text) == (404, True)
+    assert '<a class="button primary" href="/trash">Open trash</a>' in gone.text
     answer = browser.post(f"/runs/{ended}/restoration")
     assert answer.headers["location"] == f"/runs/{ended}"
     assert undo not in browser.get(f"/runs?deleted={ended}").text
-    assert "The bin is empty." in browser.get("/trash").text
+    assert "The trash is empty." in browser.get("/trash").text
 
 
 def test_restored_from_a_form_it_leads_back_there(ended: int, browser: TestClient) -> None:

@@ -17,7 +17,7 @@ from tests.app.conftest import offer_digits, start_run, submit
 
 @pytest.fixture
 def other(app: FastAPI, database: Database, ada: User) -> TestClient:
-    """Somebody who sees the first project alone."""
+    """Somebody who sees Default project alone."""
     with database.writing() as session:
         projects.make(session, "hush")
         user = accounts.make_user(session, "other")
