@@ -42,7 +42,7 @@ def first_config(told: object) -> Any:
     try:
         return config(told, say)
     except BadArgument as error:
-        say(f"config is passed over: {error}")
+        say(f"config is ignored: {error}")
         return None
 
 
@@ -112,7 +112,7 @@ def label(argument: str, told: Any) -> str | None:
     """Return a name that the run is given; None of what is none, which is said in a line."""
     if told is None or _is_label(_cleaned(told)) or (isinstance(told, str) and not told):
         return cast("str | None", _cleaned(told))
-    say(f"{argument} is passed over: it is {in_a_line(told)}; allowed: {LABEL}")
+    say(f"{argument} is ignored: it is {in_a_line(told)}; allowed: {LABEL}")
     return None
 
 
@@ -122,11 +122,11 @@ def tags(told: Any) -> list[str]:
         told = [told]
     if not isinstance(told, Iterable):
         if told is not None:
-            say(f"tags is passed over: it is {in_a_line(told)}; allowed: texts, in a list")
+            say(f"tags is ignored: it is {in_a_line(told)}; allowed: texts, in a list")
         return []
     several = [_cleaned(each) for each in told]
     if wrong := [in_a_line(each) for each in several if not _is_label(each)]:
-        say(f"tags: {', '.join(wrong)[:500]} is passed over; allowed: {LABEL}")
+        say(f"tags: {', '.join(wrong)[:500]} is ignored; allowed: {LABEL}")
     return [each for each in several if _is_label(each)]
 
 
@@ -157,7 +157,7 @@ def optimizers(
     if not named or wrong:
         allowed = "optimizers of torch, in a list or by name"
         what = wrong[0] if wrong else f"it is {in_a_line(several)}"
-        say(f"optimizers is passed over, and all are heard: {what}; allowed: {allowed}")
+        say(f"optimizers is ignored, and all are observed: {what}; allowed: {allowed}")
         return None
     return named
 
@@ -185,5 +185,5 @@ def scaler(told: Any) -> "GradScaler | None":
     if isinstance(told, GradScaler):
         return told
     what = f"it is {in_a_line(told)}; allowed: a torch.amp.GradScaler"
-    say(f"scaler is passed over, and every scaler is heard: {what}")
+    say(f"scaler is ignored, and every scaler is observed: {what}")
     return None
