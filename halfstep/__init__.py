@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Our own names; once halfstep.wandb_compat.calls is loaded, the W&B drop-in serves them.
+#: Our own names, except while a run of the W&B drop-in is active: then the drop-in's.
 SHARED = ("Audio", "Histogram", "watch")
 #: Names that `import halfstep as wandb` offers, see halfstep.wandb_compat.
 DROP_IN = frozenset(
