@@ -272,7 +272,7 @@ def test_a_state_in_shards_is_not_downloaded_by_halves(
         )
         row.size_bytes, row.sha256 = 1, "ab"
         session.add(row)
-    with pytest.raises(ApiError, match="the state at step 400 lies in shards"):
+    with pytest.raises(ApiError, match="the state at step 400 is sharded"):
         client.download(1, tmp_path)
 
 
