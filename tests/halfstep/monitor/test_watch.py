@@ -931,10 +931,10 @@ def test_a_script_that_raises_after_an_error_of_ours_has_failed(
 
 
 WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
-    "add": (lambda watch: watch.add("net"), "it was told 'net'; allowed: modules of torch"),
+    "add": (lambda watch: watch.add("net"), "it got 'net'; allowed: modules of torch"),
     "add, an optimizer": (
         lambda watch: watch.add(torch.optim.SGD([torch.zeros(1)])),
-        "it was told the optimizer SGD; allowed: optimizers=[…]",
+        "it got the optimizer SGD; allowed: optimizers=[…]",
     ),
     "configure": (lambda watch: watch.configure([1]), "it is [1]; allowed: a dictionary"),
     "resume": (
