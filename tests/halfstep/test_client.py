@@ -336,7 +336,7 @@ def test_who_has_no_token_is_told_where_to_make_one(
 ) -> None:
     """Without one nothing is asked; a wrong one is refused by the server."""
     monkeypatch.delenv("HALFSTEP_TOKEN", raising=False)
-    with pytest.raises(ApiError, match="make one on the account page"):
+    with pytest.raises(ApiError, match="create one on the account page"):
         Client(address)
     with Client(address, "wrong") as client, pytest.raises(ApiError) as refused:
         client.runs()
