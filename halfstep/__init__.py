@@ -1,4 +1,4 @@
-"""What a training script imports and a person types: watch, spool, recipe, client, command."""
+"""Python package of Halfstep: watch(), the spool, recipes, the API client and the command."""
 
 import importlib
 import sys
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Ours, and while a run of the drop-in's is active its own.
+#: Our own names, except while a run of the W&B drop-in is active: then the drop-in's.
 SHARED = ("Audio", "Histogram", "watch")
-#: Of `import halfstep as wandb`, see halfstep.wandb_compat.
+#: Names that `import halfstep as wandb` offers, see halfstep.wandb_compat.
 DROP_IN = frozenset(
     [
         "Image",
@@ -33,12 +33,12 @@ DROP_IN = frozenset(
         "summary",
     ]
 )
-#: Of frameworks.
+#: Modules that integrate frameworks.
 ADAPTERS = ("deepspeed", "keras", "lightning", "transformers", "ultralytics")
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for when it is: `import halfstep` costs nothing."""
+    """Import a public name on first access, which keeps `import halfstep` cheap."""
     if name in ("ApiError", "Client"):
         from halfstep import client
 
@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
         from halfstep.session import watch_session
 
         return getattr(watch_session, name)
-    if name in ADAPTERS:  # and with it the framework
+    if name in ADAPTERS:  # imports the framework too
         return importlib.import_module(f"halfstep.{name}")
     if not name.startswith("_"):
         from halfstep.wandb_compat.unsupported import ERRORS, UNSERVED, Unserved

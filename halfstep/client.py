@@ -1,4 +1,4 @@
-"""The client of a server's API, for scripts and notebooks.
+"""API client of a server, for scripts and notebooks.
 
     from halfstep import Client
 
@@ -9,8 +9,7 @@
     client.series(run["id"])["loss"].value
     client.download(run["id"], folder)
 
-What a method returns is the API's own JSON, as /api/v1/docs of the server describes it; series are
-numpy arrays.
+Methods return the API's JSON, as described by the server's /api/v1/docs; series are numpy arrays.
 """
 
 import hashlib
@@ -45,36 +44,37 @@ if TYPE_CHECKING:
 
 URL = "http://127.0.0.1:8000"
 ENDED = ("finished", "failed", "cancelled")
-LOOK_SECONDS = 1.0  # between two looks at a run that is waited for
-PATIENCE_SECONDS = 30.0  # for an answer
-AWAY_SECONDS = 300.0  # for a server that is away while something is waited for
-LONGEST_PAUSE_SECONDS = 30.0  # between two tries meanwhile
-STORING_SECONDS = 600.0  # for a server that takes gigabytes to a bucket
+LOOK_SECONDS = 1.0  # poll interval of `follow`
+PATIENCE_SECONDS = 30.0  # timeout of a request
+AWAY_SECONDS = 300.0  # default time for which an unavailable server is retried
+LONGEST_PAUSE_SECONDS = 30.0  # between two of these retries
+STORING_SECONDS = 600.0  # timeout of an upload: the server moves gigabytes to a bucket
 PIECE_BYTES = 1 << 20
-LOG_LINES_A_PAGE = 5000  # as many as the server lists at once
-GZIP = 16 + zlib.MAX_WBITS  # of zlib, gzip's format
-MOST_RUNS = 200  # that the server lists at once
-MOST_POINTS = 5000  # of a line, that the server thins out
+LOG_LINES_A_PAGE = 5000  # the server's limit
+GZIP = 16 + zlib.MAX_WBITS  # zlib's code for the gzip format
+MOST_RUNS = 200  # the server's limit per page
+MOST_POINTS = 5000  # the server's limit per line of a chart
 
 
 class Client(AlertCalls, ShelfCalls):
-    """A connection to one server, as one user. A context manager, which closes it."""
+    """Connection to one server as one user; as a context manager it closes on exit."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        """url: HALFSTEP_URL, that of `halfstep login`, or this machine.
+        """Open the connection. Raises ApiError without a token.
 
-        token: HALFSTEP_TOKEN, or that of `halfstep login`; it is made on the account page.
+        url: by default HALFSTEP_URL, that of `halfstep login`, or this machine.
+        token: by default HALFSTEP_TOKEN, or that of `halfstep login`; created on the account page.
         """
-        found = credentials.known(url, token, otherwise=URL)
-        if found is None:
-            advice = "make one on the account page; `halfstep login`, or set HALFSTEP_TOKEN"
-            raise ApiError(0, f"there is no token: {advice}")
+        login = credentials.known(url, token, otherwise=URL)
+        if login is None:
+            advice = "create one on the account page, then run `halfstep login` or set"
+            raise ApiError(0, f"no API token: {advice} HALFSTEP_TOKEN")
         self._http = httpx2.Client(
-            base_url=found.url,
-            headers={"Authorization": f"Bearer {found.token}"},
+            base_url=login.url,
+            headers={"Authorization": f"Bearer {login.token}"},
             timeout=PATIENCE_SECONDS,
             follow_redirects=True,
-            event_hooks=naming(found.origin),
+            event_hooks=naming(login.origin),
         )
 
     def __enter__(self) -> Self:
@@ -84,11 +84,11 @@ class Client(AlertCalls, ShelfCalls):
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._http.close()
 
     def recipes(self) -> list[dict[str, Any]]:
-        """Return what can be trained, each with the JSON Schema of its configuration."""
+        """Return the recipes, each with the JSON Schema of its configuration."""
         return list(self._get("/api/v1/recipes"))
 
     def runs(
@@ -99,11 +99,11 @@ class Client(AlertCalls, ShelfCalls):
         limit: int = 50,
         values: Sequence[str] = (),
     ) -> list[dict[str, Any]]:
-        """Return runs, newest first.
+        """Return runs, newest first by default.
 
-        filter: words that all hold, as the list's own: "sweep status:failed val/accuracy>0.9".
-        sort: a column, a setting or a metric, as loss; "-loss": downwards.  values: names of
-        settings and metrics, to be found under "values" of each run.
+        filter: conditions that all must hold, as on the runs page: "sweep status:failed
+        val/accuracy>0.9".  sort: a column, setting or metric, such as loss; "-loss": descending.
+        values: names of settings and metrics to include under "values" of each run.
         """
         return list(self.run_page(filter, sort=sort, limit=limit, values=values)["runs"])
 
@@ -115,10 +115,10 @@ class Client(AlertCalls, ShelfCalls):
         limit: int = 50,
         values: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Return what `runs` has as "runs", how many match in all as "total", and as "notes" the
-        names of filter and sort that no setting or metric has.
+        """Return a page of runs with the total number of matches.
 
-        More than the server gives at once is asked for page by page.
+        "runs": as from `runs`; "total": number of matches; "notes": names in filter and sort that
+        no setting or metric has. Fetches several of the server's pages if necessary.
         """
         query: dict[str, Any] = {"filter": filter, "sort": sort, "values": ",".join(values)}
         query["limit"] = min(limit, MOST_RUNS)
@@ -135,9 +135,9 @@ class Client(AlertCalls, ShelfCalls):
         return dict(self._get(f"/api/v1/runs/{run_id}"))
 
     def environment(self, run_id: int) -> dict[str, Any]:
-        """Return what a run was started in: machine, versions, command, folder.
+        """Return a run's environment: machine, versions, command, folder.
 
-        Of a queued run its source and git too.
+        For a queued run also its source and git.
         """
         return dict(self._get(f"/api/v1/runs/{run_id}/environment"))
 
@@ -150,14 +150,14 @@ class Client(AlertCalls, ShelfCalls):
         tags: Sequence[str] = (),
         **further: Any,
     ) -> dict[str, Any]:
-        """Queue a run. What the configuration leaves out has the recipe's default.
+        """Queue a run. Settings missing from config have the recipe's defaults.
 
         further: priority, nodes, devices_per_node, after_id, parent_id, parent_step and
         compared_with.
-        Raises ApiError, whose errors name each wrong field, its value and what is allowed.
+        Raises ApiError, whose errors name each wrong field, its value and the allowed values.
         """
-        wanted = {"recipe": recipe, "config": dict(config or {}), "name": name}
-        return self._post("/api/v1/runs", wanted | {"tags": ", ".join(tags), **further})
+        body = {"recipe": recipe, "config": dict(config or {}), "name": name}
+        return self._post("/api/v1/runs", body | {"tags": ", ".join(tags), **further})
 
     def submit_command(
         self,
@@ -177,23 +177,24 @@ class Client(AlertCalls, ShelfCalls):
     ) -> dict[str, Any]:
         """Queue a command line for a worker that offers commands.
 
-        parameters: a value for each placeholder, {lr} say.  folder: on the worker; within the
-        repository, if git names one, of which commit is a hash.  venv: a virtual environment there.
-        variables: of its environment.  secrets: names of what the server keeps for it.  schema: of
-        a placeholder, as JSON Schema has it: type, minimum, maximum, enum, default.
+        parameters: a value for each placeholder, such as {lr}.  folder: on the worker, or within
+        the git repository if git is set.  git: a repository; commit: a hash in it.  venv: a
+        virtual environment on the worker.  variables: environment variables.  secrets: names of
+        secrets that the server stores.  schema: by placeholder, the JSON Schema keywords type,
+        minimum, maximum, enum, default.
         further: priority, devices_per_node and after_id. Raises ApiError, as `submit` does.
         """
         command = _command(line, folder, git, commit, venv, variables, secrets, schema)
-        wanted = {"command": command, "config": dict(parameters or {}), "name": name}
-        return self._post("/api/v1/runs", wanted | {"tags": ", ".join(tags), **further})
+        body = {"command": command, "config": dict(parameters or {}), "name": name}
+        return self._post("/api/v1/runs", body | {"tags": ", ".join(tags), **further})
 
     def upload_weights(
         self, path: Path | str, *, told: Callable[[int, int], None] = lambda done, total: None
     ) -> dict[str, Any]:
-        """Upload a .safetensors or .pt file; its "upload" is what `weights.upload` is to be.
+        """Upload a .safetensors or .pt file; its "upload" is the value for `weights.upload`.
 
-        A file from which no run starts is kept for a day.  told: how many bytes have gone, and of
-        how many. Raises ApiError, also if what came in is not what was sent.
+        A file that no run starts from is deleted after a day.  told: called with the number of
+        bytes sent and the total. Raises ApiError, also if the server received other bytes.
         """
         path, digest = Path(path), hashlib.sha256()
         size = path.stat().st_size
@@ -213,8 +214,9 @@ class Client(AlertCalls, ShelfCalls):
             )
             stored = dict(content(answer))
         if stored["sha256"] != digest.hexdigest():
-            found = stored["sha256"]
-            raise ApiError(0, f"{path} came in as {found}, not as {digest.hexdigest()}")
+            received = stored["sha256"]
+            text = f"the server received SHA-256 {received}, not {digest.hexdigest()}"
+            raise ApiError(0, f"{path} was damaged in the upload: {text}; upload it again")
         return stored
 
     def wait(
@@ -224,8 +226,8 @@ class Client(AlertCalls, ShelfCalls):
         patience: float = AWAY_SECONDS,
         told: Callable[[str], None] = lambda text: None,
     ) -> dict[str, Any]:
-        """Return the run once it is over, however it ended. patience, told: as of `follow`."""
-        # Not all that it was in days of training.
+        """Return the run once it has ended, with any status. patience, told: see `follow`."""
+        # maxlen=1: days of training yield many states.
         [run] = deque(self.follow(run_id, patience=patience, told=told), maxlen=1)
         return run
 
@@ -236,10 +238,10 @@ class Client(AlertCalls, ShelfCalls):
         patience: float = AWAY_SECONDS,
         told: Callable[[str], None] = lambda text: None,
     ) -> Iterator[dict[str, Any]]:
-        """Yield the run as it is, and again whenever it has changed, until it is over.
+        """Yield the run now and after each change, until it has ended.
 
-        patience: for so many seconds a server that is away, restarted say, is asked again, before
-        ApiError is raised.  told: a sentence, once each time that it is away.
+        patience: seconds for which an unavailable server, such as one that restarts, is retried
+        before ApiError is raised.  told: called with a sentence once per outage.
         """
         run: dict[str, Any] = {}
         while run.get("status") not in ENDED:
@@ -252,11 +254,11 @@ class Client(AlertCalls, ShelfCalls):
     def series(
         self, run_id: int, *, first: int = 1, last: int | None = None, points: int | None = None
     ) -> "Series":
-        """Return loss, scale, grad_norm and what else each step has, from step first to step last.
+        """Return loss, scale, grad_norm and the other columns of steps first to last.
 
-        points: as many as a chart of this width has use for, 32 to 5,000, with every extreme; every
-        step if not told.  flags: a sum of 1, the step was skipped; 2, its loss is not finite; 4,
-        its norm is beyond fp32; 256, the first optimizer skipped; 512, the second did; …
+        points: downsample to a chart of this width, 32 to 5,000, with every extreme; by default
+        every step.  The series flags is a sum of 1, the step was skipped; 2, its loss is not
+        finite; 4, its norm exceeds fp32; 256, the first optimizer skipped; 512, the second did; …
         """
         from halfstep.api_client import series  # with numpy
 
@@ -269,9 +271,9 @@ class Client(AlertCalls, ShelfCalls):
     def metrics(
         self, run_id: int, *, first: int = 0, last: int | None = None, points: int | None = None
     ) -> "Series":
-        """Return what the training logged beside: the numbers that it named itself, by name.
+        """Return the metrics that the training logged, by name.
 
-        first, last, points: as of `series`.
+        first, last, points: see `series`.
         """
         from halfstep.api_client import series  # with numpy
 
@@ -283,7 +285,7 @@ class Client(AlertCalls, ShelfCalls):
                     run_id, first=max(first, 1), last=last, points=points, metric_after=after
                 )
                 metrics |= page["metrics"]
-                after = page.get("metrics_next")  # which servers of earlier versions lack
+                after = page.get("metrics_next")  # servers of earlier versions lack it
             return series.of_page(metrics, page["x"])
         with self.export(run_id, "metrics") as text:
             return series.of_metrics(text, first, float("inf") if last is None else last)
@@ -299,10 +301,10 @@ class Client(AlertCalls, ShelfCalls):
         metric_after: str = "",
         metrics: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Return what the page draws: series, metrics and skips, as few points as a screen has.
+        """Return a run page's chart data: series, metrics and skips, downsampled to points.
 
-        metric_search: part of the names of metrics.  metric_after: the `metrics_next` of the page
-        before, of 100 metrics.  metrics: up to 50 names that are told in any case.
+        metric_search: part of the metrics' names.  metric_after: `metrics_next` of the previous
+        page; a page has 100 metrics.  metrics: up to 50 names that are always included.
         """
         query: dict[str, Any] = {"first": first, "points": points}
         if last is not None:
@@ -316,8 +318,10 @@ class Client(AlertCalls, ShelfCalls):
         return dict(self._get(f"/api/v1/runs/{run_id}/series", query))
 
     def compare(self, run_ids: Sequence[int]) -> dict[str, Any]:
-        """Lay up to 50 runs side by side, as /compare does: runs, each with its last figures and
-        its best ones, the settings in which they differ, and the runs that are missing.
+        """Compare up to 50 runs, as /compare does.
+
+        Returns the runs, each with its last and best figures, the settings that differ, and the
+        missing runs.
         """
         return dict(self._get("/api/v1/comparison", {"runs": ",".join(map(str, run_ids))}))
 
@@ -330,15 +334,15 @@ class Client(AlertCalls, ShelfCalls):
         last: int | None = None,
         points: int = 1000,
     ) -> dict[int, dict[str, Any]]:
-        """Return what that page draws: of each run some series or metrics, by its number."""
+        """Return the comparison's chart data: series or metrics of each run, by run id."""
         query: dict[str, Any] = {"runs": ",".join(map(str, run_ids)), "series": list(series)}
         query |= {"first": first, "points": points} | ({} if last is None else {"last": last})
-        found = self._get("/api/v1/comparison/series", query)["runs"]
-        return {int(run_id): page for run_id, page in found.items()}
+        pages = self._get("/api/v1/comparison/series", query)["runs"]
+        return {int(run_id): page for run_id, page in pages.items()}
 
     @contextmanager
     def export(self, run_id: int, name: str) -> Iterator[Iterator[str]]:
-        """Open the export of all `steps`, `events` or `metrics`; yield its CSV in pieces."""
+        """Open the CSV export of all `steps`, `events` or `metrics`, as an iterator of text."""
         path = f"/api/v1/runs/{run_id}/export/{name}.csv"
         with spoken(), self._http.stream("GET", path) as answer:
             if answer.is_error:
@@ -347,19 +351,19 @@ class Client(AlertCalls, ShelfCalls):
             yield answer.iter_text()
 
     def events(self, run_id: int) -> Iterator[dict[str, Any]]:
-        """Yield what the scaler did, in order of step: skips, with culprits, growth, backoff."""
+        """Yield the scaler's events in order of step: skips with culprits, growth, backoff."""
         return self._pages(f"/api/v1/runs/{run_id}/events", "events")
 
     def findings(self, run_id: int) -> list[dict[str, Any]]:
-        """Return what is wrong with a run and what to do, the gravest first."""
+        """Return a run's findings, each a problem and its remedy, the most severe first."""
         return list(self._pages(f"/api/v1/runs/{run_id}/findings", "findings"))
 
     def artifacts(self, run_id: int) -> list[dict[str, Any]]:
-        """Return the images, texts and tables that a run left, newest step first."""
+        """Return a run's artifacts: images, texts and tables, newest step first."""
         return list(self._pages(f"/api/v1/runs/{run_id}/artifacts", "artifacts"))
 
     def set_scale(self, run_id: int, scale: float) -> dict[str, Any]:
-        """Ask a running fp16 run to go on with another loss scale from its next step on."""
+        """Request another loss scale for a running fp16 run, from its next step on."""
         return self._post(f"/api/v1/runs/{run_id}/scale", {"scale": scale})
 
     def fork(
@@ -372,9 +376,9 @@ class Client(AlertCalls, ShelfCalls):
         tags: Sequence[str] = (),
         **further: Any,
     ) -> dict[str, Any]:
-        """Queue a run that starts from another's checkpoint, configured as that was.
+        """Queue a run that starts from another run's checkpoint, with the same configuration.
 
-        config: what is to be otherwise.  step: of the checkpoint; the newest if not told.
+        config: settings to change.  step: the checkpoint's; by default the newest.
         """
         parent = self.run(run_id)
         if step is None:
@@ -387,11 +391,11 @@ class Client(AlertCalls, ShelfCalls):
         return self.submit(parent["recipe"], changed, name=name, tags=tags, **further)
 
     def go_on(self, run_id: int) -> dict[str, Any]:
-        """Queue the steps that a cancelled or failed run has not made, from its last checkpoint."""
+        """Queue the remaining steps of a cancelled or failed run, from its last checkpoint."""
         return self._post(f"/api/v1/runs/{run_id}/continuation")
 
     def log(self, run_id: int, *, last: int | None = None) -> list[dict[str, Any]]:
-        """Return the lines of a run's log, oldest first. last: so many at most, up to 5,000."""
+        """Return the lines of a run's log, oldest first. last: only the last ones, up to 5,000."""
         if last is not None:
             return list(self._get(f"/api/v1/runs/{run_id}/log", {"limit": last})["log"])
         pages: list[list[dict[str, Any]]] = []
@@ -404,9 +408,9 @@ class Client(AlertCalls, ShelfCalls):
         return [line for page in reversed(pages) for line in page]
 
     def log_text(self, run_id: int) -> Iterator[bytes]:
-        """Yield all that a run has printed, in pieces; of a run in training its complete parts.
+        """Yield a run's whole output in pieces; for a run in training only its complete parts.
 
-        Raises ApiError, of status 404 if there is no file of its log.
+        Raises ApiError, with status 404 if the run has no log file.
         """
         with spoken(), self._http.stream("GET", f"/runs/{run_id}/log/download") as answer:
             if answer.is_error:
@@ -415,7 +419,7 @@ class Client(AlertCalls, ShelfCalls):
             yield from _gunzipped(answer.iter_raw())
 
     def cancel(self, run_id: int) -> dict[str, Any]:
-        """End a run; one that trains leaves a checkpoint first."""
+        """Cancel a run; one in training writes a checkpoint first."""
         return self._post(f"/api/v1/runs/{run_id}/cancellation")
 
     def edit(
@@ -426,40 +430,40 @@ class Client(AlertCalls, ShelfCalls):
         tags: Sequence[str] | None = None,
         note: str | None = None,
     ) -> dict[str, Any]:
-        """Change a run's name, tags or note, which is Markdown; what is not told stays."""
-        wanted = {"name": name, "tags": None if tags is None else list(tags), "note": note}
+        """Change a run's name, tags or note, which is Markdown; None leaves a field unchanged."""
+        body = {"name": name, "tags": None if tags is None else list(tags), "note": note}
         with spoken():
-            return dict(content(self._http.patch(f"/api/v1/runs/{run_id}", json=wanted)))
+            return dict(content(self._http.patch(f"/api/v1/runs/{run_id}", json=body)))
 
     def delete(self, *run_ids: int) -> dict[str, Any]:
-        """Put runs that have ended into the trash; return those `done`, and those `refused`."""
+        """Move ended runs to the trash; return those `done`, and those `refused`."""
         return self.bulk("delete", run_ids)
 
     def restore(self, *run_ids: int) -> dict[str, Any]:
-        """Take runs out of the trash; the answer is that of `delete`."""
+        """Restore runs from the trash; returns the same as `delete`."""
         return self.bulk("restore", run_ids)
 
     def move(self, *run_ids: int, project: str) -> dict[str, Any]:
-        """Let runs belong to another project; the answer is that of `delete`."""
+        """Move runs to another project; returns the same as `delete`."""
         return self.bulk("move", run_ids, project=project)
 
     def bulk(
         self, action: str, run_ids: Sequence[int], *, tag: str = "", project: str | None = None
     ) -> dict[str, Any]:
-        """Do one thing with up to 200 runs, as far as it can be done with each.
+        """Apply an action to up to 200 runs; a run that refuses does not stop the others.
 
         action: add_tag or remove_tag, with a tag; cancel, delete, restore; move, with a project; or
-        erase, which deletes runs of the trash for good.
+        erase, which permanently deletes runs in the trash.
         """
-        wanted = {"action": action, "runs": list(run_ids), "tag": tag, "project": project}
-        return self._post("/api/v1/runs/bulk", wanted)
+        body = {"action": action, "runs": list(run_ids), "tag": tag, "project": project}
+        return self._post("/api/v1/runs/bulk", body)
 
     def bin(self) -> list[dict[str, Any]]:
         """Return the deleted runs that can be restored, newest first."""
         return list(self._pages("/api/v1/trash", "runs"))
 
     def storage(self) -> dict[str, Any]:
-        """Return what room there is, and what the files of runs take."""
+        """Return the server's free space, and the space that files of runs use."""
         return dict(self._get("/api/v1/storage"))
 
     def pause(self, run_id: int) -> dict[str, Any]:
@@ -484,16 +488,17 @@ class Client(AlertCalls, ShelfCalls):
         tags: Sequence[str] = (),
         **further: Any,
     ) -> dict[str, Any]:
-        """Begin a sweep: runs that differ in what `space` has by path of a setting.
+        """Start a sweep: runs that differ in the settings in `space`.
 
-        space: a list of values, or "16..64 step 16", "uniform(a, b)", "loguniform(a, b)",
-        "integers(a, b)".  kind: grid, random, tpe or hyperband.  goal: minimise or maximise; as the
-        metric's name has it if not told.  further: seed, name, priority, nodes, devices_per_node.
+        space: by path of a setting, a list of values, or "16..64 step 16", "uniform(a, b)",
+        "loguniform(a, b)", "integers(a, b)".  kind: grid, random, tpe or hyperband.  goal:
+        minimise or maximise; by default derived from the metric's name.  further: seed, name,
+        priority, nodes, devices_per_node.
         """
-        wanted: dict[str, Any] = {"recipe": recipe, "space": dict(space)}
-        wanted["config"] = dict(config or {})
-        wanted |= {"kind": kind, "metric": metric, "goal": goal, "runs": runs, "at_once": at_once}
-        return self._post("/api/v1/sweeps", wanted | {"tags": ", ".join(tags), **further})
+        body: dict[str, Any] = {"recipe": recipe, "space": dict(space)}
+        body["config"] = dict(config or {})
+        body |= {"kind": kind, "metric": metric, "goal": goal, "runs": runs, "at_once": at_once}
+        return self._post("/api/v1/sweeps", body | {"tags": ", ".join(tags), **further})
 
     def sweep_command(
         self,
@@ -510,10 +515,10 @@ class Client(AlertCalls, ShelfCalls):
         schema: Mapping[str, Mapping[str, Any]] | None = None,
         **further: Any,
     ) -> dict[str, Any]:
-        """Begin a sweep of a command line: runs that differ in what `space` has by placeholder.
+        """Start a sweep of a command line: runs that differ in the placeholders in `space`.
 
-        parameters: a value for each of the others.  further: as of `begin_sweep`; the rest is that
-        of `submit_command`.
+        parameters: a value for each other placeholder.  further: see `begin_sweep`; the rest: see
+        `submit_command`.
         """
         command = _command(line, folder, git, commit, venv, variables, secrets, schema)
         return self.begin_sweep("", space, parameters, command=command, **further)
@@ -523,11 +528,11 @@ class Client(AlertCalls, ShelfCalls):
         return list(self._get("/api/v1/sweeps", {"limit": limit})["sweeps"])
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
-        """Return one sweep: where it is, and its best run so far."""
+        """Return one sweep: its progress, and its best run so far."""
         return dict(self._get(f"/api/v1/sweeps/{sweep_id}"))
 
     def trials(self, sweep_id: int) -> list[dict[str, Any]]:
-        """Return a sweep's runs with what each tried and its value, the best first."""
+        """Return a sweep's runs with their settings and values, the best first."""
         query = {"sort": "value", "limit": 1000}
         return list(self._get(f"/api/v1/sweeps/{sweep_id}/trials", query)["trials"])
 
@@ -538,19 +543,19 @@ class Client(AlertCalls, ShelfCalls):
         return self._post(f"/api/v1/sweeps/{sweep_id}/extension", {"runs": runs, "space": space})
 
     def move_sweep(self, sweep_id: int, *, project: str) -> dict[str, Any]:
-        """Let a sweep and all of its runs belong to another project."""
+        """Move a sweep and all of its runs to another project."""
         return self._put(f"/api/v1/sweeps/{sweep_id}/project", {"project": project})
 
     def pause_sweep(self, sweep_id: int) -> dict[str, Any]:
-        """Submit no more runs of a sweep for now; those under way go on."""
+        """Pause a sweep: it submits no more runs; runs under way continue."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/pause")
 
     def resume_sweep(self, sweep_id: int) -> dict[str, Any]:
-        """Go on with a paused or failed sweep."""
+        """Resume a paused or failed sweep."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/resumption")
 
     def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
-        """End a sweep, and its runs that wait or train."""
+        """Cancel a sweep, and its queued and training runs."""
         return self._post(f"/api/v1/sweeps/{sweep_id}/cancellation")
 
     def wait_for_sweep(
@@ -560,37 +565,37 @@ class Client(AlertCalls, ShelfCalls):
         patience: float = AWAY_SECONDS,
         told: Callable[[str], None] = lambda text: None,
     ) -> dict[str, Any]:
-        """Return the sweep once it is over, or has stopped for a fault.
+        """Return the sweep once it has ended or failed.
 
-        patience, told: as of `follow`.
+        patience, told: see `follow`.
         """
-        found: dict[str, Any] = {}
-        while found.get("status") not in ENDED:
-            if found:
+        sweep: dict[str, Any] = {}
+        while sweep.get("status") not in ENDED:
+            if sweep:
                 time.sleep(LOOK_SECONDS)
-            found = _patiently(lambda: self.sweep(sweep_id), patience, told)
-        return found
+            sweep = _patiently(lambda: self.sweep(sweep_id), patience, told)
+        return sweep
 
     def projects(self) -> list[dict[str, Any]]:
-        """Return the projects that you see, with what they may use and do."""
+        """Return the projects visible to the user, with their quotas and permissions."""
         return list(self._get("/api/v1/projects"))
 
     def rename_project(self, name: str, new_name: str) -> dict[str, Any]:
-        """Call a project otherwise. For operators."""
-        wanted = {"name": name, "new_name": new_name}
+        """Rename a project. For admins."""
+        body = {"name": name, "new_name": new_name}
         with spoken():
-            return dict(content(self._http.patch("/api/v1/projects/name", json=wanted)))
+            return dict(content(self._http.patch("/api/v1/projects/name", json=body)))
 
     def delete_project(self, name: str) -> None:
-        """Delete a project that has no runs, with its sweeps. For operators."""
+        """Delete a project that has no runs, with its sweeps. For admins."""
         self._delete("/api/v1/projects", {"name": name})
 
     def workers(self) -> Iterator[dict[str, Any]]:
-        """Yield the workers, in the order in which they came."""
+        """Yield the workers, in the order of their registration."""
         return self._pages("/api/v1/workers", "workers")
 
     def drain_worker(self, worker_id: int, *, stop: bool = False) -> dict[str, Any]:
-        """Have a worker take nothing more. stop: what runs there goes back to the queue too."""
+        """Stop a worker from taking runs. stop: also return its current runs to the queue."""
         return self._post(f"/api/v1/workers/{worker_id}/drain", {"stop": stop})
 
     def undrain_worker(self, worker_id: int) -> dict[str, Any]:
@@ -598,7 +603,7 @@ class Client(AlertCalls, ShelfCalls):
         return self._post(f"/api/v1/workers/{worker_id}/undrain")
 
     def checkpoints(self, run_id: int) -> list[dict[str, Any]]:
-        """Return the files that a run has saved, newest step first."""
+        """Return a run's checkpoint files, newest step first."""
         return list(self._pages(f"/api/v1/runs/{run_id}/checkpoints", "checkpoints"))
 
     def download(
@@ -610,49 +615,48 @@ class Client(AlertCalls, ShelfCalls):
         kind: str = "",
         told: Callable[[int, int], None] = lambda done, total: None,
     ) -> Path:
-        """Download a file of a run's checkpoint into a folder; return where it lies.
+        """Download a file of a run's checkpoint into a folder; return its path.
 
-        step: the newest if not told.  kind: checkpoint, the whole state, if not told, or the only
-        file that there is; or weights.
-        told: how many bytes have come, and of how many, from time to time.
-        One that broke off goes on where it did. Raises ApiError if its SHA-256 is not the server's.
+        step: by default the newest.  kind: "checkpoint", the whole state, or "weights"; by default
+        "checkpoint", or the only file if there is just one.
+        told: called from time to time with the number of bytes received and the total.
+        Resumes an interrupted download. Raises ApiError if the SHA-256 differs from the server's.
         """
         files = [f for f in self.checkpoints(run_id) if step is None or f["step"] == step]
-        wanted = [f for f in files if f["kind"] == (kind or "checkpoint")]
+        matches = [f for f in files if f["kind"] == (kind or "checkpoint")]
         if not kind and len(files) == 1:
-            wanted = files
-        if not wanted:
+            matches = files
+        if not matches:
             at = "" if step is None else f" at step {step}"
             named = [f"--kind {f['kind']} at step {f['step']}" for f in self.checkpoints(run_id)]
-            there = f"there are: {', '.join(named) or 'none yet'}"
-            text = f"run {run_id} has no file of the kind {kind or 'checkpoint'}{at}; {there}"
+            existing = f"available: {', '.join(named) or 'none yet'}"
+            text = f"run {run_id} has no file of the kind {kind or 'checkpoint'}{at}; {existing}"
             raise ApiError(404, text)
-        [file, *_] = wanted
+        [file, *_] = matches
         same_step = [f["kind"] for f in files if f["step"] == file["step"]]
         if file["kind"] == "checkpoint" and any(kind.startswith("shard.") for kind in same_step):
             raise ApiError(
                 409,
-                f"the state at step {file['step']} lies in shards, which a run goes on from; to "
-                "download are its weights (kind weights), and states that were asked for or are a "
-                "run's last",
+                f"the state at step {file['step']} is sharded, which only a run can load; "
+                "download its weights (kind weights), a requested checkpoint or the run's last one",
             )
         path = f"/runs/{run_id}/checkpoints/{file['id']}/download"
         partial = Path(folder) / f".{file['sha256']}.partial"
         partial.parent.mkdir(parents=True, exist_ok=True)
         name = self._fetch(path, partial, lambda done: told(done, file["size_bytes"]))
         with partial.open("rb") as whole:
-            found = hashlib.file_digest(whole, "sha256").hexdigest()
-        if found != file["sha256"]:
+            digest = hashlib.file_digest(whole, "sha256").hexdigest()
+        if digest != file["sha256"]:
             partial.unlink()
-            raise ApiError(0, f"{name} is damaged: its SHA-256 is {found}, not {file['sha256']}")
+            raise ApiError(0, f"{name} is damaged: its SHA-256 is {digest}, not {file['sha256']}")
         return partial.replace(Path(folder) / name)
 
-    def _fetch(self, path: str, partial: Path, told: Callable[[int], None]) -> str:
-        """Fetch what a file lacks; return the name that the server gives it."""
+    def _fetch(self, path: str, partial: Path, on_progress: Callable[[int], None]) -> str:
+        """Fetch the missing rest of a partial file; return its name on the server."""
         had = partial.stat().st_size if partial.exists() else 0
         headers = {"Range": f"bytes={had}-"} if had else {}
         with spoken(), self._http.stream("GET", path, headers=headers) as answer:
-            if answer.status_code == 416:  # it has come whole, but its name is not known any more
+            if answer.status_code == 416:  # the partial file is complete: fetch only its name
                 return _name(self._http.head(path))
             if answer.is_error:
                 answer.read()
@@ -660,7 +664,7 @@ class Client(AlertCalls, ShelfCalls):
             with partial.open("ab" if answer.status_code == 206 else "wb") as file:
                 for chunk in answer.iter_raw():
                     file.write(chunk)
-                    told(file.tell())
+                    on_progress(file.tell())
             return _name(answer)
 
     def _pages(self, path: str, name: str) -> Iterator[dict[str, Any]]:
@@ -692,28 +696,28 @@ class Client(AlertCalls, ShelfCalls):
 
 
 def _patiently(
-    look: Callable[[], dict[str, Any]], patience: float, told: Callable[[str], None]
+    request: Callable[[], dict[str, Any]], patience: float, on_outage: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return what a look finds; while the server is away it is repeated, ever more rarely."""
+    """Return a request's result; retry with exponential backoff while the server is away."""
     pause, until = LOOK_SECONDS, time.monotonic() + patience
     while True:
         try:
-            return look()
+            return request()
         except ApiError as error:
             left = until - time.monotonic()
             if not is_away(error) or left <= 0:
                 raise
             if pause == LOOK_SECONDS:
-                told(f"{error}; it is asked again for {patience:g} seconds")
+                on_outage(f"{error}; retrying for {patience:g} seconds")
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 def _name(answer: httpx2.Response) -> str:
-    """Return the name that a download has; nothing that would leave its folder."""
+    """Return a download's file name, without any folder in it."""
     message = Message()
-    told = [each.headers.get("content-disposition") for each in (answer, *answer.history)]
-    message["content-disposition"] = next(filter(None, told), "")  # a bucket's answer has none
+    headers = [one.headers.get("content-disposition") for one in (answer, *answer.history)]
+    message["content-disposition"] = next(filter(None, headers), "")  # a bucket's answer has none
     return Path(message.get_filename("checkpoint.pt")).name
 
 
@@ -740,7 +744,7 @@ def _command(
 
 
 def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Decompress files of gzip that follow each other."""
+    """Decompress concatenated gzip files."""
     decompressor = zlib.decompressobj(GZIP)
     for piece in pieces:
         rest = piece

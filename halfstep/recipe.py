@@ -1,8 +1,8 @@
-"""What a recipe is: models, optimizers, data and losses. The training loop does all the rest.
+"""Base class of recipes: models, optimizers, data and losses without a training loop.
 
 A recipe is a class with a pydantic configuration. Register it as an entry point of the group
-`halfstep.recipes`, or name it by its file: `path/to/file.py:MyRecipe`. All that it imports of us
-is here; torch and pydantic come with `pip install 'halfstep[recipe]'`.
+`halfstep.recipes`, or name it by its file: `path/to/file.py:MyRecipe`. This module has all that it
+imports from halfstep; `pip install 'halfstep[recipe]'` installs torch and pydantic.
 """
 
 import random
@@ -38,10 +38,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Loss:
-    """A scalar to minimise, and the optimizer that minimises it, or the optimizers.
+    """Scalar to minimise, with the optimizer or optimizers that minimise it.
 
-    Several take one loss where a network is shared out among them: Muon for its matrices, say, and
-    AdamW for the rest.
+    Several optimizers take one loss if each has a part of the network's parameters: Muon for its
+    matrices, for example, and AdamW for the rest.
     """
 
     value: Tensor  # 0-dimensional
@@ -49,19 +49,20 @@ class Loss:
 
     @property
     def optimizers(self) -> tuple[str, ...]:
-        """The optimizers that get its gradients."""
+        """Names of the optimizers that step on the loss's gradients."""
         return (self.optimizer,) if isinstance(self.optimizer, str) else tuple(self.optimizer)
 
 
 class RecipeError(Exception):
-    """A recipe that cannot be trained as it is written; the message says what to change."""
+    """Error in a recipe that prevents training; the message states what to change."""
 
 
 def place(make: Callable[[], nn.Module], config: RunConfig[Any], device: torch.device) -> nn.Module:
-    """Return a network on its device, or, with training.parallel fsdp, where it is cut from.
+    """Make a network on its device, or with training.parallel fsdp on the host, for sharding.
 
-    As `make().to(device)`, for networks that no device holds: rank 0 makes it on its host, the
-    others learn its shapes and what random numbers come next. The shards get rank 0's weights.
+    Replaces `make().to(device)` for networks larger than a device: rank 0 makes the network on its
+    host, the others get only its shapes and the state of the random generators. The shards get
+    rank 0's weights.
     """
     if config.training.parallel == "ddp" or not dist.is_initialized():
         return make().to(device)
@@ -79,7 +80,7 @@ def place(make: Callable[[], nn.Module], config: RunConfig[Any], device: torch.d
 
 
 def _fill_in(network: nn.Module) -> None:
-    """Give a network without memory some that nobody touches, and tie again what was tied."""
+    """Allocate a meta network's memory uninitialized, and restore its tied weights."""
     places = [
         (owner, name, weight)
         for owner in network.modules()
@@ -92,10 +93,11 @@ def _fill_in(network: nn.Module) -> None:
 
 
 class Recipe(ABC):
-    """Set the class attributes; make modules, optimizers and data in `__init__`.
+    """Base class of recipes.
 
-    Call the networks as `self.modules["name"](…)`: with several devices the loop puts
-    DistributedDataParallel there. Keep the parameters in fp32; autocast casts what may be cast.
+    Set the class attributes; create modules, optimizers and data in `__init__`. Call the networks
+    as `self.modules["name"](…)`: with several devices the loop wraps them there in
+    DistributedDataParallel. Keep the parameters in fp32; autocast casts where that is safe.
     """
 
     name: ClassVar[str]
@@ -108,16 +110,16 @@ class Recipe(ABC):
     modules: dict[str, nn.Module]
     optimizers: dict[str, Optimizer]
     dataset: Dataset[Any] | None = None  # the training data; or override `batch`
-    tokens_per_example: int | None = None  # for tokens/s, where an example is made of them
-    scaler: GradScaler  # the loop's own; a gradient penalty needs it
-    on_log: Callable[[Mapping[str, Any]], None] | None = None  # the loop's own, too
+    tokens_per_example: int | None = None  # for tokens/s, if examples consist of tokens
+    scaler: GradScaler  # set by the loop; needed for a gradient penalty
+    on_log: Callable[[Mapping[str, Any]], None] | None = None  # set by the loop
 
     @abstractmethod
     def __init__(self, config: RunConfig[Any], device: torch.device) -> None: ...
 
     @property
     def train_size(self) -> int:
-        """Examples in the training data: the dataset's length, or what was set; 0: not known."""
+        """Number of training examples: the dataset's length, or the value set; 0: unknown."""
         return len(self.dataset) if isinstance(self.dataset, Sized) else self._train_size
 
     @train_size.setter
@@ -125,22 +127,22 @@ class Recipe(ABC):
         self._train_size = size
 
     def collate(self, examples: list[Any]) -> Any:
-        """Make a batch, still on the host, of examples of the dataset.
+        """Combine examples of the dataset into a batch on the host.
 
-        In a worker process, as `dataset[index]` is: it sees the recipe as `__init__` left it. What
-        either draws from the global generators of random, numpy or torch is seeded by its place in
-        the run, so that it is the same in whichever process it is drawn, and when resumed.
+        Runs in a worker process, as does `dataset[index]`: the recipe is in its state after
+        `__init__`. For both, the global generators of random, numpy and torch are seeded by the
+        position in the run, so random numbers do not depend on the process or on a resume.
         """
         return default_collate(examples)
 
     def batch(self, indices: Tensor, generator: torch.Generator) -> Any:
-        """Return these training examples, on the device: for data that lie there already.
+        """Return these training examples on the device, for data that is already there.
 
-        Override it, or set `self.dataset`, which workers then read ahead.
+        Override this method, or set `self.dataset`, which workers then read ahead.
 
         indices: int64 on the host, pinned on CUDA, so `indices.to(device, non_blocking=True)`
-        does not wait.  generator: for augmentation; seeded anew for each batch, by its place in
-        the run, so that a resumed run augments alike.
+        does not wait.  generator: for augmentation; seeded for each batch by its position in the
+        run, so a resumed run augments identically.
         """
         raise NotImplementedError
 
@@ -148,66 +150,67 @@ class Recipe(ABC):
     def training_step(self, batch: Any) -> Iterator[Loss | tuple[Loss, ...]]:
         """Yield a loss for each optimizer to step.
 
-        When the generator goes on after a yield, that optimizer has stepped. Losses that share a
-        graph are yielded together, `yield Loss(a, "one"), Loss(b, "other")`: both are
-        back-propagated, each to its own optimizer, before either steps.
+        When the generator continues after a yield, that optimizer has stepped. Yield losses that
+        share a graph together, `yield Loss(a, "one"), Loss(b, "other")`: both are back-propagated,
+        each to its own optimizer, before either steps.
 
-        It runs under autocast, its losses are averaged over accumulated batches, and it must not
-        ask the device for a value (`.item()`, `.cpu()`, `if tensor`): the host would wait for it.
-        With accumulation it runs several times a step, so what belongs to a step as a whole, such
-        as a moving average of the weights, goes into `after_step`.
+        Runs under autocast; losses are averaged over accumulated batches. It must not read a value
+        from the device (`.item()`, `.cpu()`, `if tensor`): the host would wait for it. With
+        accumulation it runs several times per step, so put updates that are due once per step,
+        such as a moving average of the weights, into `after_step`.
         """
 
     def flops(self) -> float | None:
-        """Return the floating-point operations that an example takes, forward and backward.
+        """Return the floating-point operations per example, forward and backward.
 
-        They say how much of the device the run uses. `halfstep.monitor.flops.count_flops` counts
-        them. The loop asks once, before the first step.
+        The run's utilization of the device is computed from them.
+        `halfstep.monitor.flops.count_flops` counts them. Called once, before the first step.
         """
         return None
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Tell numbers of the step under way: `self.log({"train/accuracy": hits.float().mean()})`.
+        """Log values for the current step: `self.log({"train/accuracy": hits.float().mean()})`.
 
-        Now and then also what is to be seen or heard, as `watch.log` takes it: images, texts,
-        tables, `halfstep.Histogram`, `halfstep.Audio`. For pixels on a device it is waited.
+        Besides numbers, it takes what `watch.log` takes, for occasional use: images, texts,
+        tables, `halfstep.Histogram`, `halfstep.Audio`. An image on a device is waited for.
 
-        A tensor of one number is brought to the host without a wait. Of several calls in a step,
-        for its micro-batches say, the mean is told; with several devices, the first one's. What is
-        told in an evaluation or a replay is nobody's step, and left out.
+        A tensor of one number is copied to the host without waiting. Several calls in a step, for
+        example for its micro-batches, are averaged; with several devices the first one's value is
+        logged. Calls in an evaluation or a replay belong to no step and are ignored.
         """
         if self.on_log is not None:
             self.on_log(values)
 
     def after_step(self) -> None:  # noqa: B027 - most recipes have no use for it
-        """Do what is due once a step, when it has been queued; skipped or not, the host cannot say.
+        """Run once per step after it is queued; the host cannot know yet if it was skipped.
 
-        Neither under autocast nor with gradients, and never in a replay.
+        Runs without autocast and without gradients, and never in a replay.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides later steps besides modules and optimizers, for the checkpoint.
+        """Return further state for the checkpoint that later steps depend on.
 
-        Plain tensors, numbers, strings and containers of them: an iterator's position, a counter.
+        Modules and optimizers are saved anyway. Allowed are plain tensors, numbers, strings and
+        containers of them, such as an iterator's position or a counter.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - likewise
-        """Put back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
 
     def evaluate(self) -> dict[str, float]:
-        """Return metrics, such as `{"val/accuracy": 0.97}`; runs in eval mode, without gradients.
+        """Return metrics, such as `{"val/accuracy": 0.97}`.
 
-        Here waiting for the device is fine.
+        Runs in eval mode, without gradients, and may wait for the device.
         """
         return {}
 
     def artifacts(self) -> dict[str, Any]:
-        """Return what to look at, such as `{"samples.txt": "…"}`; text is stored as UTF-8.
+        """Return files for inspection by name, such as `{"samples.txt": "…"}`.
 
-        Bytes are a file of that name; anything else that `log` takes is made one.
+        Text is stored as UTF-8, bytes as they are; other values that `log` takes are converted
+        to a file. A name has a suffix and no folder.
 
-        Called after each evaluation, in eval mode, without gradients, on every rank. A name has a
-        suffix and no folder.
+        Called after each evaluation, in eval mode, without gradients, on every rank.
         """
         return {}

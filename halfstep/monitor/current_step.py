@@ -1,4 +1,4 @@
-"""What is known of a step that is under way. This module imports torch."""
+"""State of the step under way. This module imports torch."""
 
 import math
 from typing import TypeAlias
@@ -13,9 +13,9 @@ Value: TypeAlias = float | Tensor
 
 
 class CurrentStep:
-    """That of a scaler, or of what none steps, from one step to the next.
+    """Step state of one scaler, or of the optimizers that no scaler steps.
 
-    Optimizers go by their ids. A class of slots, for it is begun anew each step.
+    Optimizers are keyed by id. Uses slots, because it is reset every step.
     """
 
     __slots__ = (
@@ -37,29 +37,29 @@ class CurrentStep:
     )
 
     def __init__(self, scaler: GradScaler | None = None) -> None:
-        self.scaler = scaler  # whose id stands for it: so it is kept alive
-        self.number: int | None = None  # of the scaler, in the order in which they first updated
+        self.scaler = scaler  # keeps it alive: its id is a key
+        self.number: int | None = None  # scalers are numbered in the order of their first update
         self.scale: Value = 1.0
-        self.loss: Value = math.nan  # that was written last
-        self.ascents = 0  # updates of the scaler in a row, ahead of the step that belongs to them
+        self.loss: Value = math.nan  # the last one written
+        self.ascents = 0  # consecutive updates of the scaler before the step that they belong to
         self.is_continued = False  # the scale changed since the last row, in an ascent
-        self.has_replaced = False  # another scaler, which stepped the same optimizer
-        self.counted: list[tuple[Exponents, Tensor]] = []  # in a step that is due
+        self.has_replaced = False  # this scaler replaced another one of the same optimizer
+        self.counted: list[tuple[Exponents, Tensor]] = []  # filled in steps with a histogram
         self.clear()
 
     def clear(self) -> None:
-        """Begin the next step."""
-        self.losses: dict[int, list[Value]] = {}  # own ones of each optimizer
+        """Reset the state for the next step."""
+        self.losses: dict[int, list[Value]] = {}  # by optimizer
         self.measured: dict[int, Measured] = {}
         self.stepped: set[int] = set()  # optimizers whose step the loop called
-        self.direct: set[int] = set()  # those that it stepped outside of their scaler
+        self.direct: set[int] = set()  # optimizers that it stepped without their scaler
         self.found_inf: dict[int, Value] = {}
         self.rate: Value | None = None
         self.is_by_hand = False  # the loop moved the weights, and no optimizer stepped
 
 
 def kept_loss(loss: Value) -> Value:
-    """Return a loss for later: of a CPU's tensor its number, else one that nobody changes."""
+    """Return a loss that later changes do not affect: a number on a CPU, else a copy."""
     if not isinstance(loss, Tensor):
         return loss
     if loss.ndim:
@@ -68,7 +68,7 @@ def kept_loss(loss: Value) -> Value:
 
 
 def mean(losses: list[Value]) -> Value:
-    """Return their mean; NaN if there is none."""
+    """Return the mean of losses; NaN if there are none."""
     if len(losses) == 1:
         return losses[0]
     return sum(losses) / len(losses) if losses else math.nan

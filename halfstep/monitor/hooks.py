@@ -1,11 +1,11 @@
-"""Wraps around torch's functions, by which a training loop is observed without its help.
+"""Wrappers of torch functions that observe a training loop without changes to it.
 
-Every step passes through these, whatever framework calls them: `GradScaler.scale`, `unscale_` (or
+Every step calls these functions, whatever the framework: `GradScaler.scale`, `unscale_` (or
 `_check_inf_per_device`, for a fused optimizer without `unscale_`), `step` and `update`; the one
 function by which every backward pass enters the engine; the hooks around an optimizer's step; the
 function in which `clip_grad_norm_` scales gradients; the steps of learning-rate schedulers.
 
-A wrap calls the listener before or after the original, with the same objects. It never iterates,
+A wrapper calls the listener before or after the original, with the same objects. It never iterates,
 copies or replaces an argument or a return value: an iterator passed to `scale` stays untouched.
 This module imports torch.
 """
@@ -31,73 +31,73 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-#: Calls a function, and keeps what it raises from the training.
+#: Calls a function, and keeps its exceptions out of the training.
 Guard = Callable[..., None]
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad
-#: Methods of a listener that are called without the guard: they must not raise.
+#: Listener methods that are called without the guard: they must not raise.
 UNGUARDED = ("step_begins", "step_ends", "optimizer_ends")
 
 
 class Listener(Protocol):
-    """What the wraps call."""
+    """Interface that the wrappers call."""
 
     def scaled(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
-        """After `scaler.scale(outputs)`, which returned result."""
+        """Handle the return of `scaler.scale(outputs)`."""
 
     def unscaled(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
-        """After `scaler.unscale_(optimizer)`."""
+        """Handle the return of `scaler.unscale_(optimizer)`."""
 
     def checked(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
-        """After gradients were checked and left multiplied by the scale."""
+        """Handle an inf check that left gradients multiplied by the scale."""
 
     def step_begins(self, scaler: GradScaler, optimizer: Any) -> None:
-        """Before `scaler.step(optimizer)`. optimizer: None if the call lacks it."""
+        """Handle the start of `scaler.step(optimizer)`. optimizer: None if the call lacks it."""
 
     def step_ends(self, scaler: GradScaler) -> None:
-        """After it, whether it returned or raised."""
+        """Handle the end of `scaler.step`, whether it returned or raised."""
 
     def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
-        """After a method of the scaler raised."""
+        """Handle an exception from a method of the scaler."""
 
     def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
-        """Before `scaler.update(new_scale)` changes the scale and forgets the flags."""
+        """Handle `scaler.update(new_scale)` before it changes the scale and clears the flags."""
 
     def updated(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
-        """After it."""
+        """Handle the return of `scaler.update(new_scale)`."""
 
     def loaded(self, scaler: GradScaler) -> None:
-        """After `scaler.load_state_dict`."""
+        """Handle the end of `scaler.load_state_dict`."""
 
     def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
-        """Before a backward pass from roots. arguments: the engine's others."""
+        """Handle the start of a backward pass. arguments: the engine's, after roots."""
 
     def backward_ends(self) -> None:
-        """After it, whether it returned or raised."""
+        """Handle the end of a backward pass, whether it returned or raised."""
 
-    stepping: list[Optimizer]  # whose own steps are under way, the outermost first
+    stepping: list[Optimizer]  # optimizers inside `step`, outermost first
 
     def nested(self, optimizer: Optimizer) -> None:
-        """Before an optimizer's step within another one's."""
+        """Handle the start of an optimizer's step within another one's."""
 
     def optimizer_ends(self, optimizer: Optimizer) -> bool:
-        """After it: drop it from `stepping`. Return whether to call `stepped`."""
+        """Remove the optimizer from `stepping`; return whether to call `stepped`."""
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """After an optimizer's step that is not a scaler's."""
+        """Handle the end of an optimizer's step that no scaler made."""
 
     def clipping(self, parameters: Any, max_norm: Any) -> None:
-        """Before gradients are scaled to a norm. parameters: the list that torch made."""
+        """Handle gradients before they are clipped. parameters: the list that torch made."""
 
     def clipped(self) -> None:
-        """After it."""
+        """Handle the end of a clip."""
 
     def schedule_steps(self, scheduler: LRScheduler) -> None:
-        """After the outermost `step` of a scheduler."""
+        """Handle the end of a scheduler's outermost `step`."""
 
 
 def _keep_from_compiler(function: Any, *, with_callees: bool = False) -> None:
-    """Have a graph end before this function. As torch.compiler.disable, whose import is slow."""
+    """Break the graph at this function, like torch.compiler.disable, whose import is slow."""
     function._torchdynamo_disable = True
     beyond = _FrameAction.SKIP if with_callees else _FrameAction.DEFAULT
     strategy = _FrameExecStrategy(_FrameAction.SKIP, beyond)
@@ -105,10 +105,13 @@ def _keep_from_compiler(function: Any, *, with_callees: bool = False) -> None:
 
 
 class Hooks:
-    """The wraps, from `arm` to `disarm`."""
+    """Set of wrappers, active from `arm` to `disarm`."""
 
     def __init__(self, listener: Listener, guard: Guard) -> None:
-        """guard: calls the listener, and lets no error of ours reach the loop."""
+        """Keep the listener's calls out of compiled graphs.
+
+        guard: calls the listener, and keeps its errors out of the training loop.
+        """
         for function in (guard, *(getattr(listener, name) for name in UNGUARDED)):
             _keep_from_compiler(getattr(function, "__func__", function), with_callees=True)
         self._guard, self._listener = guard, listener
@@ -118,7 +121,7 @@ class Hooks:
         self._hooks: list[Any] = []
 
     def arm(self) -> None:
-        """Wrap them. A class that overrides a method has its own wrapped too."""
+        """Install the wrappers, also around ShardedGradScaler's overrides."""
         self._is_armed = True
         listener = self._listener
         for scaler in (GradScaler, *_sharded_scalers()):
@@ -137,7 +140,7 @@ class Hooks:
         ]
 
     def disarm(self) -> None:
-        """Undo it. A wrap that was itself wrapped meanwhile stays, and calls nothing."""
+        """Remove the wrappers; one that was itself wrapped since stays and calls nothing."""
         self._is_armed = False
         for owner, name, original, wrapped in self._wraps:
             if vars(owner).get(name) is wrapped:
@@ -148,7 +151,7 @@ class Hooks:
         self._hooks.clear()
 
     def wrap_schedulers(self) -> None:
-        """Wrap `step` of each class of schedulers that defines one and is not wrapped yet."""
+        """Wrap `step` of each scheduler class that defines it and is not wrapped yet."""
         wrapped = {wrap[0] for wrap in self._wraps}
         for owner in _subclasses(LRScheduler):
             if "step" in vars(owner) and owner not in wrapped:
@@ -163,9 +166,10 @@ class Hooks:
         after: Callable[..., None] | None = None,
         ends: Callable[..., None] | None = None,
     ) -> None:
-        """Wrap a method. before, after: called with its arguments, after with its result too.
+        """Wrap a method of a scaler class, if the class defines it.
 
-        ends: called with the scaler alone, also where the method raised.
+        before, after: called with the method's arguments, after with its result too.
+        ends: called with only the scaler, also if the method raised.
         """
         original = vars(owner).get(name)
         if original is None:
@@ -282,14 +286,14 @@ class Hooks:
 
 
 def _sharded_scalers() -> list[type]:
-    """FSDP1's own, if the script has loaded it: to import it takes a second."""
+    """Return FSDP1's scaler, if the script has imported it: the import takes a second."""
     module = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
     return [] if module is None else [module.ShardedGradScaler]
 
 
 def _subclasses(owner: type) -> list[type]:
-    found: list[type] = [owner]
-    for each in found:
-        below: list[type] = each.__subclasses__()
-        found += [one for one in below if one not in found]
-    return found
+    classes: list[type] = [owner]
+    for parent in classes:
+        children: list[type] = parent.__subclasses__()
+        classes += [child for child in children if child not in classes]
+    return classes

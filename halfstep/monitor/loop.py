@@ -1,11 +1,11 @@
-"""A training loop that is not ours, step by step, as the wraps of torch report it.
+"""Step-by-step record of a user's training loop, from the wrapped torch functions.
 
 With a scaler a row closes at each `GradScaler.update()`. Without one, a row is an iteration: it
-closes once every known optimizer has stepped, or before an optimizer steps that has stepped in it
-already, or the one that began the first iteration. Each optimizer has its own losses (see
-backward_passes.py); nothing is averaged over optimizers. What cannot be read costs its own figure
-only (see evidence/careful.py). Nothing here waits for the device, but for a new optimizer in the
-midst of a run. This module imports torch.
+closes once every known optimizer has stepped, or before a step of an optimizer that has already
+stepped in it or that began the first iteration. Each optimizer has its own losses (see
+backward_passes.py); nothing is averaged over optimizers. An error loses only the figure that could
+not be read (see evidence/best_effort.py). Nothing here waits for the device, except for a new
+optimizer in the middle of a run. This module imports torch.
 """
 
 import time
@@ -32,14 +32,14 @@ from halfstep.monitor.ring import Ring
 from halfstep.monitor.telemetry_rows import SCALE, SCALE_AFTER, Rows
 from halfstep.telemetry.spool import Event, Steps
 
-RELAY_SECONDS = 30.0  # for a device to finish its rows before they are laid out again
+RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row layout
 PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
-SETTLED_AFTER = 8  # iterations, after which no further optimizer is waited for
+SETTLED_AFTER = 8  # iterations after which no further optimizer is expected
 NEVER = Intervals()
 
 
 class Loop:
-    """Writes a row a step, and hands over what rows hold once they have arrived."""
+    """Listener that writes one row per step and hands rows over once they are on the host."""
 
     def __init__(
         self,
@@ -53,10 +53,11 @@ class Loop:
         every: Intervals = NEVER,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """optimizers, scaler: the only ones to observe; None: all.  step: done already.
+        """Create a loop with no optimizers or scalers seen yet.
 
-        started_at: what elapsed_ms counts from, by halfstep.clock; now if not given.  every: how
-        often more is measured.  say: prints a line when a figure is given up.
+        optimizers, scaler: the only ones to observe; None: all.  step: the last completed one.
+        started_at: origin of elapsed_ms, by halfstep.clock; default now.  every: intervals of the
+        additional measurements.  say: prints a line when a figure is given up.
         """
         self.closed_steps = step
         self._on_steps, self._on_event = on_steps, on_event
@@ -64,11 +65,10 @@ class Loop:
         self._scaler = scaler
         self._modules: tuple[nn.Module, ...] = ()
         self._names: dict[nn.Parameter, str] = {}
-        self._known: dict[int, Gradients] = {}  # by an optimizer's id, which they keep alive
-        self.ignored: set[int] = set()  # ids of optimizers within a framework's own
-        self._row_of: dict[
-            int, CurrentStep
-        ] = {}  # of the scaler that steps an optimizer, by its id
+        self._known: dict[int, Gradients] = {}  # by id of the optimizer, which they keep alive
+        self.ignored: set[int] = set()  # ids of optimizers inside a framework's own
+        #: By an optimizer's id: the row of the scaler that steps it.
+        self._row_of: dict[int, CurrentStep] = {}
         self._rows = Rows({}, layers_every=every.layers)
         self._has_layers = every.layers > 0
         wants_more = every.histogram or every.headroom
@@ -77,27 +77,28 @@ class Loop:
         self._started_at = clock() if started_at is None else started_at
         self._step_started: float | None = None
         self._open: dict[int, CurrentStep] = {}  # by a scaler's id
-        self._unscaled = CurrentStep()  # of steps without a scaler
+        self._unscaled = CurrentStep()  # the row of steps without a scaler
         self._current = self._unscaled  # the row of the scaler that was called last
-        self._scalers = 0  # that have updated
+        self._scalers = 0  # number of scalers that have updated
         self._loaded: WeakSet[Any] = WeakSet()  # scalers whose state was restored
-        self._explicit: list[Value] = []  # losses of the open row, in place of the loop's
+        self._explicit: list[Value] = []  # losses of the open row that override the observed ones
         self._passes = BackwardPasses(lambda: self._names)
         self._careful = Careful(on_event, say, lambda: self.step)
         self._evidence = Collector(on_event, say)
-        self.stepping: list[Optimizer] = []  # whose steps are under way, the outermost first
+        self.stepping: list[Optimizer] = []  # optimizers inside `step`, outermost first
         self._scaler_steps = 0  # calls of GradScaler.step under way
         self._leader: int | None = None  # the optimizer that began the first iteration
-        self._iterations = 0  # without a scaler, since an optimizer was met
+        self._iterations = 0  # without a scaler, since a new optimizer was seen
         self._is_settled = optimizers is not None  # all optimizers of an iteration are known
-        self._uncleared: dict[int, Tensor | None] = {}  # norms of gradients, by an optimizer's id
-        self._before_clip: dict[int, Any] = {}  # gradients as measured ahead of a clip
-        self._taking_part: dict[int, list[bool]] = {}  # by row, where some had no gradients
-        self._ended: float | None = None  # when the last step of the open row without a scaler did
+        self._uncleared: dict[int, Tensor | None] = {}  # gradient norms by an optimizer's id
+        self._before_clip: dict[int, Any] = {}  # gradients as measured before a clip
+        #: By row, if some optimizers had no gradients: which ones had.
+        self._taking_part: dict[int, list[bool]] = {}
+        self._ended: float | None = None  # end of the last step in the open row without a scaler
 
     @property
     def step(self) -> int:
-        """The step that was made last: of an iteration without a scaler, the one under way."""
+        """The last step; without a scaler, the iteration under way once it has stepped."""
         return self.closed_steps + bool(self._unscaled.stepped)
 
     @step.setter
@@ -105,7 +106,7 @@ class Loop:
         self.closed_steps = step
 
     def add(self, modules: tuple[nn.Module, ...]) -> None:
-        """Call parameters as these modules do."""
+        """Name parameters as these modules do."""
         self._modules += modules
         self._names |= parameter_names(modules)
         names = module_names(modules)
@@ -115,29 +116,31 @@ class Loop:
             self._diagnoses.starts(self.closed_steps + 1)
 
     def end(self) -> None:
-        """Leave torch as it was."""
+        """Remove the hooks that evidence and diagnoses have installed."""
         self._evidence.origin.disarm()
         if self._diagnoses:
             self._diagnoses.end()
 
     def close(self) -> None:
-        """Close the iteration that is under way, and report the evidence that is left."""
+        """Close the iteration under way, and report the remaining evidence."""
         if self._unscaled.stepped:
             self._close_unscaled()
-        known = [(each, self._passes.has_changed(key)) for key, each in self._known.items()]
+        known = [
+            (gradients, self._passes.has_changed(key)) for key, gradients in self._known.items()
+        ]
         self._careful("evidence", self._evidence.end, self.closed_steps, known)
 
     def add_loss(self, loss: Tensor | float) -> None:
-        """Take this for the next row's loss; the mean of several."""
+        """Set the next row's loss; several calls are averaged."""
         self._start()
         self._explicit.append(kept_loss(loss))
 
     def elapsed_ms(self) -> int:
-        """Return milliseconds since the loop was first observed."""
+        """Return milliseconds since started_at."""
         return int((clock() - self._started_at) * 1000)
 
     def drain(self, patience_seconds: float) -> bool:
-        """Hand over what the device has; return whether that was all."""
+        """Hand over the rows that are on the device; return True if all arrived in time."""
         self._is_last = True
         has_all = self._ring is None or self._ring.drain(patience_seconds)
         self._is_last = False
@@ -148,10 +151,10 @@ class Loop:
 
     _is_last = False
 
-    # ---- What the wraps report, in the order of a step ------------------------------------------
+    # ---- Listener methods, in the order of a step ---------------------------------------------
 
     def scaled(self, scaler: GradScaler, result: Any, outputs: Any) -> None:
-        """Remember the losses that were scaled."""
+        """Record the scaled losses."""
         row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
         if row is not None:
             self._current = row
@@ -162,7 +165,7 @@ class Loop:
                     self._careful.lose("loss", error)
 
     def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
-        """Note which loss a pass has, and look at what it begins from."""
+        """Record a pass's loss, and inspect the roots that it starts from."""
         if self._step_started is None:
             self._start()
         scaler, passes, evidence = self._current.scaler, self._passes, self._evidence
@@ -171,7 +174,7 @@ class Loop:
         count = passes.count
         scale = None if scaler is None else scaler._scale
         losses = self._careful("loss", passes.begins, roots, arguments, accumulates, scale)
-        if accumulates and evidence.origin.is_armed:  # also within another pass
+        if accumulates and evidence.origin.is_armed:  # also inside another pass
             self._careful("origin", evidence.origin.arm, roots)
         if passes.count != count and evidence.is_due(passes.count, losses):
             self._careful(
@@ -184,7 +187,7 @@ class Loop:
             )
 
     def backward_ends(self) -> None:
-        """Note whose gradients it changed."""
+        """Record which optimizers' gradients the pass changed."""
         if "loss" not in self._careful.lost:
             try:
                 self._passes.ends()
@@ -196,35 +199,35 @@ class Loop:
             self._careful("origin", self._evidence.origin.passed)
 
     def unscaled(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
-        """Measure gradients, before a clip can spread a NaN over them."""
+        """Measure unscaled gradients, before a clip can spread a NaN over them."""
         self._measure_scaled(scaler, optimizer, None)
 
     def checked(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
-        """The same, of gradients that are still times the scale."""
+        """Measure gradients that are still multiplied by the scale."""
         self._measure_scaled(scaler, optimizer, scaler._scale)
 
     def clipping(self, parameters: Any, max_norm: Any) -> None:
-        """Measure gradients ahead of a clip; and note one of gradients that are still scaled."""
+        """Measure gradients before a clip, and report a clip of still scaled gradients."""
         self._careful("clip", self._clip, parameters, max_norm)
 
     def clipped(self) -> None:
-        """Know the clipped gradients again."""
+        """Recognize gradients that a clip has changed."""
         self._careful("loss", self._passes.clipped)
 
     def step_begins(self, scaler: GradScaler, optimizer: Any) -> None:
-        """Note a scaler's step, in which the optimizer's own is no direct one."""
+        """Record a scaler's step; the optimizer's step inside it is not a direct one."""
         if getattr(scaler, "_enabled", False):
             self._scaler_steps += 1
             if row := self._open.get(id(scaler)):
                 row.stepped.add(id(optimizer))
 
     def step_ends(self, scaler: GradScaler) -> None:
-        """Note the end of a scaler's step."""
+        """Record the end of a scaler's step."""
         if self._scaler_steps and getattr(scaler, "_enabled", False):
             self._scaler_steps -= 1
 
     def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
-        """Note why a scaler refused a call."""
+        """Record the exception with which a scaler refused a call."""
         self._careful(
             "refused calls",
             self._evidence.raised,
@@ -235,15 +238,15 @@ class Loop:
         )
 
     def loaded(self, scaler: GradScaler) -> None:
-        """Note that a scaler's state was restored."""
+        """Record that a scaler's state was restored."""
         self._loaded.add(scaler)
 
     def schedule_steps(self, scheduler: Any) -> None:
-        """Note a scheduler's step, after its optimizer's last attempt."""
+        """Record a scheduler's step, after its optimizer's last attempt."""
         self._careful("schedule", self._schedule, scheduler)
 
     def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
-        """Read flags and scale, which this call is about to change in place."""
+        """Read flags and scale before `update` changes them in place."""
         row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
         if row is None:
             return
@@ -263,7 +266,7 @@ class Loop:
                 self._write(row, scale)
 
     def updated(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
-        """Close the row. A scale given by hand shows in the next one, as set."""
+        """Close the row; a scale set by hand shows in the next row, as "set"."""
         row, ring = self._open.get(id(scaler)), self._ring
         if row is None or not row.found_inf or ring is None or (after := scaler._scale) is None:
             return
@@ -279,23 +282,23 @@ class Loop:
         self._close(row)
 
     def nested(self, optimizer: Optimizer) -> None:
-        """Note a step within another one. One that is under way already had raised."""
+        """Record a step inside another one; if it is already on the stack, it had raised."""
         stepping = self.stepping
-        while any(each is optimizer for each in stepping):
+        while any(outer is optimizer for outer in stepping):
             stepping.pop()
-        if stepping and _shares(stepping[-1], optimizer):  # which may clear its gradients
+        if stepping and _shares(stepping[-1], optimizer):  # the inner step may clear gradients
             self._careful("gradient norms", self._measure_within, stepping[0])
         stepping.append(optimizer)
 
     def optimizer_ends(self, optimizer: Optimizer) -> bool:
-        """Note the end of a step; return whether it is one that no scaler makes."""
+        """Record the end of a step; return True if no scaler makes it."""
         stepping = self.stepping
         while stepping and stepping.pop() is not optimizer:
             pass
         return not (self._scaler_steps and id(optimizer) in self._row_of)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Take a step, unless it is a part of another optimizer's, as in SAM."""
+        """Record a step, unless it is part of another optimizer's, as in SAM."""
         if self._is_wanted(optimizer) and not any(
             self._is_wanted(outer) and _shares(outer, optimizer) for outer in self.stepping
         ):
@@ -304,14 +307,14 @@ class Loop:
     # ---- Steps --------------------------------------------------------------------------------
 
     def _measure_within(self, outer: Optimizer) -> None:
-        """Measure gradients when an optimizer steps by another one."""
+        """Measure an optimizer's gradients before an inner optimizer's step."""
         gradients = self._known.get(id(outer))
         if gradients is not None and gradients.is_current() and self._is_wanted(outer):
             self._before_clip[id(outer)] = gradients.measure()
             gradients.steps -= 1
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        """Take a step that no scaler makes: of a loop without one, or past it."""
+        """Record a step without a scaler, or one that bypasses the scaler."""
         identity = id(optimizer)
         scaled = self._row_of.get(identity)
         if scaled is not None:
@@ -348,7 +351,7 @@ class Loop:
             return
         if self._leader is None:
             self._leader = identity
-        if identity not in self._known:  # which may step in some iterations only
+        if identity not in self._known:  # it may step in only some iterations
             self._iterations = 0
         if row.stepped and (identity in row.stepped or identity == self._leader):
             self._close_unscaled()
@@ -362,7 +365,7 @@ class Loop:
             self._close_unscaled()
 
     def _step_directly(self, optimizer: Optimizer, row: CurrentStep, *, is_scaled: bool) -> None:
-        """Note an optimizer's step outside of its scaler, which takes an inf as it is."""
+        """Record an optimizer's step without its scaler, which applies an inf as it is."""
         identity, ring = id(optimizer), self._ring
         step = self.closed_steps
         if identity in row.measured or is_scaled:
@@ -393,32 +396,32 @@ class Loop:
             self._row_of[identity] = row
             if before is not None and row.number is None and not before.measured:
                 self._replace(before, row)
-        if identity not in row.measured:  # a clip was ahead of it, if it is
+        if identity not in row.measured:  # otherwise it was measured before a clip
             self._measure(row, optimizer, scale)
 
     def _is_ascent(self, row: CurrentStep) -> bool:
-        """Return whether the scaler was updated in the midst of a step, as by SAM's first half.
+        """Return True if the scaler was updated within a step, as by SAM's first half.
 
-        The loop moved the weights by hand, and the step of the optimizer follows.
+        The loop moved the weights by hand, and the optimizer's step follows.
         """
         row.is_by_hand = all(map(self._passes.has_moved, row.measured))
         return row.is_by_hand and not row.ascents
 
     def _replace(self, before: CurrentStep, row: CurrentStep) -> None:
-        """Let a scaler go on where another one was that stepped the same optimizer."""
+        """Continue a scaler's rows with the scaler that replaced it for an optimizer."""
         row.number = before.number
         if before.scaler is not None and before not in self._row_of.values():
             self._open.pop(id(before.scaler), None)
         row.has_replaced = row.scaler not in self._loaded
 
     def _look_for_uncleared(self) -> None:
-        """Measure gradients that nothing has cleared since the last step, before a pass."""
+        """Measure gradients not cleared since the last step, before a pass adds to them."""
         for identity in self._passes.uncleared():
             if identity in self._row_of and (gradients := self._known.get(identity)):
                 self._uncleared[identity] = gradients.norms_now()
 
     def _report_uncleared(self) -> None:
-        """Report those to which the pass has added."""
+        """Report uncleared gradients to which the pass has added."""
         for identity, norms in self._uncleared.items():
             if norms is not None and identity in self._passes.changed:
                 name = self._known[identity].name
@@ -463,12 +466,12 @@ class Loop:
         gradients = self._known.get(identity)
         if gradients is None or not gradients.is_current():
             gradients = self._meet(optimizer)
-            row.measured.pop(identity, None)  # of other parameters
+            row.measured.pop(identity, None)  # its parameters are no longer the same
         if row.rate is None:
             rate = gradients.rate()  # a schedule may change a tensor in place
             row.rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
         losses = self._careful("loss", self._passes.take, optimizer)
-        row.losses.setdefault(identity, losses or [])  # an ascent's is the step's
+        row.losses.setdefault(identity, losses or [])  # an ascent's loss is the step's
         measured = self._before_clip.pop(identity, None) if self._before_clip else None
         if measured is None:
             measured = self._careful(gradients.figure, gradients.measure, scale)
@@ -492,11 +495,11 @@ class Loop:
             self._step_started = time.perf_counter()
 
     def _meet(self, optimizer: Optimizer) -> Gradients:
-        """Know an optimizer from here on; the rows have to be laid out for it."""
+        """Register a new or changed optimizer, and lay out the rows for it."""
         self._start()
         known = self._known.get(id(optimizer))
         name = self._name(optimizer) if known is None else known.name
-        if known is not None:  # a parameter is another one now
+        if known is not None:  # a parameter was replaced
             self._names |= parameter_names(self._modules)
         gradients = Gradients(optimizer, name, self._names)
         if self._ring is not None and not self._ring.drain(RELAY_SECONDS):
@@ -505,7 +508,7 @@ class Loop:
         self._known[id(optimizer)] = gradients
         self._careful("optimizers", self._evidence.meets, self.closed_steps + 1, gradients)
         has_rates = isinstance(gradients.rate(), Tensor)
-        names = {each.name: each.names for each in self._known.values()}
+        names = {gradients.name: gradients.names for gradients in self._known.values()}
         self._rows = self._rows.relaid(
             names, has_rates=has_rates, has_own_losses=len(self._known) > 1
         )
@@ -524,18 +527,18 @@ class Loop:
         if self._wanted is not None:
             return self._wanted[id(optimizer)]
         name = type(optimizer).__name__
-        others = [type(each.optimizer).__name__ for each in self._known.values()]
+        others = [type(known.optimizer).__name__ for known in self._known.values()]
         return f"{name}{others.count(name) + 1}" if name in others else name
 
     def _write(self, row: CurrentStep, scale_after: Value) -> None:
-        """Write a row: on a CPU its numbers, else by two kernels."""
+        """Write a row: as numbers on a CPU, else with two kernels on the device."""
         ring = self._ring
         if ring is None:
             return
-        found: list[Value] = []
+        found_inf: list[Value] = []
         totals: list[Value] = []
         for identity, gradients in self._known.items():
-            found.append(row.found_inf.get(identity, 0.0))
+            found_inf.append(row.found_inf.get(identity, 0.0))
             if measured := row.measured.get(identity):
                 total, _norms, _factor, counts = measured
                 totals.append(total)
@@ -557,15 +560,15 @@ class Loop:
             self._note(ring.number, row, has_loss=bool(losses))
         rate = row.rate
         if rate is None or isinstance(rate, float):
-            rate = 0.0  # for the host knows it
+            rate = 0.0  # the host has it
         elif ring.is_on_host:
             rate = rate.item()
         own = self._own_losses(row) if len(self._known) > 1 else ()
-        values = [loss, row.scale, scale_after, rate, *found, *totals, *totals, *own]
+        values = [loss, row.scale, scale_after, rate, *found_inf, *totals, *totals, *own]
         if not ring.is_on_host:
             self._queue(ring.row, row, values)
             return
-        ring.values = values  # what lies on another device is waited for
+        ring.values = values  # the ring waits for values on another device
         if self._has_layers and self._rows.is_for_layers(self.step + 1):
             self._rows.hold(ring.number, self._norms(row))
 
@@ -573,7 +576,7 @@ class Loop:
         return [mean(row.losses.get(identity) or []) for identity in self._known]
 
     def _note(self, number: int, row: CurrentStep, *, has_loss: bool) -> None:
-        """Note what the host knows of a row that is being written."""
+        """Note the facts about a row that only the host has."""
         if not has_loss:
             self._rows.note(number).has_loss = False
         if row.is_continued:
@@ -589,7 +592,7 @@ class Loop:
             self._careful("steps left out", self._evidence.not_stepped, self.closed_steps + 1)
         if len(row.losses) > 1 and not _are_one(list(row.losses.values())):
             known = list(self._known)
-            own = [known.index(each) for each, losses in row.losses.items() if losses]
+            own = [known.index(identity) for identity, losses in row.losses.items() if losses]
             self._rows.note(number).own_losses = own
 
     def _norms(self, row: CurrentStep) -> list[float]:
@@ -604,27 +607,27 @@ class Loop:
         return norms
 
     def _queue(self, target: Tensor, row: CurrentStep, values: list[Value]) -> None:
-        """Have the device write a row's scalars, and norms of parameters behind them."""
+        """Queue the device's write of a row: scalars, then norms of parameters."""
         norms = [
             row.measured[identity][1] if identity in row.measured else gradients.no_norms
             for identity, gradients in self._known.items()
         ]
         scalars = torch.stack([_tensor(value, target.device) for value in values])
-        torch.cat([scalars, *(_tensor(each, target.device) for each in norms)], out=target)
+        torch.cat([scalars, *(_tensor(norm, target.device) for norm in norms)], out=target)
 
     def _close_unscaled(self) -> None:
         self._write(self._unscaled, 1.0)
         self._close(self._unscaled, self._ended)
 
     def _close(self, row: CurrentStep, ended: float | None = None) -> None:
-        """End the row: from here on the next step's time runs. ended: None for now."""
+        """Close the row, and start the next step's time. ended: None for now."""
         ring = self._ring
         if ring is None or self._step_started is None:
             return
         self.closed_steps += 1
         step = self.closed_steps
         if len(row.measured) < len(self._known):
-            self._taking_part[ring.number] = [each in row.measured for each in self._known]
+            self._taking_part[ring.number] = [known in row.measured for known in self._known]
         if row.number:
             self._rows.belongs(ring.number, row.number)
         if self._diagnoses:
@@ -653,7 +656,7 @@ class Loop:
             self._diagnoses.report()
 
     def _read_evidence(self, first: int, records: Steps, events: list[Event]) -> None:
-        ring, names = self._ring, [each.name for each in self._known.values()]
+        ring, names = self._ring, [gradients.name for gradients in self._known.values()]
         numbers = range(first, first + len(records))
         taking_part = [self._taking_part.pop(number, None) for number in numbers]
         skips = skips_of(records, names, taking_part)
@@ -669,7 +672,7 @@ class Loop:
         )
 
     def _meet_scaler(self, scaler: GradScaler) -> CurrentStep | None:
-        """Return the row of a scaler that is new, if it is one to observe."""
+        """Return a new row for a new scaler, or None if it is not to be observed."""
         if not scaler._enabled or self._scaler not in (None, scaler):
             return None
         _check_attributes(scaler)
@@ -685,18 +688,18 @@ class Loop:
 
 
 def _check_attributes(scaler: GradScaler) -> None:
-    """Raise if torch's scaler is not built as those are that we know."""
+    """Raise AttributeError if this torch's scaler lacks an attribute that we read."""
     if missing := [name for name in PRIVATE if not hasattr(scaler, name)]:
         raise AttributeError(
             f"torch {torch.__version__}'s {type(scaler).__name__} has no {', '.join(missing)}, "
-            "from which skips and scale are read; supported versions: docs/how-to/watch.md"
+            "which skips and scale are read from; supported versions: docs/how-to/watch.md"
         )
 
 
 def _joint(flags: Mapping[torch.device, Tensor], is_read: bool) -> Value:
-    """Return one flag of those of several devices: a number, or a tensor of the first one.
+    """Return the sum of several devices' flags: a number, or a tensor on the first device.
 
-    is_read: the host reads all that it can of a step, and waits for the rest.
+    is_read: return a number, and wait for the device if necessary.
     """
     first, *others = flags.values()
     for other in others:
@@ -705,22 +708,22 @@ def _joint(flags: Mapping[torch.device, Tensor], is_read: bool) -> Value:
 
 
 def _tensor(value: Value | list[float], device: torch.device) -> Tensor:
-    """Return a value as a tensor of this device, without a wait."""
+    """Return a value as an fp32 tensor on this device, without waiting."""
     if isinstance(value, float):
         return torch.full((), value, device=device)
     return torch.as_tensor(value).to(device, torch.float32, non_blocking=True)
 
 
 def _shares(outer: Optimizer, inner: Optimizer) -> bool:
-    """Return whether an optimizer's step is made by another one on the same parameters."""
+    """Return True if two optimizers share a parameter."""
     own = {id(p) for group in outer.param_groups for p in group["params"]}
     return any(id(p) in own for group in inner.param_groups for p in group["params"])
 
 
 def _are_one(losses: list[list[Value]]) -> bool:
-    """Return whether several optimizers' losses are those of the same backward passes."""
+    """Return True if all optimizers have the losses of the same backward passes."""
     first = losses[0]
     return all(
-        len(each) == len(first) and all(a is b for a, b in zip(each, first, strict=True))
-        for each in losses[1:]
+        len(other) == len(first) and all(a is b for a, b in zip(other, first, strict=True))
+        for other in losses[1:]
     )

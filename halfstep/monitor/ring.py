@@ -1,12 +1,12 @@
-"""A ring of rows on the device, and its way to the host without a wait.
+"""Ring buffer of rows on the device, copied to the host asynchronously.
 
-A loop writes one row a step. Now and then the rows that are complete are copied to pinned memory
-behind the work already queued; an event, polled at each step's end, says when they have arrived.
-The host never waits for the device, except in `drain`.
+A loop writes one row per step. Complete rows are copied to pinned memory every DRAIN_ROWS rows or
+DRAIN_SECONDS, on the stream of the steps; an event, polled at each step's end, signals their
+arrival. The host waits for the device only in `drain` and when the ring is full.
 
-What the host knows of a step by itself, its number and its times, stands in a ring of its own, and
-on a CPU so does the row: there is none on the device. It is handed over with the row, as a record
-of the spool's format, which is made of many steps at once. This module imports torch.
+The host keeps a step's number and times in a second ring, and on a CPU also the row: then there is
+no ring on the device. They are handed over with the rows as records of the spool's format,
+converted for many steps at once. This module imports torch.
 """
 
 import math
@@ -24,21 +24,21 @@ from torch import Tensor
 from halfstep.clock import clock
 from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, Steps
 
-RING_ROWS = 1024  # must exceed what is drained at once plus what may be in flight
+RING_ROWS = 1024  # must exceed the rows of a drain plus those that may be in flight
 DRAIN_ROWS = 512
 DRAIN_SECONDS = 0.3
 POLL_SECONDS = 0.001
 LONGEST_US = 2**31 - 1
-KNOWN = 5  # what the host knows of a step: step, clock, seconds, learning rate, µs of waiting
+KNOWN = 5  # host values of a step: step, clock, seconds, learning rate, µs waiting for data
 
-#: What takes rows that have arrived: the first one's number, the rows in fp32, and their records.
+#: Callback for arrived rows: number of the first, the rows in fp32, and their records.
 OnArrival = Callable[[int, NDArray[np.float32], Steps], None]
 
 
 class Ring:
-    """Rows of fp32 columns, numbered from 0 as they are written. One is open: the next to close.
+    """Ring of rows with fp32 columns, numbered from 0; one row is open at a time.
 
-    is_on_host: a row's numbers are assigned to `values`, rather than written into `row`.
+    is_on_host: a row's numbers are assigned to `values` instead of written into `row`.
     """
 
     def __init__(
@@ -49,24 +49,25 @@ class Ring:
         started_at: float,
         on_arrival: OnArrival,
     ) -> None:
-        """scalars: how many of the columns, the first ones, are written where the host writes.
+        """Allocate the ring.
 
-        started_at: from when on elapsed_ms counts, by halfstep.clock.
+        scalars: number of leading columns that the host holds, if it writes the rows.
+        started_at: origin of elapsed_ms, by halfstep.clock.
         """
-        self.number = 0  # of the open row
-        self._sent = self._read = 0  # rows, ever: read ≤ sent ≤ number
+        self.number = 0  # number of the open row
+        self._sent = self._read = 0  # total rows: read ≤ sent ≤ number
         self._columns, self._device = columns, device
         self._started_at, self._on_arrival = started_at, on_arrival
         self._drained_at = clock()
-        #: Whether the newest row waits for the next one: a loop of this kind may add to it.
+        #: The newest row is sent only with the next one, because the loop may still add to it.
         self.holds_last = False
-        # What is known of a row, and its values.
-        kept = [("known", "<f8", (KNOWN,)), ("values", "<f4", (scalars,))]
+        # The host's ring: the host values of a step, and the row's values on a CPU.
+        dtype = [("known", "<f8", (KNOWN,)), ("values", "<f4", (scalars,))]
         self._layout = struct.Struct(f"<{KNOWN}d{scalars}f")
         self._memory = bytearray(RING_ROWS * self._layout.size)
-        self._kept = np.frombuffer(self._memory, kept)  # the same, to read
+        self._host_rows = np.frombuffer(self._memory, dtype)  # a view of it for reading
         self.is_on_host = device.type == "cpu"
-        self.values: Sequence[SupportsFloat] = (0.0,) * scalars  # of the open row
+        self.values: Sequence[SupportsFloat] = (0.0,) * scalars  # values of the open row
         self._pinned: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
         if device.type == "cuda":
@@ -79,7 +80,7 @@ class Ring:
         return self._device_rows[self.number % RING_ROWS]
 
     def is_here(self, number: int) -> bool:
-        """Return whether this row is closed, and not handed over yet."""
+        """Return True if this row is closed, and not sent yet."""
         return self._sent <= number < self.number
 
     def close(
@@ -90,13 +91,13 @@ class Ring:
         waited_seconds: float | None = None,
         ended: float | None = None,
     ) -> float:
-        """End the open row, and hand over what is due; return when it ended, by perf_counter.
+        """Close the open row, and hand over arrived rows; return its end, by perf_counter.
 
-        started, ended: of the step, by the same clock; ended now if not given.  waited_seconds: of
-        it, for data; None if it is not known.
+        started, ended: the step's times by perf_counter; ended is now by default.
+        waited_seconds: the step's time spent waiting for data; None if unknown.
 
-        On CUDA the host runs ahead of the device until the launch queue is full: a single time is
-        how long queueing took, and the mean of many is the device's own pace.
+        On CUDA the host runs ahead of the device until the launch queue is full: a single step's
+        time is how long queueing took, and the mean of many is the device's time.
         """
         ended, now = time.perf_counter() if ended is None else ended, clock()
         waited_us = UNKNOWN_US if waited_seconds is None else waited_seconds * 1e6
@@ -112,13 +113,13 @@ class Ring:
         at = self.number % RING_ROWS * self._layout.size
         try:
             self._layout.pack_into(self._memory, at, *known, *self.values)
-        except OverflowError:  # one is beyond fp32
+        except OverflowError:  # a value exceeds fp32
             with np.errstate(over="ignore"):
                 values = [np.float32(float(value)) for value in self.values]
             self._layout.pack_into(self._memory, at, *known, *values)
 
     def drain(self, patience_seconds: float = math.inf) -> bool:
-        """Wait for the device, so long at most; tell whether every closed row is handed over."""
+        """Wait for the device up to a timeout; return True if every closed row is handed over."""
         self._await(patience_seconds)
         self._send(clock())
         self._await(patience_seconds)
@@ -129,14 +130,14 @@ class Ring:
             self._receive(wait=True)
             return
         until = clock() + patience_seconds
-        while self._sent != self._read and clock() < until:  # a lost device never answers
+        while self._sent != self._read and clock() < until:  # a lost device never responds
             self._receive(wait=False)
             time.sleep(POLL_SECONDS)
 
     def _send(self, now: float, keep: int = 0) -> None:
-        """Start to copy the rows not sent yet, unless the last copy is still under way.
+        """Start copying the unsent rows, unless the last copy is still under way.
 
-        keep: how many of the newest stay.
+        keep: number of newest rows to leave out.
         """
         if self._pinned is not None and self._sent != self._read:
             return
@@ -145,11 +146,11 @@ class Ring:
             return
         self._drained_at = now
         if self._pinned is None or self._arrived is None:
-            self._sent = until  # also of what a Ctrl-C broke off
+            self._sent = until  # includes rows of a send that KeyboardInterrupt aborted
             self._hand_over()
             return
-        # On the same stream as the steps: the rows are complete when the copy begins, and copied
-        # before a later step can write over them.
+        # The copy runs on the stream of the steps: the rows are complete when it begins, and no
+        # later step can overwrite them before it ends.
         for rows in _slices(self._sent, until):
             self._pinned[rows].copy_(self._device_ring[rows], non_blocking=True)
         self._arrived.record(torch.cuda.current_stream(self._device_ring.device))
@@ -167,10 +168,10 @@ class Ring:
         if self._read == self._sent:
             return
         slices = _slices(self._read, self._sent)
-        kept = _joined(self._kept, slices)
-        arrived = kept["values"] if self.is_on_host else _joined(self._arrivals, slices)
+        host_rows = _joined(self._host_rows, slices)
+        rows = host_rows["values"] if self.is_on_host else _joined(self._arrivals, slices)
         first, self._read = self._read, self._sent
-        self._on_arrival(first, arrived, self._records(*kept["known"].T))
+        self._on_arrival(first, rows, self._records(*host_rows["known"].T))
 
     def _records(self, *known: NDArray[np.float64]) -> Steps:
         step, now, seconds, rate, waited_us = known
@@ -192,18 +193,18 @@ class Ring:
 
     @cached_property
     def _arrivals(self) -> NDArray[Any]:
-        """Where the host reads what has come from a device."""
+        """The memory from which the host reads a device's rows."""
         return (self._device_ring if self._pinned is None else self._pinned).numpy()
 
 
 def _joined(rows: NDArray[Any], slices: list[slice]) -> NDArray[Any]:
-    """Return slices of rows, one behind the other; of a single one it is a view."""
-    parts = [rows[each] for each in slices]
+    """Concatenate slices of rows; a single slice is returned as a view."""
+    parts = [rows[part] for part in slices]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _slices(start: int, stop: int) -> list[slice]:
-    """Return where in the ring the rows start…stop are: one slice, or two if they wrap."""
+    """Return the ring's slices of rows start to stop: one, or two if they wrap."""
     first, last = start % RING_ROWS, (stop - 1) % RING_ROWS
     if first <= last:
         return [slice(first, last + 1)]

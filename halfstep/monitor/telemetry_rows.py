@@ -1,9 +1,9 @@
-"""What the rows of a ring say: records of steps, and what the scaler did.
+"""Conversion of ring rows to step records and scaler events.
 
 row, fp32:  [loss, scale before, scale after, learning rate, found_inf ×O, total norm ×O,
              clipped norm ×O, own loss ×O if they are separate, norm of each gradient ×P]
             O optimizers, P parameters in the order of the optimizers, then of the modules;
-            where the host writes rows, it holds the norms of gradients beside them, if they are due
+            if the host writes rows, gradient norms are held outside the rows, in steps with layers
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,30 +26,30 @@ from halfstep.telemetry.spool import (
     optimizer_skipped,
 )
 
-LOSS, SCALE, SCALE_AFTER, RATE, FOUND_INF = 0, 1, 2, 3, 4  # columns; the others follow
+LOSS, SCALE, SCALE_AFTER, RATE, FOUND_INF = 0, 1, 2, 3, 4  # first columns
 CLIP_EPSILON = 1e-6  # added to the norm by clip_grads_with_norm_
 
-#: Of parameters with a norm that is not finite, by position: elements that are inf, and NaN.
+#: By position of a parameter with a nonfinite norm: its numbers of inf and NaN elements.
 Counts: TypeAlias = Mapping[int, tuple[int, int]]
 
-REPLACED = 32  # scalers whose replacement is reported, each; more only as they double
+REPLACED = 32  # replaced scalers reported one by one; after that only when the number doubles
 
 
 @dataclass
 class RowNotes:
-    """What the host knows of a row and the row does not hold."""
+    """Facts about a row that only the host has."""
 
     has_loss: bool = True
     is_stepped: bool = True  # the loop stepped an optimizer
-    is_direct: bool = False  # it was stepped outside of its scaler: applied, whatever the flags say
-    #: Optimizers with a loss of their own, by position, where those of several differ.
+    is_direct: bool = False  # stepped without its scaler: applied even if found_inf is set
+    #: Positions of optimizers with an own loss, if the losses of several optimizers differ.
     own_losses: Sequence[int] = ()
-    replaced: bool = False  # the scaler is another one, whose state was not restored
-    is_continued: bool = False  # the scaler changed its scale since the row before
+    replaced: bool = False  # a new scaler, whose state was not restored
+    is_continued: bool = False  # the scaler changed its scale since the previous row
 
 
 class Rows:
-    """Reads rows in their order, and remembers the scale that the last one left."""
+    """Reader of rows in order, which remembers the scale after the last row."""
 
     def __init__(
         self,
@@ -60,12 +60,13 @@ class Rows:
         has_rates: bool = False,
         has_own_losses: bool = False,
     ) -> None:
-        """optimizers: the names of each one's parameters, in forward order.
+        """Create a reader for one row layout.
 
-        max_grad_norm: what the norms were clipped to, if rows say nothing of it.  layers_every:
-        every how many steps the norms of gradients are told; a GPU's rows always hold them.
-        has_rates: the learning rate is the row's, for the host does not know it.
-        has_own_losses: a row holds the loss of each optimizer.
+        optimizers: each optimizer's parameter names, in forward order.
+        max_grad_norm: the limit that norms were clipped to, if rows hold no clipped norms.
+        layers_every: steps between reported gradient norms; a GPU's rows always hold them.
+        has_rates: rows hold the learning rate, which the host does not have.
+        has_own_losses: rows hold the loss of each optimizer.
         """
         self._has_own_losses = has_own_losses
         self._notes: dict[int, RowNotes] = {}  # by row
@@ -75,26 +76,26 @@ class Rows:
         self._layers_every = layers_every
         self._skip_flags = [SKIPPED | optimizer_skipped(i) for i in range(len(optimizers))]
         self._counts: dict[int, dict[str, Counts]] = {}  # by row
-        self._norms: dict[int, Sequence[float]] = {}  # by row, where rows do not hold them
-        self._scaler_of: dict[int, int] = {}  # by row, where it is not the first scaler's
+        self._norms: dict[int, Sequence[float]] = {}  # by row, if rows do not hold them
+        self._scaler_of: dict[int, int] = {}  # by row, only for scalers other than the first
         self._last_scales: dict[int, np.float32] = {}  # by scaler, after its last row
         self.skipped = 0  # steps in which any optimizer was skipped
-        self._replaced = self._raised = 0  # scalers by others, and those with a higher scale
-        self._has_nonfinite = False  # a step without a scaler was not finite
+        self._replaced = self._raised = 0  # replaced scalers, and those replaced by a higher scale
+        self._has_nonfinite = False  # a step without a scaler had a nonfinite norm
 
     @property
     def columns(self) -> int:
-        """How many numbers a row has."""
+        """Number of values in a row."""
         return self.scalars + sum(map(len, self._optimizers.values()))
 
     @property
     def scalars(self) -> int:
-        """How many of them are not norms of gradients."""
+        """Number of values in a row before the gradient norms."""
         return FOUND_INF + (3 + self._has_own_losses) * len(self._optimizers)
 
     @property
     def last_scale(self) -> float | None:
-        """What the last row left: a scale set since then is not told of, as yet."""
+        """Scale after the last row, without a later change by hand."""
         scale = self._last_scales.get(0)
         return None if scale is None else float(scale)
 
@@ -105,7 +106,7 @@ class Rows:
     def relaid(
         self, optimizers: Mapping[str, list[str]], *, has_rates: bool, has_own_losses: bool
     ) -> "Rows":
-        """Return what reads the rows of more optimizers, or of others, from here on."""
+        """Return a reader for a new set of optimizers, which keeps the counts and scales."""
         rows = Rows(
             optimizers,
             layers_every=self._layers_every,
@@ -118,27 +119,27 @@ class Rows:
         return rows
 
     def is_for_layers(self, step: int) -> bool:
-        """Tell whether the norms of this step's gradients are due."""
+        """Return True if the gradient norms of this step are reported."""
         return self._layers_every > 0 and step % self._layers_every == 0
 
     def hold(self, row: int, norms: Sequence[float]) -> None:
-        """Have the norms that are due of a row that does not hold them. row: its number."""
+        """Store the gradient norms of a row that does not hold them. row: its number."""
         self._norms[row] = norms
 
     def count(self, row: int, optimizer: str, counts: Counts) -> None:
-        """Have the culprits of a row counted. row: its number."""
+        """Store the nonfinite counts of an optimizer's parameters. row: its number."""
         self._counts.setdefault(row, {})[optimizer] = counts
 
     def note(self, row: int) -> RowNotes:
-        """Return a row's notes, to be changed until it is read. row: its number."""
+        """Return a row's notes, changeable until it is read. row: its number."""
         return self._notes.setdefault(row, RowNotes())
 
     def belongs(self, row: int, scaler: int) -> None:
-        """Say whose scale a row holds, if not the first scaler's. row: its number."""
+        """Assign a row to a scaler other than the first. row: its number."""
         self._scaler_of[row] = scaler
 
     def read(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
-        """Fill the records in from the rows, and say what the scaler did. first: a row's number."""
+        """Fill records from rows, and return the scaler's events. first: the first row's number."""
         count = len(self._optimizers)
         is_uneventful = self._is_uneventful(rows)
         totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]  # (steps, O)
@@ -154,21 +155,21 @@ class Rows:
         events = self._layer_norms(first, rows, records)
         if not is_uneventful:
             events += self._events(first, rows, records)
-        read = first + len(rows)
+        end = first + len(rows)
         if not is_uneventful:
-            self._notes = {row: each for row, each in self._notes.items() if row >= read}
-            self._counts = {row: each for row, each in self._counts.items() if row >= read}
-            self._scaler_of = {row: each for row, each in self._scaler_of.items() if row >= read}
+            self._notes = {row: note for row, note in self._notes.items() if row >= end}
+            self._counts = {row: counts for row, counts in self._counts.items() if row >= end}
+            self._scaler_of = {row: i for row, i in self._scaler_of.items() if row >= end}
         return events
 
     def _layer_norms(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
-        """Tell the norm of each layer's gradients, in the steps that are due."""
+        """Return layer_norms events for those steps that are a multiple of layers_every."""
         every = self._layers_every
-        squares: Mapping[int, Sequence[float] | NDArray[np.float64]]  # by place among the rows
+        squares: Mapping[int, Sequence[float] | NDArray[np.float64]]  # by index into rows
         if self._norms:
             due = [i for row in self._norms if (i := row - first) < len(rows)]
             squares = {i: [norm * norm for norm in self._norms.pop(first + i)] for i in due}
-        # Mostly none is due, as two numbers tell: steps only rise.
+        # Steps only increase, so the first and the last show that usually none is due.
         elif every and (records[0]["step"] - 1) // every != records[-1]["step"] // every:
             due = np.flatnonzero(records["step"] % every == 0).tolist()
             squares = {i: np.square(rows[i, self.scalars :], dtype=np.float64) for i in due}
@@ -176,12 +177,12 @@ class Rows:
             return []
         names = {"event": "layer_norms", "layers": self._layers.names}
         return [
-            names | {"step": int(records["step"][i]), "norms": self._layers.norms(each)}
-            for i, each in squares.items()
+            names | {"step": int(records["step"][i]), "norms": self._layers.norms(row_squares)}
+            for i, row_squares in squares.items()
         ]
 
     def _is_uneventful(self, rows: NDArray[np.float32]) -> bool:
-        """Whether all is finite and the scale as it was: nearly always, so it has to be cheap."""
+        """Return True if all is finite and the scale unchanged: the usual case, so cheap."""
         count = len(self._optimizers)
         scales = rows[:, SCALE : SCALE_AFTER + 1]
         found_inf = rows[:, FOUND_INF : FOUND_INF + count]
@@ -194,7 +195,7 @@ class Rows:
         )
 
     def _events(self, first: int, rows: NDArray[np.float32], records: Steps) -> list[Event]:
-        """Flag the records, and list the scaler's events."""
+        """Set the records' flags, and return the scaler's events."""
         count = len(self._optimizers)
         found_inf = rows[:, FOUND_INF : FOUND_INF + count] != 0  # (steps, O)
         totals = rows[:, FOUND_INF + count : FOUND_INF + 2 * count]
@@ -203,13 +204,13 @@ class Rows:
         # Finite gradients above about 1.8e19 have an infinite L2 norm; that is no skip.
         notes = [self._notes.get(first + i, PLAIN) for i in range(len(rows))]
         overflows = (np.isinf(totals) & ~found_inf).any(axis=1)
-        is_kept = np.array([each.is_stepped and not each.is_direct for each in notes])
-        skipped = found_inf & is_kept[:, None]
+        is_scalers = np.array([note.is_stepped and not note.is_direct for note in notes])
+        skipped = found_inf & is_scalers[:, None]
         flags = np.bitwise_or.reduce(np.where(skipped, self._skip_flags, 0), axis=1)
-        has_loss = np.array([each.has_loss for each in notes])
+        has_loss = np.array([note.has_loss for note in notes])
         flags |= np.where(np.isfinite(rows[:, LOSS]) | ~has_loss, 0, NONFINITE_LOSS)
         flags |= np.where(has_loss, 0, UNKNOWN_LOSS)
-        flags |= np.where([each.is_stepped for each in notes], 0, NOT_STEPPED)
+        flags |= np.where([note.is_stepped for note in notes], 0, NOT_STEPPED)
         records["flags"] = flags | np.where(overflows, NORM_OVERFLOW, 0)
         self.skipped += int(np.count_nonzero(flags & SKIPPED))
 
@@ -218,7 +219,7 @@ class Rows:
         events: list[Event] = self._own(notes, rows, records)
         events += self._replacements(notes, rows, records, left)
         events += self._unscaled_culprits(first, rows, records, found_inf)
-        replaced = np.array([each.replaced or each.is_continued for each in notes])
+        replaced = np.array([note.replaced or note.is_continued for note in notes])
         for i in np.flatnonzero(found_inf.any(axis=1) | (left != before) | (before != after)):
             if left[i] != before[i] and not replaced[i]:
                 events.append(_event("set", records[i], float(left[i]), float(before[i])))
@@ -229,20 +230,20 @@ class Rows:
     def _own(
         self, notes: Sequence[RowNotes], rows: NDArray[np.float32], records: Steps
     ) -> list[Event]:
-        """Return each optimizer's own loss and norm as metrics, where they differ."""
+        """Return each optimizer's own loss and norm as metrics, if the losses differ."""
         count, names = len(self._optimizers), list(self._optimizers)
         events: list[Event] = []
         for i, note in enumerate(notes):
-            for place in note.own_losses:
+            for position in note.own_losses:
                 values = {
-                    "loss": rows[i, FOUND_INF + 3 * count + place],
-                    "grad_norm": rows[i, FOUND_INF + count + place],
+                    "loss": rows[i, FOUND_INF + 3 * count + position],
+                    "grad_norm": rows[i, FOUND_INF + count + position],
                 }
                 events += [
                     {
                         "event": "metric",
                         "step": int(records["step"][i]),
-                        "name": f"{metric}/{names[place]}",
+                        "name": f"{metric}/{names[position]}",
                         "value": float(value),
                         "elapsed_ms": int(records["elapsed_ms"][i]),
                     }
@@ -257,7 +258,7 @@ class Rows:
         records: Steps,
         left: NDArray[np.float32],
     ) -> list[Event]:
-        """Report replaced scalers: the first REPLACED one by one, then each time they doubled."""
+        """Report replaced scalers: the first REPLACED, then each doubling of their number."""
         events: list[Event] = []
         for i, note in enumerate(notes):
             if not note.replaced:
@@ -280,7 +281,7 @@ class Rows:
         records: Steps,
         found_inf: NDArray[np.bool_],
     ) -> list[Event]:
-        """Name the parameters of the first step without a scaler whose gradients are not finite."""
+        """Name the culprits of the first step without a scaler that has a nonfinite norm."""
         if self._has_nonfinite:
             return []
         count = len(self._optimizers)
@@ -301,9 +302,9 @@ class Rows:
     def _left(
         self, first: int, before: NDArray[np.float32], after: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Return the scale that the row before left, of the same scaler.
+        """Return, for each row, the scale after the same scaler's previous row.
 
-        One that is not what the row then had was set by hand in between.
+        If it differs from the row's scale before, the scale was set by hand in between.
         """
         left = np.empty_like(before)
         if not self._scaler_of:
@@ -353,10 +354,10 @@ def _is_power_of_two(count: int) -> bool:
 def _culprits(
     names: list[str], norms: NDArray[np.float32], counts: Counts | None
 ) -> list[dict[str, Any]]:
-    """Name the parameters whose gradients are not finite, counted where that was for free."""
+    """List parameters with nonfinite gradients, with inf and NaN counts if available."""
     if counts is None:
         return [{"name": names[i]} for i in np.flatnonzero(~np.isfinite(norms))]
-    # One without inf or NaN is finite, though too large for its norm to be.
+    # A gradient without inf or NaN is finite, only too large for a finite norm.
     return [
         {"name": names[position], "inf": inf, "nan": nan}
         for position, (inf, nan) in counts.items()
@@ -378,14 +379,14 @@ def _event(kind: str, record: np.void, before: float, after: float) -> Event:
 
 
 def _clip(totals: NDArray[np.float32], limit: float) -> NDArray[np.float32]:
-    """Return what clip_grads_with_norm_ leaves of the norms, as it reckons."""
+    """Return the norms after clip_grads_with_norm_, by its own formula."""
     coefficient = np.float32(limit) / (totals + np.float32(CLIP_EPSILON))
     clipped: NDArray[np.float32] = totals * np.minimum(coefficient, np.float32(1))
     return clipped
 
 
 def _joint(norms: NDArray[np.float32]) -> NDArray[Any]:
-    """Return one L2 norm over all optimizers, (steps,), of each one's, (steps, O)."""
+    """Combine the optimizers' norms (steps, O) into one L2 norm over all, (steps,)."""
     if norms.shape[1] == 1:
         return norms[:, 0]
     joint: NDArray[Any] = np.sqrt(np.square(norms, dtype=np.float64).sum(axis=1))

@@ -1,1 +1,1 @@
-"""A watched run in its process: arguments, logging, exit, notebooks."""
+"""Watched runs in their process: arguments, logging, exit hooks, notebooks."""

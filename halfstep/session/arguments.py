@@ -1,4 +1,4 @@
-"""What a script tells `watch` and its methods; what is wrong is named, with what is allowed."""
+"""Validation of the arguments of `watch` and its methods."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,131 +25,131 @@ LABEL = f"{NAME.allowed}, and not only blanks"
 
 
 class BadArgument(ValueError):
-    """What a script asked for cannot be done; the message names the value and what is allowed."""
+    """Invalid argument; the message names the value and what is allowed."""
 
 
-def config(told: object, on_loss: OnLoss) -> Any:
-    """Return a configuration as JSON; on_loss: see as_config. Raises BadArgument."""
-    read = as_config(told, on_loss)
+def config(value: object, on_loss: OnLoss) -> Any:
+    """Convert a configuration to JSON; on_loss: see as_config. Raises BadArgument."""
+    read = as_config(value, on_loss)
     if read is not None and not isinstance(read, dict):
-        allowed = "a dictionary, or what reads as one: a namespace, a dataclass"
-        raise BadArgument(f"it is {shown(told)}; allowed: {allowed}")
+        allowed = "a dictionary, or an object that converts to one: a namespace, a dataclass"
+        raise BadArgument(f"it is {shown(value)}; allowed: {allowed}")
     return read
 
 
-def first_config(told: object) -> Any:
-    """Return what a run begins with; None of what is no configuration, which is said in a line."""
+def first_config(value: object) -> Any:
+    """Convert a new run's configuration; print a line and return None if it is invalid."""
     try:
-        return config(told, say)
+        return config(value, say)
     except BadArgument as error:
-        say(f"config is passed over: {error}")
+        say(f"config is ignored: {error}")
         return None
 
 
-def step(told: Any) -> int:
-    """Return the number of a step. Raises BadArgument."""
+def step(value: Any) -> int:
+    """Return a step's number. Raises BadArgument."""
     with suppress(TypeError, OverflowError):
-        if not isinstance(told, bool) and 0 <= index(told) <= LARGEST_WHOLE:
-            return index(told)
-    raise BadArgument(f"its step is {shown(told)}; allowed: a whole number from 0")
+        if not isinstance(value, bool) and 0 <= index(value) <= LARGEST_WHOLE:
+            return index(value)
+    raise BadArgument(f"its step is {shown(value)}; allowed: a whole number from 0")
 
 
-def loss(told: Any) -> "Tensor | float":
-    """Return a loss. Raises BadArgument."""
-    is_tensor = hasattr(told, "detach")
-    if is_tensor and not told.is_complex():
-        tensor: Tensor = told
+def loss(value: Any) -> "Tensor | float":
+    """Return a loss as a tensor or a number. Raises BadArgument."""
+    is_tensor = hasattr(value, "detach")
+    if is_tensor and not value.is_complex():
+        tensor: Tensor = value
         return tensor
     with suppress(TypeError, OverflowError):
-        if is_number(told) and not is_tensor:
-            return float(as_scalar(told))
-    raise BadArgument(f"it is {shown(told)}; allowed: a number or a tensor")
+        if is_number(value) and not is_tensor:
+            return float(as_scalar(value))
+    raise BadArgument(f"it is {shown(value)}; allowed: a number or a tensor")
 
 
-def modules(told: tuple[Any, ...]) -> "tuple[nn.Module, ...]":
-    """Return modules of torch. Raises BadArgument."""
-    for each in told:
-        if not hasattr(each, "named_parameters"):
-            if hasattr(each, "param_groups"):  # whose repr is a page
-                kind = type(each).__name__
-                raise BadArgument(f"it was told the optimizer {kind}; allowed: optimizers=[…]")
-            raise BadArgument(f"it was told {shown(each)}; allowed: modules of torch")
-    return told
+def modules(value: tuple[Any, ...]) -> "tuple[nn.Module, ...]":
+    """Check that all arguments are torch modules. Raises BadArgument."""
+    for module in value:
+        if not hasattr(module, "named_parameters"):
+            if hasattr(module, "param_groups"):  # an optimizer's repr is a page long
+                kind = type(module).__name__
+                raise BadArgument(f"it got the optimizer {kind}; allowed: optimizers=[…]")
+            raise BadArgument(f"it got {shown(module)}; allowed: modules of torch")
+    return value
 
 
-def mode(told: str) -> str:
-    """Return how to watch, as the call or else the environment says. Raises ValueError."""
-    chosen = os.environ.get("HALFSTEP_MODE") or told if told == "auto" else told
+def mode(value: str) -> str:
+    """Return the mode of the call, or of HALFSTEP_MODE if it is "auto". Raises ValueError."""
+    chosen = os.environ.get("HALFSTEP_MODE") or value if value == "auto" else value
     if chosen not in MODES:
         raise ValueError(f"the mode is {chosen!r}; allowed: {', '.join(MODES)}")
     return chosen
 
 
 def intervals(histogram: int, layers: int, headroom: int) -> tuple[int, int, int]:
-    """Return the steps between looks of three kinds. Raises ValueError."""
-    wanted = {"histogram": histogram, "layers": layers, "headroom": headroom}
-    for name, every in wanted.items():
+    """Check the steps between the three kinds of measurements. Raises ValueError."""
+    by_name = {"histogram": histogram, "layers": layers, "headroom": headroom}
+    for name, every in by_name.items():
         if not isinstance(every, int) or every < 0:
             raise ValueError(f"{name}_every is {every!r}; allowed: a whole number, 0 for never")
     return histogram, layers, headroom
 
 
-def folder(told: Any) -> Path:
-    """Return where runs lie. Raises ValueError."""
-    if told is not None and not isinstance(told, str | os.PathLike):
-        raise ValueError(f"folder is {in_a_line(told)}; allowed: a path")
-    return Path(told or runs_folder()).absolute()
+def folder(value: Any) -> Path:
+    """Return the absolute path of the folder of runs. Raises ValueError."""
+    if value is not None and not isinstance(value, str | os.PathLike):
+        raise ValueError(f"folder is {in_a_line(value)}; allowed: a path")
+    return Path(value or runs_folder()).absolute()
 
 
-def run(told: Any) -> str | None:
-    """Return the run to go on with. Raises ValueError: nobody knows what a wrong name means."""
-    if told is None or _is_label(_cleaned(told)):
-        return cast("str | None", _cleaned(told))
-    raise ValueError(f"run is {in_a_line(told)}; allowed: {LABEL}")
+def run(value: Any) -> str | None:
+    """Return the run to continue. Raises ValueError: a wrong name is not ignored."""
+    if value is None or _is_label(_cleaned(value)):
+        return cast("str | None", _cleaned(value))
+    raise ValueError(f"run is {in_a_line(value)}; allowed: {LABEL}")
 
 
-def label(argument: str, told: Any) -> str | None:
-    """Return a name that the run is given; None of what is none, which is said in a line."""
-    if told is None or _is_label(_cleaned(told)) or (isinstance(told, str) and not told):
-        return cast("str | None", _cleaned(told))
-    say(f"{argument} is passed over: it is {in_a_line(told)}; allowed: {LABEL}")
+def label(argument: str, value: Any) -> str | None:
+    """Return a label of the run; print a line and return None if it is invalid."""
+    if value is None or _is_label(_cleaned(value)) or (isinstance(value, str) and not value):
+        return cast("str | None", _cleaned(value))
+    say(f"{argument} is ignored: it is {in_a_line(value)}; allowed: {LABEL}")
     return None
 
 
-def tags(told: Any) -> list[str]:
-    """Return those that are texts; a single text is one. The others are said in a line."""
-    if isinstance(told, str):
-        told = [told]
-    if not isinstance(told, Iterable):
-        if told is not None:
-            say(f"tags is passed over: it is {in_a_line(told)}; allowed: texts, in a list")
+def tags(value: Any) -> list[str]:
+    """Return the valid tags, of a list or a single text; print a line about the others."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, Iterable):
+        if value is not None:
+            say(f"tags is ignored: it is {in_a_line(value)}; allowed: texts, in a list")
         return []
-    several = [_cleaned(each) for each in told]
-    if wrong := [in_a_line(each) for each in several if not _is_label(each)]:
-        say(f"tags: {', '.join(wrong)[:500]} is passed over; allowed: {LABEL}")
-    return [each for each in several if _is_label(each)]
+    cleaned_tags = [_cleaned(tag) for tag in value]
+    if wrong := [in_a_line(tag) for tag in cleaned_tags if not _is_label(tag)]:
+        say(f"tags: {', '.join(wrong)[:500]} is ignored; allowed: {LABEL}")
+    return [tag for tag in cleaned_tags if _is_label(tag)]
 
 
-def _cleaned(told: Any) -> Any:
-    """Return a text as it can be kept; anything else as it is."""
-    return cleaned(told) if isinstance(told, str) else told
+def _cleaned(value: Any) -> Any:
+    """Return a text without characters that cannot be stored; other values unchanged."""
+    return cleaned(value) if isinstance(value, str) else value
 
 
-def _is_label(told: Any) -> bool:
-    return NAME.holds(told) and not told.isspace()
+def _is_label(value: Any) -> bool:
+    return NAME.holds(value) and not value.isspace()
 
 
 def optimizers(
-    told: "Mapping[str, Optimizer] | Sequence[Optimizer] | None",
+    value: "Mapping[str, Optimizer] | Sequence[Optimizer] | None",
 ) -> "Mapping[str, Optimizer] | None":
-    """Return by name the only ones to hear; None for all, which is said where some are wrong."""
-    if told is None:
+    """Return the optimizers to observe by name; None for all, with a line if one is invalid."""
+    if value is None:
         return None
-    several: Any = told
-    if hasattr(told, "param_groups") or not isinstance(told, Mapping | Sequence):
-        several = [told]
+    several: Any = value
+    if hasattr(value, "param_groups") or not isinstance(value, Mapping | Sequence):
+        several = [value]
     if isinstance(several, Mapping):
-        named = {name: _stepping(each) for name, each in several.items()}
+        named = {name: _stepping(optimizer) for name, optimizer in several.items()}
     else:
         named = _numbered([*map(_stepping, several)])
     wrong = [f"it has {in_a_line(o)}" for o in named.values() if not hasattr(o, "param_groups")]
@@ -157,33 +157,33 @@ def optimizers(
     if not named or wrong:
         allowed = "optimizers of torch, in a list or by name"
         what = wrong[0] if wrong else f"it is {in_a_line(several)}"
-        say(f"optimizers is passed over, and all are heard: {what}; allowed: {allowed}")
+        say(f"optimizers is ignored, and all are observed: {what}; allowed: {allowed}")
         return None
     return named
 
 
 def _stepping(optimizer: Any) -> Any:
-    """Return the optimizer whose steps torch tells of: of Accelerate's, the one within."""
+    """Return the optimizer whose step hooks torch calls: of Accelerate's, the inner one."""
     if type(optimizer).__name__ == "AcceleratedOptimizer":
         return optimizer.optimizer
     return optimizer
 
 
 def _numbered(several: "Sequence[Optimizer]") -> "dict[str, Optimizer]":
-    kinds = [type(each).__name__ for each in several]
+    kinds = [type(optimizer).__name__ for optimizer in several]
     numbers = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
     names = [kind if n == 1 else f"{kind}{n}" for kind, n in zip(kinds, numbers, strict=True)]
     return dict(zip(names, several, strict=True))
 
 
-def scaler(told: Any) -> "GradScaler | None":
-    """Return the only one to hear; None for all, which is said where it is none of torch's."""
-    if told is None or not find_spec("torch"):
+def scaler(value: Any) -> "GradScaler | None":
+    """Return the scaler to observe; None for all, with a line if it is not torch's."""
+    if value is None or not find_spec("torch"):
         return None
     from torch.amp.grad_scaler import GradScaler
 
-    if isinstance(told, GradScaler):
-        return told
-    what = f"it is {in_a_line(told)}; allowed: a torch.amp.GradScaler"
-    say(f"scaler is passed over, and every scaler is heard: {what}")
+    if isinstance(value, GradScaler):
+        return value
+    what = f"it is {in_a_line(value)}; allowed: a torch.amp.GradScaler"
+    say(f"scaler is ignored, and every scaler is observed: {what}")
     return None

@@ -1,8 +1,8 @@
-"""Converts what scripts use as a configuration into JSON, value by value.
+"""Conversion of a script's configuration to JSON, value by value.
 
-numpy's and torch's scalars become numbers, enums their values, paths, dtypes, devices, functions
-and classes texts, dataclasses, namespaces, models of pydantic and attrs, and configurations of
-OmegaConf objects. A value that cannot be converted becomes a note, and costs nothing else.
+numpy and torch scalars become numbers; enums their values; paths, dtypes, devices, functions and
+classes texts; dataclasses, namespaces, pydantic and attrs models and OmegaConf configurations
+objects. A value that cannot be converted becomes a note; the others are kept.
 """
 
 import dataclasses
@@ -25,35 +25,35 @@ import numpy as np
 
 from halfstep.telemetry.events import CONFIG_CHARACTERS, LARGEST_WHOLE, cleaned, shown
 
-#: Of objects and lists within each other, entries of one and of all, and characters of a text.
+#: Limits: nesting of objects and lists, entries of one and of all, characters of text and note.
 MAX_DEPTH, MAX_ITEMS, MAX_ENTRIES, MAX_TEXT, MAX_NAME = 9, 1000, 2000, 2000, 200
 MAX_LINES = 20  # on stderr, for one configuration
-MISSING = "???"  # as OmegaConf writes a value that is yet to be given
+MISSING = "???"  # OmegaConf's notation for a missing mandatory value
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 OnLoss = Callable[[str], None]
 
 
 def as_config(value: Any, on_loss: OnLoss = lambda _: None) -> Any:
-    """Return a configuration as JSON; a note in place of each value that JSON cannot hold.
+    """Convert a configuration to JSON, with notes for values that JSON cannot hold.
 
-    on_loss: called with a line for each of those, MAX_LINES at most. No tensor is read that is not
-    on the CPU.
+    on_loss: called with a line for each of these, at most MAX_LINES times. Only tensors on the CPU
+    are read.
     """
     converter = _Converter(on_loss)
     return _fitting(converter.convert(value), converter.report)
 
 
 class _Place(NamedTuple):
-    """Where in the configuration a value lies."""
+    """Location of a value in the configuration."""
 
     path: str
-    parents: tuple[int, ...]  # the ids of what it lies in
-    entries: int  # of all of those together
+    parents: tuple[int, ...]  # ids of the objects and lists around it
+    entries: int  # total number of their entries
 
 
 class _Converter:
-    """Converts small objects and lists first: of the large ones entries are left out."""
+    """Converter that handles small objects and lists first, so only large ones are cut."""
 
     def __init__(self, on_loss: OnLoss) -> None:
         self._on_loss = on_loss
@@ -62,24 +62,24 @@ class _Converter:
         self._waiting: list[tuple[int, int, Any]] = []  # a heap
 
     def convert(self, value: Any) -> Any:
-        """Convert a value and all that it holds."""
+        """Convert a value and everything in it."""
         converted = self._converted(lambda: value, _Place("", (), 0))
         while self._waiting:
             heapq.heappop(self._waiting)[2]()
         return converted
 
     def report(self, line: str) -> None:
-        """Report a loss, unless many have been."""
+        """Report a loss, at most MAX_LINES times."""
         self._lines += 1
         if self._lines < MAX_LINES:
             self._on_loss(line)
         elif self._lines == MAX_LINES:
-            self._on_loss("config: more values are not as they were; notes stand in their places")
+            self._on_loss("config: further values were replaced with notes")
 
     def _converted(self, get: Callable[[], Any], place: _Place) -> Any:
         try:
             return self._convert(get(), place)
-        except Exception as error:  # a proxy, a property, an interpolation of the script's
+        except Exception as error:  # the script's proxy, property or interpolation can raise
             if type(error).__name__ == "MissingMandatoryValue":
                 self._lost(place.path, "missing")
                 return MISSING
@@ -118,7 +118,7 @@ class _Converter:
         return converted
 
     def _filled(self, fill: Any, converted: Any, entries: Any, place: _Place) -> None:
-        """Fill an object or a list; one that cannot be gone through keeps what was read."""
+        """Fill an object or a list; keep the entries read so far if iteration fails."""
         try:
             fill(converted, entries, place)
         except Exception as error:
@@ -155,10 +155,10 @@ class _Converter:
             converted.append(self._lost(place.path, self._too_many()))
 
     def _taken(self, entries: Iterator[Any]) -> list[Any]:
-        """Return the entries of one object or list that are converted."""
-        taken = list(islice(entries, min(MAX_ITEMS, self._entries_left)))
-        self._entries_left -= len(taken)
-        return taken
+        """Take the entries of an object or list that the limits allow."""
+        allowed = list(islice(entries, min(MAX_ITEMS, self._entries_left)))
+        self._entries_left -= len(allowed)
+        return allowed
 
     def _too_many(self) -> str:
         bound = f"{MAX_ITEMS:,} entries" if self._entries_left else f"{MAX_ENTRIES:,} in all"
@@ -183,7 +183,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _summary(value: Any) -> str | None:
-    """Describe an array or tensor that is on a device or large; None of one that can be read."""
+    """Describe an array or tensor that is on a device or too large; None if it can be read."""
     is_tensor = hasattr(value, "detach")
     device = value.device if is_tensor else getattr(value, "device", "an unknown device")
     is_on_host = getattr(device, "type", None) == "cpu" if is_tensor else _is_numpys(value)
@@ -199,18 +199,18 @@ def _is_numpys(value: Any) -> bool:
 
 
 def _on_numpy(value: Any) -> Any:
-    """Return a tensor of the CPU as an array; an array as it is."""
+    """Convert a CPU tensor to an array; return an array unchanged."""
     if not hasattr(value, "detach"):
         return value
     value = value.detach()
     try:
         return value.numpy()
-    except TypeError:  # bfloat16 and what else numpy lacks
+    except TypeError:  # bfloat16 and other dtypes that numpy lacks
         return value.float().numpy()
 
 
 def _number(value: Any) -> int | float | str | None:
-    """Return what is one number as Python has it, at its own precision; None of all else."""
+    """Convert a number to Python's, at its own precision; None for any other value."""
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value[()]
     if isinstance(value, bool | np.bool_):
@@ -224,7 +224,7 @@ def _number(value: Any) -> int | float | str | None:
 
 
 def _entries(value: Any) -> Iterator[tuple[Any, Callable[[], Any]]] | None:
-    """Return the names within an object, each with what reads its value; None of what is none."""
+    """Return an object's names, each with a getter of its value; None for other values."""
     if isinstance(value, Mapping):
         return ((key, partial(value.__getitem__, key)) for key in value)
     if isinstance(value, type) or callable(value):
@@ -251,7 +251,7 @@ def _field_names(value: Any) -> list[str] | None:
 
 
 def _items(value: Any) -> Iterator[Callable[[], Any]] | None:
-    """Return what reads each entry of a list, a set or an array, in order; None of what is none."""
+    """Return getters of the entries of a list, set or array, in order; None for other values."""
     if isinstance(value, type):
         return None
     if isinstance(value, np.ndarray):
@@ -267,7 +267,7 @@ def _items(value: Any) -> Iterator[Callable[[], Any]] | None:
 
 
 def _words(value: Any) -> str:
-    """Return a text of any other object, the same in each process."""
+    """Return text for any other object, without addresses, so the same in every process."""
     if isinstance(value, type) or hasattr(value, "__qualname__"):
         module = getattr(value, "__module__", None)
         prefix = "" if module in (None, "builtins", "__main__") else f"{module}."
@@ -276,14 +276,14 @@ def _words(value: Any) -> str:
 
 
 def _fitting(config: Any, on_loss: OnLoss) -> Any:
-    """Return a configuration without its largest values if it is too long to be kept."""
+    """Replace a configuration's largest values with notes if it is too long to store."""
     if not isinstance(config, dict):
         return config
     sizes = {name: len(json.dumps(value)) + len(name) for name, value in config.items()}
     for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        if sum(sizes.values()) <= CONFIG_CHARACTERS // 2:  # its separators and escapes come on top
+        if sum(sizes.values()) <= CONFIG_CHARACTERS // 2:  # leaves room for separators and escapes
             break
-        why = f"left out, for it has {sizes[name]:,} characters"
+        why = f"left out: it has {sizes[name]:,} characters"
         on_loss(f"config: {name} is {why}")
         config[name] = f"({why})"
         sizes[name] = len(config[name])

@@ -1,9 +1,9 @@
-"""Detects how the process ends, whichever way that is, without changing it.
+"""Exit hooks that detect how the process ends, without changing it.
 
-A return, an exception, `sys.exit`, `os._exit`, SIGTERM or SIGHUP, the end of a child of
-multiprocessing: a callback receives the outcome, then what would have happened happens. Of an abort
-or a segmentation fault Python's faulthandler writes a file, from which whoever finds the process
-gone makes the outcome (`crash_of`). Nothing in a process sees a SIGKILL.
+For a return, an exception, `sys.exit`, `os._exit`, SIGTERM or SIGHUP, or the end of a child of
+multiprocessing, a callback receives the outcome; then the process ends as it would have. For an
+abort or a segmentation fault Python's faulthandler writes a file, from which another process later
+derives the outcome (`crash_of`). A process cannot detect SIGKILL.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from types import FrameType, TracebackType
 from typing import IO, Any, NamedTuple, TypeAlias
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-#: Modules that a pool's worker is in while it waits, and the functions of theirs that wait.
+#: Modules on the stack of a pool's worker that waits for a task, and their waiting functions.
 POOLS, WORKERS = (
     ("multiprocessing.", "concurrent.futures.", "threading"),
     {
@@ -32,12 +32,12 @@ POOLS, WORKERS = (
     },
 )
 
-#: What a pool's worker wraps the exception of a task in: module and class.
+#: Module and class of the wrapper in which a pool's worker sends a task's exception.
 TASK_ERRORS = (
     ("multiprocessing.pool", "ExceptionWithTraceback"),
     ("concurrent.futures.process", "_ExceptionWithTraceback"),
 )
-#: Beginnings of what faulthandler writes after "Fatal Python error: ".
+#: By the beginning of faulthandler's text after "Fatal Python error: ".
 FATAL_SIGNALS = {
     "Segmentation fault": signal.SIGSEGV,
     "Aborted": signal.SIGABRT,
@@ -51,11 +51,11 @@ OnEnd: TypeAlias = Callable[[str, str | None, int | None], None]
 
 
 class Ending:
-    """Calls `on_end(status, error, exit_code)`, unless it is cancelled.
+    """Exit hooks that call `on_end(status, error, exit_code)` unless cancelled.
 
     status: finished, failed or terminated. error: a traceback, or the text of `sys.exit`.
-    exit_code: negative for a signal, None if the script may go on.
-    held: above 0 a signal waits, until `terminate` is called because it is due.
+    exit_code: negative for a signal, None if the script may continue.
+    held: while above 0 a signal is deferred and sets is_due; the caller then calls `terminate`.
     """
 
     def __init__(
@@ -65,17 +65,18 @@ class Ending:
         crash_file: Path,
         on_task_error: Callable[[BaseException], None],
     ) -> None:
-        """exit_code_file: gets one byte, the exit code, where Python cannot say it in time.
+        """Install the hooks.
 
-        crash_file: gets the stack at a fatal signal.  on_task_error: called with what a task of a
-        pool raises in this process, which goes on.
+        exit_code_file: receives the exit code, one byte, if Python does not have it in time.
+        crash_file: receives the stack at a fatal signal.  on_task_error: called with an exception
+        of a pool's task in this process, which continues.
         """
         self.held, self.is_due = 0, False
         self._on_end, self._exit_code_file = on_end, exit_code_file
         self._on_task_error = on_task_error
         self._is_cancelled = False
         self._pid, self._thread = os.getpid(), threading.current_thread()
-        self._exit: _Exit | None = None  # that ended the interpreter
+        self._exit: _Exit | None = None  # the SystemExit that ended the interpreter
         self._last_exit: Callable[[], _Probe | None] = lambda: None
         self._signal, self._is_idle = signal.SIGTERM, False
         self._hooks: list[tuple[Any, str, Any, Any]] = []
@@ -95,7 +96,7 @@ class Ending:
             signal.signal(number, self._terminated)
 
     def cancel(self) -> None:
-        """Put everything back as it was, except where other code has put something else."""
+        """Remove the hooks, except those that other code has replaced."""
         self._is_cancelled = True
         atexit.unregister(self._exits)
         self._crash.close()
@@ -115,7 +116,7 @@ class Ending:
         trace: TracebackType | None,
         exit_code: int | None = None,
     ) -> None:
-        """Report an exception that ends the run; exit_code: if it ends the process, too."""
+        """Report an exception that ends the run; exit_code: set if it ends the process too."""
         if isinstance(error, SystemExit):
             self._exited(_exit_of(error))
             return
@@ -124,7 +125,7 @@ class Ending:
         self._on_end(status, text, exit_code)
 
     def terminate(self) -> None:
-        """Report the signal, and die of it as the process would have without us."""
+        """Report the signal, then let it kill the process with the default action."""
         self.is_due = False
         if not self._is_cancelled:
             self._on_end("finished" if self._is_idle else "terminated", None, -self._signal)
@@ -133,7 +134,7 @@ class Ending:
 
     @property
     def is_child(self) -> bool:
-        """Whether this is a child of multiprocessing."""
+        """True in a child process of multiprocessing."""
         return self._child_end is not None
 
     def _hook(self, owner: Any, name: str, ours: Any) -> None:
@@ -144,7 +145,7 @@ class Ending:
         return next(hook[3] for hook in self._hooks if hook[:2] == (owner, name))
 
     def _exits(self) -> None:
-        """Run at the interpreter's exit."""
+        """Report the outcome at the interpreter's exit."""
         probe = self._last_exit()  # a cycle of references may keep it
         ended = self._exit or (probe.ended if probe else None)
         self._exited(ended)
@@ -156,7 +157,7 @@ class Ending:
         self._on_end("failed" if code else "finished", ended.text if ended else None, code)
 
     def _child_ends(self) -> None:
-        """Run at the end of a child of multiprocessing, while what it raised is being handled."""
+        """Report the outcome of a multiprocessing child, with the exception being handled."""
         kind, error, trace = sys.exc_info()
         if kind is None:
             self._exited(None)
@@ -166,13 +167,13 @@ class Ending:
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if not self._is_cancelled and not hasattr(sys, "ps1"):  # a prompt outlives it
+        if not self._is_cancelled and not hasattr(sys, "ps1"):  # an interactive prompt continues
             is_interrupt = issubclass(kind, KeyboardInterrupt)
             self.raised(kind, error, trace, -signal.SIGINT if is_interrupt else 1)
         self._before(sys, "excepthook")(kind, error, trace)
 
     def _uncaught_in_thread(self, raised: threading.ExceptHookArgs) -> None:
-        """End the run if it is the thread that began it; the process goes on."""
+        """Report an exception in the thread that started the run; the process continues."""
         is_own = raised.thread is self._thread and not issubclass(raised.exc_type, SystemExit)
         if is_own and not self._is_cancelled:
             self.raised(raised.exc_type, raised.exc_value, raised.exc_traceback)
@@ -191,12 +192,12 @@ class Ending:
         self._exit = ended
 
     def _fault_handler_enabled(self, *arguments: Any, **named: Any) -> None:
-        """Leave the handler to the script from now on."""
+        """Hand faulthandler over to the script, which has enabled it."""
         self._crash.leave()
         self._before(faulthandler, "enable")(*arguments, **named)
 
     def _task_raised(self, module: str, name: str, error: BaseException, trace: Any) -> Any:
-        """Stand for the class in which a pool's worker sends an exception to its parent."""
+        """Report a pool task's exception; replaces the class that wraps it for the parent."""
         if not self._is_cancelled:
             self._on_task_error(error)
         return self._before(sys.modules[module], name)(error, trace)
@@ -209,14 +210,14 @@ class Ending:
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         self._signal, self._is_idle = signal.Signals(number), _is_idle(frame)
-        if self.held:  # during our own work, which is soon done
+        if self.held:  # during an internal call, which ends soon
             self.is_due = True
         else:
             self.terminate()
 
 
 class _CrashFile:
-    """Where faulthandler writes the stack at a fatal signal, unless the script has enabled it."""
+    """File for faulthandler's stack at a fatal signal, unless the script has enabled it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._pid = path, os.getpid()
@@ -227,13 +228,13 @@ class _CrashFile:
                 faulthandler.enable(self._file, all_threads=False)
 
     def close(self) -> None:
-        """Write no more; in a child by fork the file stays its parent's."""
+        """Disable faulthandler and close the file; a forked child leaves its parent's file."""
         if self._file is not None:
             faulthandler.disable()
             self.leave()
 
     def leave(self) -> None:
-        """Close the file, which nothing is written to any more."""
+        """Close the file, and delete it if it is empty and this process created it."""
         if self._file is None:
             return
         self._file.close()
@@ -245,7 +246,7 @@ class _CrashFile:
 
 
 def crash_of(path: Path) -> tuple[int, str] | None:
-    """Return the signal that ended a process, with where it was; None if nothing was written."""
+    """Return the signal that killed a process, negative, and its stack; None if not written."""
     try:
         written = path.read_text(errors="replace")[:CRASH_CHARACTERS]
     except FileNotFoundError:
@@ -259,16 +260,16 @@ def crash_of(path: Path) -> tuple[int, str] | None:
 
 
 class _Exit(NamedTuple):
-    """What a SystemExit makes of a process. text: a traceback, a message, or None."""
+    """Effect of a SystemExit on the process. text: a traceback, a message, or None."""
 
     exit_code: int
     text: str | None
 
 
 class _Probe:
-    """Attached to a SystemExit: reports it if it ended the interpreter, and was not caught.
+    """Attribute of a SystemExit that reports it if it was not caught and ended the interpreter.
 
-    A caught one is freed while a frame of Python runs, the interpreter's last one is not.
+    A caught one is freed while a Python frame runs; the interpreter's last one is not.
     """
 
     def __init__(self, ended: _Exit, report: Callable[[_Exit], None]) -> None:
@@ -282,7 +283,7 @@ class _Probe:
 
 
 def _exit_of(error: SystemExit) -> _Exit:
-    """Return the exit code that Python makes of it; with its text, or what it was raised for."""
+    """Return the exit code of a SystemExit, with its text and the traceback of its cause."""
     code = error.code
     if code is None or isinstance(code, int):
         exit_code, text = _truncated(code or 0), None
@@ -296,14 +297,14 @@ def _exit_of(error: SystemExit) -> _Exit:
 
 
 def _truncated(code: int) -> int:
-    """Return an exit code as the system has it, of 8 bits; Python exits with 255 if it is huge."""
+    """Return an exit code's low 8 bits; 255 if it is beyond 64 bits, as Python does."""
     return code & 0xFF if -(2**63) <= code < 2**63 else 255
 
 
 def _write_exit_code_at_exit(path: Path) -> None:
-    """Have the C library write the exit code into a file, one byte, as the last act of the process.
+    """Have the C library write the exit code, one byte, to a file at the very end.
 
-    `raise SystemExit(3)` and `exit(3)` end Python without a hook that learns the code.
+    `raise SystemExit(3)` and `exit(3)` end Python without calling a hook with the code.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "on_exit"):  # only glibc has it
@@ -312,13 +313,13 @@ def _write_exit_code_at_exit(path: Path) -> None:
     if file := libc.fopen(os.fsencode(path), b"wb"):
         stream = ctypes.c_void_p(file)
         libc.setbuf(stream, None)
-        libc.on_exit(libc.fputc, stream)  # which is called with the exit code and the stream
+        libc.on_exit(libc.fputc, stream)  # calls fputc(exit code, stream)
 
 
 def _at_end_of_child(callback: Callable[[], None]) -> Any:
-    """Call back at the end of a child of multiprocessing, where atexit is not run.
+    """Register a callback for the end of a multiprocessing child, which does not run atexit.
 
-    Returns what cancels it; None in any other process.
+    Returns an object with `cancel`; None in any other process.
     """
     process = sys.modules.get("multiprocessing.process")
     if process is None or process.parent_process() is None:
@@ -329,7 +330,7 @@ def _at_end_of_child(callback: Callable[[], None]) -> Any:
 
 
 def _is_idle(frame: FrameType | None) -> bool:
-    """Return whether a signal interrupted a pool's worker that waits for a task."""
+    """Return True if a signal interrupted a pool's worker that was waiting for a task."""
     while frame and (module := frame.f_globals.get("__name__", "")).startswith(POOLS):
         if frame.f_code.co_name in WORKERS and module != "threading":
             return True

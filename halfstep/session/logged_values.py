@@ -1,4 +1,4 @@
-"""What a person logs, by its kind: numbers become metrics, all else files to be looked at."""
+"""Conversion of logged values: numbers become metrics, all others files."""
 
 import csv
 import io
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from halfstep.telemetry.run_folder import slug
 
-MOST_BYTES = 32 * 2**20  # of one file
+MOST_BYTES = 32 * 2**20  # per file
 MOST_BINS = 512
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of values by size. values: numbers of any shape; those not finite are left out."""
+    """Histogram of values: numbers of any shape, of which nonfinite ones are left out."""
 
     values: Any
     bins: int = 64
@@ -29,7 +29,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Counts:
-    """A histogram that somebody has counted already, in bins of one width."""
+    """Histogram that is already counted, in bins of equal width."""
 
     lowest: float
     highest: float
@@ -38,16 +38,16 @@ class Counts:
 
 @dataclass(frozen=True)
 class Audio:
-    """A sound. samples: in −1 … 1, of shape (T,) or (T, channels); rate: samples a second."""
+    """Audio clip. samples: in −1 … 1, shape (T,) or (T, channels); rate: samples per second."""
 
     samples: Any
     rate: int
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is one number, wherever it lies: on the host, or on a device.
+    """Return True if a value is one number, on the host or a device.
 
-    A tensor or an array of one number is that, whatever its shape.
+    Tensors and arrays of one element count, whatever their shape.
     """
     if isinstance(value, numbers.Real):
         return True
@@ -59,24 +59,24 @@ def is_number(value: Any) -> bool:
 
 
 def as_scalar(value: Any) -> Any:
-    """Return one number without dimensions, where it lies."""
+    """Reshape a tensor or array of one element to 0 dimensions, on its device."""
     return value.reshape(()) if getattr(value, "ndim", 0) else value
 
 
 def file_of(name: str, value: Any) -> tuple[str, bytes]:
-    """Return the name and bytes of the file that shows a value; raises as `as_file` does."""
+    """Return the name and bytes of a value's file; raises as `as_file` does."""
     suffix, content = as_file(value)
     return f"{slug(name)[:80]}.{suffix}", content
 
 
 def as_file(value: Any) -> tuple[str, bytes]:
-    """Return the suffix and bytes of what shows this value.
+    """Convert a value to a file; return its suffix and bytes.
 
-    A text; an image, as a picture of Pillow, a figure of matplotlib, or an array or tensor of
-    (H, W), (H, W, 1, 3 or 4) or (1, 3 or 4, H, W), or a batch of these, uint8, uint16, bool, or
-    numbers in 0 … 1, −1 … 1 or 0 … 255; a table, as a list of dictionaries or something with
-    `to_csv`; a Histogram; Audio. A tensor on a device is waited for. Raises TypeError for others,
-    and ValueError for what is too large, or for pixels in none of these ranges.
+    Allowed are: text; an image, as a Pillow image, a matplotlib figure, or an array or tensor of
+    (H, W), (H, W, 1, 3 or 4) or (1, 3 or 4, H, W), or a batch of these, in uint8, uint16, bool, or
+    numbers in 0 … 1, −1 … 1 or 0 … 255; a table, as a list of dictionaries or an object with
+    `to_csv`; a Histogram; Audio. A tensor on a device is waited for. Raises TypeError for other
+    values, and ValueError for a file that is too large or pixels in none of these ranges.
     """
     suffix, content = _as_file(value)
     if len(content) > MOST_BYTES:
@@ -139,9 +139,10 @@ def _saved(save: Any) -> bytes:
 
 
 def pixels(array: NDArray[Any], *, is_spread: bool = True) -> NDArray[np.uint8]:
-    """Return pixels of 8 bits, channels last; of a batch (N, C, H, W) or (N, H, W, C) a grid.
+    """Convert an image to 8-bit pixels, channels last, and a batch to a grid of its images.
 
-    is_spread: floats may also be in 0 … 1 or −1 … 1. Raises ValueError for numbers in no range.
+    A batch has the shape (N, C, H, W) or (N, H, W, C).  is_spread: floats may also be in 0 … 1 or
+    −1 … 1.  Raises ValueError for numbers in none of the ranges.
     """
     array = _channels_last(array)
     if array.ndim == 4:
@@ -158,7 +159,7 @@ def pixels(array: NDArray[Any], *, is_spread: bool = True) -> NDArray[np.uint8]:
 
 
 def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an image or a batch as (…, H, W, C), whichever way its channels are."""
+    """Return an image or a batch as (…, H, W, C), with channels first or last."""
     channels = (1, 3, 4)
     is_first = array.ndim in (3, 4) and array.shape[-3] in channels
     is_last = array.ndim in (3, 4) and array.shape[-1] in channels
@@ -166,7 +167,7 @@ def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _grid(images: NDArray[Any]) -> NDArray[Any]:
-    """Return a batch (N, H, W, C) as one image, in rows from the left, with 2 pixels between."""
+    """Arrange a batch (N, H, W, C) as one image, row by row, 2 pixels apart."""
     count, height, width, channels = images.shape
     if not count:
         raise ValueError(f"a batch of images has shape {images.shape}; allowed: 1 image or more")
@@ -181,7 +182,7 @@ def _grid(images: NDArray[Any]) -> NDArray[Any]:
 
 
 def _scaled(array: NDArray[Any], *, is_spread: bool) -> NDArray[np.uint8]:
-    """Return numbers as 0 … 255, by the range that they are in; what is not finite at its ends."""
+    """Scale numbers from their range to 0 … 255; nonfinite ones go to the range's ends."""
     finite = array[np.isfinite(array)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     ends = _ends(low, high, is_spread=is_spread)
@@ -195,8 +196,11 @@ def _scaled(array: NDArray[Any], *, is_spread: bool) -> NDArray[np.uint8]:
 
 
 def _ends(low: float, high: float, *, is_spread: bool) -> tuple[float, float] | None:
-    """Return what becomes 0 and 255. Floats up to 2 are no 0 … 255, but 0 … 1 that overshoots."""
-    margin = 0.5 / 255  # of rounding
+    """Return the values that map to 0 and 255, or None if the numbers are in no range.
+
+    Floats up to 2 do not count as 0 … 255, but as 0 … 1 with an overshoot.
+    """
+    margin = 0.5 / 255  # for rounding
     if is_spread and high <= 1 + margin:
         if low >= -margin:
             return 0.0, 1.0
@@ -206,7 +210,7 @@ def _ends(low: float, high: float, *, is_spread: bool) -> tuple[float, float] | 
 
 
 def picture(image: Any) -> Any:
-    """Return a picture of Pillow in a mode that browsers show; others are converted."""
+    """Convert a Pillow image to a mode that browsers show, if it is in another one."""
     if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
         return image
     import PIL.Image
@@ -222,7 +226,7 @@ def picture(image: Any) -> Any:
 
 
 def _numbers(image: Any) -> NDArray[Any]:
-    """Return the grey values of a picture: of 32-bit integers beyond 255 as those of 16 bits."""
+    """Return an image's grey values, those of 32-bit integers above 255 as 16-bit ones."""
     numbers = np.asarray(image)
     if numbers.dtype.kind == "i" and numbers.size and numbers.min() >= 0:
         is_16_bit = 255 < numbers.max() < 2**16
@@ -237,17 +241,17 @@ def _histogram(histogram: Histogram) -> bytes:
         raise ValueError(f"bins is {histogram.bins}; allowed: 1 to {MOST_BINS}")
     finite = values[np.isfinite(values)]
     counts, edges = np.histogram(finite, histogram.bins)
-    told = {"lowest": float(edges[0]), "highest": float(edges[-1]), "counts": counts.tolist()}
-    return json.dumps(told | {"nonfinite": int(values.size - finite.size)}).encode()
+    content = {"lowest": float(edges[0]), "highest": float(edges[-1]), "counts": counts.tolist()}
+    return json.dumps(content | {"nonfinite": int(values.size - finite.size)}).encode()
 
 
 def _wav(audio: Audio) -> bytes:
-    """Return a sound of 16 bits a sample, as RIFF has it."""
+    """Encode audio as a WAV file with 16 bits per sample."""
     samples = audio.samples
     samples = _host(samples.float()) if hasattr(samples, "detach") else np.asarray(samples)
     if samples.ndim not in (1, 2) or not 1 <= audio.rate <= 384_000:
         raise ValueError(
-            f"a sound has shape {samples.shape} and rate {audio.rate}; "
+            f"audio has shape {samples.shape} and rate {audio.rate}; "
             "allowed: (T,) or (T, channels), and 1 to 384,000"
         )
     channels = 1 if samples.ndim == 1 else samples.shape[1]
@@ -271,13 +275,13 @@ def _csv(rows: list[dict[str, Any]]) -> bytes:
 
 
 def _png(image: NDArray[np.uint8]) -> bytes:
-    """Return an image of 8 bits a channel: (H, W), (H, W, 3) or (H, W, 4)."""
+    """Encode an image (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) as PNG, 8 bits per channel."""
     colours = {(2, 1): 0, (3, 1): 0, (3, 3): 2, (3, 4): 6}
     channels = image.shape[2] if image.ndim == 3 else 1
     if (image.ndim, channels) not in colours:
         raise TypeError(f"an image has shape {image.shape}; allowed: (H, W), (H, W, 3), (H, W, 4)")
     height, width = image.shape[:2]
-    lines = np.zeros((height, 1 + width * channels), np.uint8)  # each begins with its filter: none
+    lines = np.zeros((height, 1 + width * channels), np.uint8)  # byte 0 is the filter: none
     lines[:, 1:] = image.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, colours[image.ndim, channels], 0, 0, 0)
     chunks = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b"")

@@ -1,4 +1,4 @@
-"""The cells of a notebook, as IPython runs them: one process goes on between them."""
+"""Detection of the ends of a notebook's cells, between which the process continues."""
 
 import sys
 from collections.abc import Callable
@@ -7,11 +7,14 @@ from typing import Any
 
 
 class Cells:
-    """The cells that end while a run is watched; outside of IPython there are none."""
+    """Observer of IPython's cells during a run; outside of IPython it does nothing."""
 
     def __init__(self, on_error: Callable[[BaseException], None]) -> None:
-        """on_error: called with the exception of each cell that raises one."""
-        self.has_ended = False  # the cell that began the run
+        """Register with IPython.
+
+        on_error: called with the exception of each cell that raises one.
+        """
+        self.has_ended = False  # True once the cell that started the run has ended
         self._on_error = on_error
         self._shell = _shell()
         self._last_shown = _last_shown()
@@ -19,15 +22,15 @@ class Cells:
             self._shell.events.register("post_run_cell", self._ran)
 
     def forget(self) -> None:
-        """Receive no more."""
+        """Unregister from IPython."""
         self._last_shown = None
         if self._shell:
-            with suppress(ValueError):  # it was registered already, or is no more
+            with suppress(ValueError):  # it is no longer registered
                 self._shell.events.unregister("post_run_cell", self._ran)
 
     def _ran(self, result: Any = None) -> None:
         self.has_ended = True
-        # What a script raises that `%run` runs is shown, but is not the cell's own exception.
+        # An exception of a script run by `%run` is shown, but is not the cell's own exception.
         before, self._last_shown = self._last_shown, _last_shown()
         shown = None if self._last_shown is before else self._last_shown
         error = getattr(result, "error_in_exec", None) or shown
@@ -36,11 +39,11 @@ class Cells:
 
 
 def _last_shown() -> BaseException | None:
-    """Return the exception whose traceback was shown last."""
+    """Return the exception whose traceback was last shown, or None."""
     return getattr(sys, "last_value", None)
 
 
 def _shell() -> Any:
-    """Return the shell of IPython that this process runs, or None."""
+    """Return this process's IPython shell, or None."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython and hasattr(ipython, "get_ipython") else None

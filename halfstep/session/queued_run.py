@@ -1,7 +1,8 @@
-"""The run of a server's queue that a script was started for: its worker names its folder.
+"""Queued run for which a worker started this script.
 
-A script that watches itself then writes there, as a recipe's training does, and the worker's
-recorder reads it: neither name, server nor token are needed, and another run is not made.
+The worker sets the run's folder in the environment. A watched script writes into it, as a
+recipe's training does, and the worker's recorder reads it, so the script needs no name, server or
+token and creates no other run.
 """
 
 import fcntl
@@ -17,32 +18,28 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.folder_lock import OwnerFile
 from halfstep.telemetry.spool import Position, SpoolReader, spool_of
 
-#: What the worker tells a command; HALFSTEP_RUN, the run's number, is for people.
+#: Environment variables of a command, set by the worker; HALFSTEP_RUN, the run's id, is for users.
 FOLDER, ATTEMPT, RUN = "HALFSTEP_RUN_FOLDER", "HALFSTEP_ATTEMPT", "HALFSTEP_RUN"
-#: Names, with commas, of the variables that are secrets.
+#: Comma-separated names of the variables that are secrets.
 SECRETS = "HALFSTEP_SECRETS"
 
 
 @dataclass(frozen=True)
 class QueuedRun:
-    """What one process of the attempt watches, and where that goes on: several may, in turn.
-
-    sequence: of its first spool file.  step: the last one that others of this attempt have made.
-    started_at: when the run was first started, by halfstep.clock.
-    """
+    """Queued run as watched by one process of the attempt; several may do so in turn."""
 
     files: AttemptFiles
-    sequence: int
-    step: int
-    started_at: float
+    sequence: int  # number of this process's first spool file
+    step: int  # last step of the attempt's earlier processes
+    started_at: float  # first start of the run, by halfstep.clock
     lock: IO[str]
-    owner: OwnerFile | None  # in place of a lock, where the file system has none
+    owner: OwnerFile | None  # replaces the lock on a file system without locks
 
     @classmethod
     def taken(cls) -> Self | None:
-        """Return the run, or None in a script that nobody queued.
+        """Lock and return the run, or None in a script that was not queued.
 
-        Raises RuntimeError if another process of the attempt is being watched, OSError.
+        Raises RuntimeError if another process of the attempt is being watched, and OSError.
         """
         if not os.environ.get(FOLDER):
             return None
@@ -60,7 +57,7 @@ class QueuedRun:
         return cls(files, max(sequences, default=-1) + 1, step, started_at, lock, owner)
 
     def leave(self, step: int) -> None:
-        """Let the next process go on after this step."""
+        """Release the run, for the next process to continue after this step."""
         self.lock.truncate(0)
         self.lock.write(str(step))
         self.lock.close()
@@ -69,14 +66,14 @@ class QueuedRun:
 
 
 def _locked(file: IO[str]) -> OwnerFile | None:
-    """Lock a file, or take the file that stands for its lock where the file system has none.
+    """Lock a file, or acquire an owner file if the file system has no locks.
 
     Raises RuntimeError if another process holds it.
     """
     try:
-        # Of this process only: a lock that loaders' workers inherit would outlive it.
+        # A per-process lock: one inherited by data loader workers would outlive this process.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: it is held
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another process holds it
         is_free, owner = False, None
     except OSError:  # ENOLCK, ENOTSUP: depends on the file system
         owner = OwnerFile(Path(f"{file.name}.owner"))
@@ -85,21 +82,22 @@ def _locked(file: IO[str]) -> OwnerFile | None:
         return None
     if not is_free:
         raise RuntimeError(
-            "another process of this run is being watched, and one writes its history"
+            "another process of this run is being watched, and only one can write its history"
         )
     return owner
 
 
 def secrets() -> list[str]:
-    """Return the values of the secrets that this script was given."""
+    """Return the values of the secrets in this script's environment."""
     names = filter(None, os.environ.get(SECRETS, "").split(","))
     return [os.environ[name] for name in names if name in os.environ]
 
 
 def _last_step(files: AttemptFiles, sequences: list[int]) -> int:
-    """Return the last step in what there is of the attempt's spool; its reader deletes as it goes.
+    """Return the last step in the remaining files of the attempt's spool, or 0.
 
-    One that was killed could not say where it was.
+    Needed after a process that was killed and did not record its last step. The recorder deletes
+    files that it has read.
     """
     if not sequences:
         return 0

@@ -1,4 +1,4 @@
-"""A line to somebody whose script we are a guest in."""
+"""Messages to the script's user, one line each, on stderr."""
 
 import sys
 from contextlib import suppress
@@ -7,11 +7,11 @@ from halfstep.telemetry.events import shown
 
 
 def say(text: str) -> None:
-    """Write a line on stderr. Closed, broken off, or none from the start: then nobody is told."""
+    """Write a line on stderr; do nothing if stderr is closed, broken or None."""
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"halfstep: {text}\n")
 
 
 def in_a_line(value: object) -> str:
-    """Return a value as a line may hold it: a module's repr has several."""
+    """Return a value's short text on one line, because a module's repr has several."""
     return " ".join(shown(value).split())

@@ -1,12 +1,14 @@
-"""Watch a training loop: two lines in a script, whatever framework it uses.
+"""Public watch() function and Watch class, which record a training loop.
+
+Two lines in a script, whatever framework it uses:
 
     import halfstep
     halfstep.watch(model)
 
-From then on every step's loss, loss scale, skips with their culprits and gradient norms go into a
-folder on the local disk (see run_folder.py), and from there to a server if one is known (see
-uploader.py). Nothing of it changes a bit of the training, makes the host wait for the device, or
-ends the script: an error of ours is one line on stderr.
+This records every step's loss, loss scale, skips with their culprits and gradient norms in a
+folder on the local disk (see run_folder.py), and uploads it if a server is configured (see
+uploader.py). It never changes the training by a bit, makes the host wait for the device, or ends
+the script: an internal error is one line on stderr.
 """
 
 import hashlib
@@ -57,11 +59,11 @@ if TYPE_CHECKING:
     from halfstep.monitor.hooks import Hooks
     from halfstep.monitor.loop import Loop
 
-PATIENCE_SECONDS = 5.0  # for the device at the end: a lost one never answers
-FLUSH_SECONDS = 0.2  # of what is logged while no step ends
-PAGE_SECONDS = 1.0  # for a server to say where the run's page is
-REVIVAL_SECONDS, REVIVALS = 30.0, 5  # between two looks at the uploader; how often it is restarted
-UNKNOWN = "the script has not said from which step it went on"
+PATIENCE_SECONDS = 5.0  # timeout for the device at the end: a lost one never answers
+FLUSH_SECONDS = 0.2  # between flushes of logged values while no step ends
+PAGE_SECONDS = 1.0  # timeout for the server to return the URL of the run's page
+REVIVAL_SECONDS, REVIVALS = 30.0, 5  # between two checks of the uploader; most restarts of it
+UNKNOWN = "the script did not report the step that it resumed from"
 
 
 def watch(
@@ -81,19 +83,22 @@ def watch(
     layers_every: int = 0,
     headroom_every: int = 0,
 ) -> "Watch":
-    """Watch what this process trains, until its end or `finish()`; a second call adds modules.
+    """Record this process's training until it ends or `finish()`.
 
-    modules: they give parameters their names.  optimizers, scaler: the only ones to watch, where
-    there are others; of several optimizers without a scaler, a step is one of each.  config: of
-    the run, anything that reads as a dictionary.  run: go on with this one, as its next attempt,
-    of whose configuration config replaces what it names.
-    url, token: of a server, HALFSTEP_URL and HALFSTEP_TOKEN or those of `halfstep login` if not
-    told.  folder: where runs lie, ./halfstep-runs if not told.  mode: "offline" sends nothing,
-    "disabled" does nothing at all; HALFSTEP_MODE if not told.
-    In a command of a server's queue the run is that one, whatever name, run, server or folder say.
+    A second call adds its modules to the same run.
+
+    modules: name the parameters.  optimizers, scaler: the only ones to watch, if there are
+    others; with several optimizers and no scaler, a step is one step of each.  config: the run's
+    configuration, anything that converts to a dictionary.  run: continue this run as its next
+    attempt; config then replaces only the keys that it contains.
+    url, token: the server's; by default HALFSTEP_URL and HALFSTEP_TOKEN, or those of
+    `halfstep login`.  folder: parent folder of the runs, by default ./halfstep-runs.
+    mode: "offline" uploads nothing, "disabled" does nothing at all; by default HALFSTEP_MODE.
+    In a command from a server's queue the run is the queued one; name, run, url and folder are
+    ignored.
 
     histogram_every: steps between histograms of the gradients' exponents; layers_every: between
-    norms of each layer's gradients; headroom_every: between looks at each module's largest numbers.
+    gradient norms per layer; headroom_every: between measurements of each module's largest values.
     """
     global _active
     if _active is not None and not _active._is_superseded(run, name):
@@ -143,7 +148,7 @@ def watch(
         say(f"not watching: {error}")
         return Watch(None)
     except Exception as error:
-        say(f"cannot watch, and the script goes on without: {type(error).__name__}: {error}")
+        say(f"not watching, the script continues: {type(error).__name__}: {error}")
         return Watch(None)
     _active.add(*modules)
     _active._guard(_active._send)
@@ -151,11 +156,11 @@ def watch(
 
 
 _active: "Watch | None" = None
-_parents: "Watch | None" = None  # that of the process that forked or spawned this one
+_parents: "Watch | None" = None  # the run of the process that forked or spawned this one
 
 
 def current() -> "Watch | None":
-    """Return the run of this process, or, in a child of multiprocessing, that of its parent."""
+    """Return this process's run, or in a multiprocessing child its parent's."""
     global _parents
     if _active is None and _parents is None and (files := relay.announced()):
         _parents = _relayed(files)
@@ -163,7 +168,7 @@ def current() -> "Watch | None":
 
 
 class Watch:
-    """A watched run. A context manager; it ends with the script if it was not finished before."""
+    """A watched run, also a context manager; it ends with the script or at `finish()`."""
 
     def __init__(
         self,
@@ -176,13 +181,14 @@ class Watch:
         lock: WriterLock | None = None,
         every: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        """files: where it is written; None: nothing is watched, and every method does nothing.
+        """Open the spool and install the hooks, unless files is None.
 
-        server: where it is sent to, if anywhere.  queued: the run is one of a queue's, see there.
-        every: steps between histograms, norms of layers and looks at the headroom, 0 for none.
+        files: the files to write; None: nothing is watched, and every method does nothing.
+        server: the upload's destination, if any.  queued: set for a run of a queue, see QueuedRun.
+        every: steps between histograms, layer norms and headroom measurements, 0 for none.
         """
         self.files = files
-        self.page: str | None = None  # where it is to be seen, once the server has answered
+        self.page: str | None = None  # URL of the run's page, once the server has answered
         self._server = server
         self._queued = queued
         self._lock = lock or WriterLock()
@@ -193,11 +199,11 @@ class Watch:
             return
         relay.announce(files)
         self._children = RelayReader(files)
-        # Called for the step of numbers that a child process logs without one.
+        # Returns the step for numbers that a child process logs without one.
         self.step_of_children: Callable[[], int] = self._last_step
         first_step, sequence, started_at = 0, 0, clock()
         self._resumed: Event | None = None
-        if queued:  # its next attempt begins anew, unless the script resumes it
+        if queued:  # its next attempt starts over, unless the script resumes it
             first_step, sequence, started_at = queued.step, queued.sequence, queued.started_at
         elif files.attempt > 1:
             first_step, seconds = came_to(files)
@@ -205,7 +211,8 @@ class Watch:
             self._resumed = _resumed(first_step, [UNKNOWN])
         self._spool = PatientSpool(files.spool, files.attempt, say, sequence)
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
-        self._logged: deque[tuple[Any, Event]] = deque()  # with what tells that it has arrived
+        # Each with the CUDA event of its copy to the host, or None.
+        self._logged: deque[tuple[Any, Event]] = deque()
         self._logged_step = first_step
         self._flushed_at = clock()
         self._looked_at = clock()
@@ -213,7 +220,7 @@ class Watch:
         self._complaints: set[str] = set()
         self._ending = Ending(self._process_ends, files.exit_code, files.crash, self._part_raised)
         self._cells = Cells(self._part_raised)
-        # Of a notebook's cell or a pool's task that raised: its step, as _end has them the others.
+        # Step, status and error of the notebook cell or pool task that raised last.
         self._part_end: tuple[int, str, str] | None = None
         self._taps.arm()
         self._is_on = True
@@ -227,7 +234,7 @@ class Watch:
         every: tuple[int, int, int],
     ) -> "tuple[Loop, Hooks]":
         if not find_spec("torch"):
-            # As far as a script without torch can meet them.
+            # NoopWatch has those methods of Loop and Hooks that a script without torch can reach.
             return cast("tuple[Loop, Hooks]", (NoopWatch(first_step, started_at),) * 2)
         from halfstep.monitor.diagnoses import Intervals
         from halfstep.monitor.hooks import Hooks
@@ -243,60 +250,67 @@ class Watch:
             every=Intervals(*every),
             say=say,
         )
-        return loop, Hooks(loop, self._protected)  # they say nothing once they are disarmed
+        return loop, Hooks(loop, self._protected)  # disarmed hooks call nothing
 
     @property
     def folder(self) -> Path | None:
-        """Where the run lies; None if it is not watched."""
+        """The run's folder; None if nothing is watched."""
         return self.files.folder if self.files else None
 
     @property
     def secret(self) -> str | None:
-        """What nothing that is written may hold: the token."""
+        """The server's token, which no written file may contain."""
         return self._server.token if self._server else None
 
     @property
     def is_relayed(self) -> bool:
-        """Whether this is a child process's view of the run that its parent writes."""
+        """True in a child process, whose parent writes the run."""
         return self._relay is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the view that a spawned child has of the run."""
+        """Pickle as the handle by which a spawned child logs to the run."""
         return (Watch, (None,)) if self.files is None else (_relayed, (self.files,))
 
     @property
     def step(self) -> int:
-        """How many steps were attempted."""
+        """The number of attempted steps."""
         return self._loop.step if self.files else 0
 
     def add(self, *modules: "nn.Module") -> None:
-        """Call parameters as these modules do."""
+        """Name parameters as these modules do."""
         self._asked("add", lambda: self._loop.add(arguments.modules(modules)))
 
     def configure(self, config: object) -> None:
-        """Say what the run is configured with, in place of what was said before."""
+        """Replace the run's configuration."""
         self._asked("configure", lambda: self._configure(config))
 
     def resume(self, step: int, *, exact: bool = False) -> None:
-        """Say which step the script goes on from: the next one is that plus 1."""
+        """Set the step that the script resumes from: the next step is that plus 1.
+
+        exact: the script restored all of its state.
+        """
         self._asked("resume", lambda: self._resume(arguments.step(step), exact))
 
     def log_on(self, step: int) -> None:
-        """Say after which step a run that makes no step goes on to log: later ones are replaced."""
+        """Continue the log of a run without training steps after this step.
+
+        Values already logged for later steps are replaced.
+        """
         self._asked("log_on", lambda: self._log_on(arguments.step(step)))
 
     def loss(self, loss: "Tensor | float") -> None:
-        """Tell the loss of the step under way, if it is another than what is scaled.
+        """Record the current step's loss, if it differs from the tensor that is scaled.
 
-        The mean of several calls is taken. A tensor is read when the step's row is.
+        Several calls in a step are averaged. A tensor is read together with the step's row.
         """
         self._asked("loss", lambda: self._loop.add_loss(arguments.loss(loss)))
 
     def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
-        """Tell anything else of the last step: numbers, texts, images, figures, tables, histograms.
+        """Log numbers, texts, images, figures, tables or histograms for a step.
 
-        A number on the device is brought to the host without a wait; for pixels there it is waited.
-        step: another than the last. In a child process, numbers only, at the parent's last step.
+        A number on the device is copied to the host without waiting; an image on the device is
+        waited for.  step: the last one by default.  A child process can log only numbers, by
+        default for the parent's last step.
         """
         if self._relay:
             self._relay.log(values, step)
@@ -310,15 +324,15 @@ class Watch:
     def checkpoint(
         self, path: str | Path, *, kind: str = "checkpoint", upload: bool = False
     ) -> None:
-        """Register a file with its size and SHA-256; it is linked into the run's folder.
+        """Register a file with its size and SHA-256, and link it into the run's folder.
 
-        kind: or weights, or weights.<module>.  upload: copy it there, and send it to the server,
-        to be downloaded from the run's page. Returns once the file is read.
+        kind: "checkpoint", "weights" or "weights.<module>".  upload: copy the file into the folder
+        and upload it, for download from the run's page.  Returns once the file is read.
         """
         self._asked("checkpoint", lambda: self._checkpoint(Path(path), kind, upload))
 
     def finish(self) -> None:
-        """End the run: what the device has yet is fetched, and torch is as it was."""
+        """End the run: fetch what is still on the device, and restore torch."""
         self._end("finished", None)
 
     def __enter__(self) -> Self:
@@ -330,10 +344,10 @@ class Watch:
         elif self.files:
             self._ending.raised(kind, error, trace)
 
-    # ---- Where it is sent ---------------------------------------------------------------------
+    # ---- Upload -------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Start to send the run, if there is a server; say where it is to be seen."""
+        """Start the upload if a server is configured; print the run's page or folder."""
         files = self._written
         place = f"the run is in {files.folder}"
         if self._server is None:
@@ -343,7 +357,7 @@ class Watch:
             page = uploader.start(files, self._server, PAGE_SECONDS)
         except OSError as error:
             command = f"`halfstep upload {files.folder}`"
-            say(f"watching; {place}, and {command} sends it: no uploader can start: {error}")
+            say(f"watching; {place}; {command} uploads it: the uploader cannot start: {error}")
             self._server = None
             return
         self.page = page or None
@@ -352,7 +366,7 @@ class Watch:
         say(f"watching; {page or place}")
 
     def _revive(self) -> None:
-        """Start the uploader again, should it have been killed, a few times at most."""
+        """Restart an uploader that was killed, at most REVIVALS times."""
         self._looked_at = clock()
         if (
             self._server
@@ -360,10 +374,10 @@ class Watch:
             and not uploader.is_at_work(self._written.folder)
         ):
             self._revivals += 1
-            with suppress(OSError):  # no process to spare: at the next look, or by hand
+            with suppress(OSError):  # no process can start: retried at the next check, or by hand
                 uploader.start(self._written, self._server)
 
-    # ---- What is written ----------------------------------------------------------------------
+    # ---- Recording ----------------------------------------------------------------------------
 
     def _record(self, steps: Steps) -> None:
         if self._resumed:
@@ -375,13 +389,13 @@ class Watch:
             self._revive()
 
     def _configure(self, config: object) -> None:
-        told = arguments.config(config, self._complain)
+        entries = arguments.config(config, self._complain)
         if not self._queued:
-            configure(self._written.folder, told, self.secret)
+            configure(self._written.folder, entries, self.secret)
             return
-        told = redaction.without(told, *secrets())
+        entries = redaction.without(entries, *secrets())
         try:
-            self._spool.event({"event": "configured", "config": told})
+            self._spool.event({"event": "configured", "config": entries})
         except BadEvent as error:
             self._complain(f"the configuration is not recorded: {error}")
 
@@ -395,7 +409,7 @@ class Watch:
 
     def _log(self, values: Mapping[str, Any], step: int) -> None:
         if not isinstance(values, Mapping):
-            self._complain(f"log was told {shown(values)}; allowed: a dictionary of values by name")
+            self._complain(f"log got {shown(values)}; allowed: a dictionary of values by name")
             return
         self._part_end, self._logged_step = None, step
         for name, value in values.items():
@@ -407,7 +421,7 @@ class Watch:
                     self._log_number(cleaned(name), value, step)
                 else:
                     self._log_file(cleaned(name), value, step)
-            except Exception as error:  # of a figure, a table: whatever made them raises in here
+            except Exception as error:  # the library of a figure or table can raise anything here
                 self._complain(f"{str(name)[:100]} is not logged: {error}")
         if clock() - self._flushed_at > FLUSH_SECONDS:
             self._flush()
@@ -435,13 +449,13 @@ class Watch:
 
     def _checkpoint(self, path: Path, kind: str, upload: bool) -> None:
         if not path.is_file():
-            self._complain(f"{path} is no file, and not registered as a checkpoint")
+            self._complain(f"{path} is not a file, and is not registered as a checkpoint")
             return
         folder = Path("checkpoints") / f"step-{self.step:08}"
         place = self._inside(folder if kind == "checkpoint" else folder / slug(kind))
         place /= cleaned(path.name)
         place.unlink(missing_ok=True)
-        # What is sent or stored later, the script may have replaced by then.
+        # The script may overwrite the file before it is uploaded or stored.
         if upload or self._queued or not _linked(place, path):
             shutil.copyfile(path, place)
         file = {"kind": kind, **self._of(place)}
@@ -452,20 +466,20 @@ class Watch:
             self._complain(f"{path} is not registered: {error}")
 
     def _inside(self, folder: Path) -> Path:
-        """Make a folder of the run's."""
+        """Create a folder within the run's folder, and return its path."""
         place = self._written.folder / folder
         place.mkdir(parents=True, exist_ok=True)
         return place
 
     def _of(self, place: Path) -> Event:
-        """Return what an event says of a file."""
+        """Return a file's path, size and SHA-256 as an event holds them."""
         with place.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         path = place.relative_to(self._written.folder).as_posix()
         return {"path": path, "size_bytes": place.stat().st_size, "sha256": digest}
 
     def _flush(self) -> None:
-        """Write the numbers that were logged and have arrived."""
+        """Write the logged numbers that have arrived on the host."""
         self._flushed_at = clock()
         if self._children.is_due():
             self._receive()
@@ -474,20 +488,20 @@ class Watch:
             name, value = metric["name"], metric["value"]
             try:
                 number = float(value)
-            except Exception:  # of whatever goes by as a number
+            except Exception:  # any object that looks like a number
                 what = f"it is {in_a_line(value)}; allowed: a number that a float can hold"
                 self._complain(f"{name:.100} is not logged: {what}")
                 continue
             try:
                 self._spool.event(metric | {"value": number})
-            except Exception as error:  # a name that nobody can record, say
+            except Exception as error:  # a name that is too long, for example
                 self._complain(f"{name:.100} is not logged: {error}")
 
     def _last_step(self) -> int:
         return max(self.step, self._logged_step)
 
     def _receive(self) -> None:
-        """Take the numbers that child processes have logged."""
+        """Read the numbers that child processes have logged."""
         try:
             for numbers, step in self._children.receive():
                 at = self.step_of_children() if step is None else step
@@ -502,25 +516,25 @@ class Watch:
             raise RuntimeError("nothing is watched")
         return self.files
 
-    # ---- How it ends, and what never does -----------------------------------------------------
+    # ---- End of the run, and error handling ---------------------------------------------------
 
     def _guard(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
-        """Call something of ours. Whatever it raises is said in a line, and we are gone."""
+        """Call an internal function; if it raises, print one line and stop watching."""
         if self._is_on:
             self._protected(call, *given, **named)
 
     def _asked(self, method: str, call: Callable[[], None]) -> None:
-        """Do what the script asks. What cannot be done is said in a line, and passed over."""
+        """Run a method's call; if it raises, print one line and ignore the call."""
         if self._relay:
-            self._relay.refuse(f"{method} in a child process is passed over; call it in the parent")
+            self._relay.refuse(f"{method} in a child process is ignored; call it in the parent")
 
         def done() -> None:
             try:
                 call()
             except arguments.BadArgument as error:
-                self._complain(f"{method} is passed over: {error}")
+                self._complain(f"{method} is ignored: {error}")
             except Exception as error:
-                self._complain(f"{method} is passed over: {type(error).__name__}: {error}")
+                self._complain(f"{method} is ignored: {type(error).__name__}: {error}")
 
         self._guard(done)
 
@@ -531,7 +545,7 @@ class Watch:
             call(*given, **named)
         except Exception as error:
             self._fail(error)
-        finally:  # a Ctrl-C goes through
+        finally:  # KeyboardInterrupt propagates
             ending.held -= 1
         if ending.is_due and not ending.held:
             ending.terminate()
@@ -547,10 +561,10 @@ class Watch:
             self._protected(self._finish, status, error, exit_code)
 
     def _is_superseded(self, *names: object) -> bool:
-        """End the run if a call of `watch` begins another; return whether it did.
+        """End the run if a call of `watch` starts another; return True if it did.
 
-        A notebook's later cell does, and in a child of multiprocessing, a pool's next task say,
-        the name of another run.
+        A later cell of a notebook starts another run. So does another run's name in a child of
+        multiprocessing, for example in a pool's next task.
         """
         if self._queued or self._has_ended:
             return False
@@ -561,7 +575,7 @@ class Watch:
         return self._has_ended
 
     def _end_after_parts(self, status: str, exit_code: int | None = None) -> None:
-        """End as the last cell or task that trained did, if it raised."""
+        """End the run with the error of the last cell or task, if that raised."""
         step, part_status, error = self._part_end or (-1, "", "")
         if step == self.step:
             self._end(part_status, error)
@@ -569,17 +583,17 @@ class Watch:
             self._end(status, None, exit_code)
 
     def _part_raised(self, error: BaseException) -> None:
-        """Keep what a notebook's cell or a pool's task raised, after which the process goes on."""
+        """Remember the exception of a notebook cell or pool task; the process continues."""
         status = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
         self._part_end = self.step, status, "".join(traceback.format_exception(error))
 
     def _finish(self, status: str, error: str | None, exit_code: int | None) -> None:
-        is_heard = self._is_on
+        is_on = self._is_on
         self._disarm()
         try:
             self._write_rest()
         except Exception as problem:
-            if is_heard:  # and else what ended the watching does so again
+            if is_on:  # otherwise the error that stopped the watching has occurred again
                 self._fail(problem)
         self._spool.close()
         write_outcome(self._written, status, self.step, error, exit_code)
@@ -594,54 +608,54 @@ class Watch:
     def _write_rest(self) -> None:
         self._loop.close()
         if not self._loop.drain(PATIENCE_SECONDS):
-            self._complain(f"the device did not answer within {PATIENCE_SECONDS:g} s")
+            self._complain(f"the device did not respond within {PATIENCE_SECONDS:g} s")
         self._receive()
         self._flush()
 
     def _fail(self, error: Exception) -> None:
-        """Hear no more. What was heard is written, and the end will be told as it is."""
-        self._hear_no_more()
+        """Stop observing after an internal error; still record the run's real outcome."""
+        self._stop_observing()
         text = " ".join(f"{type(error).__name__}: {error}".split())  # one line
-        say(f"{text}; the training goes on unwatched")
-        with suppress(Exception):  # it may be this that failed
+        say(f"{text}; the training continues unwatched")
+        with suppress(Exception):  # the drain may be what failed
             self._loop.drain(0.0)
         note = {"event": "failed_diagnosis", "step": self.step, "diagnosis": "watch"}
         try:
             self._spool.event(note | {"error": text[:1000]})
-        except (OSError, ValueError):  # what failed was the disk, or had been closed
+        except (OSError, ValueError):  # the disk failed, or the spool is closed
             return
 
-    def _hear_no_more(self) -> None:
+    def _stop_observing(self) -> None:
         self._is_on = False
         self._taps.disarm()
         self._loop.end()
 
     def _disarm(self) -> None:
-        """Leave torch and Python as they were."""
+        """Restore torch and Python."""
         global _active
         self._has_ended, _active = True, None
-        self._hear_no_more()
+        self._stop_observing()
         self._cells.forget()
 
     def _called_again(self, *names: object) -> None:
-        """Say so where another run is wanted than the one that is watched."""
+        """Print a line if a second call of `watch` names another run."""
         if not self._queued and self._is_on and self._is_other(*names):
-            self._complain(f"{self.folder} goes on; `finish()` ends it before another begins")
+            self._complain(f"{self.folder} continues; call `finish()` before starting another run")
 
     def _is_other(self, *names: object) -> bool:
-        """Return whether the first name that is given is another run's."""
-        wanted = next((name for name in names if isinstance(name, str) and name), None)
-        return wanted is not None and not is_called(self._written.folder, wanted)
+        """Return True if the first non-empty name is another run's."""
+        first = next((name for name in names if isinstance(name, str) and name), None)
+        return first is not None and not is_called(self._written.folder, first)
 
     def _complain(self, text: str) -> None:
-        """Say something once."""
+        """Print a line on stderr, once per text and at most 20 texts."""
         if text not in self._complaints and len(self._complaints) < 20:
             self._complaints.add(text)
             say(text)
 
 
 def _after_fork() -> None:
-    """In a forked process, a loader's worker say: the run is its parent's."""
+    """Turn the run of a forked process, such as a data loader's worker, into its parent's."""
     global _parents
     if _active is not None:
         _parents = _active
@@ -656,7 +670,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _relayed(files: AttemptFiles) -> Watch:
-    """Return a run as a child process has it; in the process that writes it, the run itself."""
+    """Return a child process's handle of a run; in the writing process, the run itself."""
     if _active is not None and _active.files == files:
         return _active
     watch = Watch(None)
@@ -669,7 +683,7 @@ def _resumed(step: int, notes: list[str]) -> Event:
 
 
 def _server(url: str | None, token: str | None) -> Credentials | None:
-    """Return where a run is sent; nowhere, if what was stored cannot be read."""
+    """Return the server's credentials; None if there are none or they cannot be read."""
     try:
         return credentials.known(url, token)
     except Unreadable as error:
@@ -678,7 +692,7 @@ def _server(url: str | None, token: str | None) -> Credentials | None:
 
 
 def _is_first_rank() -> bool:
-    """Of several processes that train together one writes the run's history."""
+    """Return True in the one process of a distributed training that writes the run."""
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
         return bool(distributed.get_rank() == 0)
@@ -686,7 +700,7 @@ def _is_first_rank() -> bool:
 
 
 def _linked(place: Path, path: Path) -> bool:
-    """Make one file of two names, if both lie on one file system."""
+    """Hard-link a file; return False if that fails, as across file systems."""
     try:
         place.hardlink_to(path)
     except OSError:

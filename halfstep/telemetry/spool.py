@@ -1,107 +1,107 @@
-"""The spool: what a training process leaves behind, step by step, for its supervisor to pick up.
+"""Spool format, writer and readers: a training process's steps and events in files.
 
-A spool is a folder of append-only files, `<attempt>-<sequence>.spool`. Each append is one write
-of one whole frame, so a killed process loses at most the frame it was writing, and a database
-that is away costs training nothing: the folder grows.
+A spool is a folder of append-only files, `<attempt>-<sequence>.spool`, which a supervisor reads.
+Each append is one write of one whole frame, so a killed process loses at most the frame that it
+was writing. A database outage does not affect the training: the folder grows.
 
     file     magic "HSSPOOL\\0", u16 version, zeros up to 16 bytes; then frames
     frame    u32 payload length, u8 kind, 3 zero bytes, u32 crc32(kind + payload), payload
     payload  kind 1: packed STEP_DTYPE records without their last field, data_us, as earlier
-             versions wrote them, and as they are written where it is not known; kind 2: one event,
-             a JSON object in UTF-8; kind 3: packed STEP_DTYPE records
+             versions wrote them, and still written if data_us is unknown; kind 2: one event, a
+             JSON object in UTF-8; kind 3: packed STEP_DTYPE records
 
 All numbers are little-endian.
 
 Events. A float that JSON lacks is "NaN", "Infinity" or "-Infinity". halfstep.telemetry.events has
-the bounds of every field; what is not within them is not written, and read as Unrecordable.
+the bounds of every field; an event out of bounds is not written, and is read as Unrecordable.
 
-    scaler      kind "skip": one an optimizer that was skipped; culprits, in forward order, are
-                [{"name", "inf", "nan"}], the counts in elements of its gradient (of a GPU's, names
-                alone: the replay counts); loss_nonfinite
+    scaler      kind "skip": one per skipped optimizer; culprits, in forward order, are
+                [{"name", "inf", "nan"}], the counts in elements of the gradient (on a GPU only
+                names: the replay counts); loss_nonfinite
                 kind "growth" | "backoff" | "set": scale_before, scale_after; "set" is a scale
                 that was set by hand before this step
     metric      step, name, value, elapsed_ms
     checkpoint  step, reason, request, files [{"kind", "path", "size_bytes", "sha256"}]:
-                kind "checkpoint", of a state in shards also "shard.0", "shard.1", … and
-                "shard.metadata"; "weights", or "weights.<module>" where there are several, and of
+                kind "checkpoint", for a sharded state also "shard.0", "shard.1", … and
+                "shard.metadata"; "weights", or "weights.<module>" if there are several, and for
                 averaged weights "ema" or "ema.<module>";
-                write_seconds: what the thread took that wrote them, to the last fsync;
-                stall_seconds: how long the loop was held for it;
-                upload: whether the uploader of a watched run shall send them
+                write_seconds: time of the writer thread, to the last fsync;
+                stall_seconds: how long the loop was blocked;
+                upload: whether the uploader of a watched run uploads them
     resumed     step, exact, notes
-    configured  config: what the script of a queued command says of itself; the last one counts
-    length      step 0, steps: how many the run will attempt, as its epochs come to
+    configured  config: set by the script of a queued command; the last one counts
+    length      step 0, steps: number that the run will attempt, computed from its epochs
     artifact    step, name, path "artifacts/step-00000400/<name>", size_bytes, sha256
-    obeyed      step, request: a scale was set, or a step replayed, as asked
-    workload    step 0, examples, tokens, flops: of a step, over all devices; peak_flops: what these
-                do at most in a second, in the run's precision; device. Null where it is not known
-    shapes      step 0, share, count, layers, batch_size: sizes that miss tensor cores; share of
-                the weights, count of layers, the largest in words; batch_size: null if it fits
+    obeyed      step, request: a requested scale was set, or a requested replay was made
+    workload    step 0, examples, tokens, flops: per step, over all devices; peak_flops: of these
+                devices per second, in the run's precision; device. Null if unknown
+    shapes      step 0, share, count, layers, batch_size: sizes unsuitable for tensor cores; share
+                of the weights, count of layers, the largest as text; batch_size: null if suitable
     retry       step, loss, grad_norm, applied: the second attempt, in fp32, at a skipped step
     histogram   step, scale, modules [{"name", "lowest_exponent", "counts", "zeros", "nonfinite",
                 "underflow", "near_overflow"}]; see exponents.py
     headroom    step, scale, modules [{"name", "dtype", "activation", "gradient"}]: the largest
-                magnitude of each module's output, which is of that type, and of its gradient, times
-                the scale; smallest_activation, smallest_gradient: of those that are not zero, where
-                it was measured; see headroom.py
-    fp8         step, modules [{"name", "activation", "weight", "gradient" and of each of the three
-                its _underflow}]: of linear layers in fp8 the largest magnitudes of what they cast,
-                and which share of what is not 0 becomes 0; see fp8_ranges.py
+                magnitude of each module's output, in its dtype, and of its gradient, times the
+                scale; smallest_activation, smallest_gradient: the smallest nonzero magnitudes, if
+                measured; see headroom.py
+    fp8         step, modules [{"name", "activation", "weight", "gradient" and for each of the three
+                its _underflow}]: for linear layers in fp8 the largest magnitudes of the cast
+                tensors, and the share of nonzero elements that become 0; see fp8_ranges.py
     layer_norms step, layers, norms: L2 of each layer's gradients, unscaled, before the clip
     replay      step, exact, notes, requested, scale, found, module, direction "forward" |
-                "backward", operation, kind (of a backward one: see evidence/operations.py), dtype,
+                "backward", operation, kind (if backward: see evidence/operations.py), dtype,
                 largest_input, limit, loss_nonfinite, culprits
                 [{"optimizer", "name", "inf", "nan"}]; see replay.py
     spike       step, loss, z: a sudden rise of the loss; rolled_back_to: the step that the run
-                went back to for it, told once it did
+                was rewound to for it, written after the rewind
     rewound     step, from_step, spike, loss, z, examples, rewinds: after from_step the run went
-                back to step, for the spike; what was told of steps beyond it counts no more, and
-                so many examples are left out; rewinds: so far
-    weights     step 0, source, loaded, count, missing, unexpected, mismatched and of each of those
-                its _count: of how many weights of the recipe's modules were started from a file;
-                of many names the first; see trainer/checkpoints/initial_weights.py
-    uncalled    step, modules: that a setting names, and that the first step did not call
-    updates     step, modules [{"name", "wanted", "lost", "saved"}]: of weights in bf16 how many had
-                a gradient, how many of those have not moved, and, of one that rounds by chance, how
-                many moved that would not have otherwise; see updates.py
-    poison      step, count, buffers: since the skip of that step these hold an inf or a NaN; of
-                many the first; each buffer is told of once; see poison.py
-    schedule    step, advanced, skipped: of the steps skipped so far, in how many the learning-rate
-                schedule advanced nevertheless; scheduler: the class whose steps were counted, null
-                where rates alone show it; see evidence/schedule.py
+                back to step, for the spike; earlier records of later steps no longer count;
+                examples: number left out; rewinds: number so far
+    weights     step 0, source, loaded, count, missing, unexpected, mismatched and for each of
+                these three its _count: loaded of count weights of the recipe's modules came from
+                a file; only the first of many names; see trainer/checkpoints/initial_weights.py
+    uncalled    step, modules: those named by a setting and not called in the first step
+    updates     step, modules [{"name", "wanted", "lost", "saved"}]: number of bf16 weights with a
+                gradient, of these the number unchanged by the step, and with stochastic rounding
+                the number changed only because of it; see updates.py
+    poison      step, count, buffers: those with an inf or a NaN since the skip of that step; only
+                the first of many; each buffer is reported once; see poison.py
+    schedule    step, advanced, skipped: number of skipped steps so far, and of those in which the
+                learning-rate schedule advanced; scheduler: the class whose steps were counted,
+                null if only the rates show it; see evidence/schedule.py
     precision   step, dtype: of most matrix products and convolutions of a watched loop
     origin      step, scale, direction "forward" | "backward", kind, operation, dtype, module,
-                source: where a number first was not finite in an armed step; see evidence/origin.py
+                source: the first nonfinite value in an armed step; see evidence/origin.py
                 kind, forward: "inputs", "weights" or "inside" of module, "outside" of all modules;
                 backward: "overflow" of half precision, "singular" gradient, "hidden" in an
-                activation, "elsewhere" than in this process's graph, "compiled": one node of all,
-                "unobserved": in a graph of more nodes than are observed
-    bad_inputs  step, inputs [{"name", "inf", "nan"}]: variables of the loop, with a loss not finite
-    first_nonfinite  step, loss_nonfinite, culprits, finite: the first step of a loop without a
-                scaler that was not finite, after so many that were
-    direct_step step, count, optimizer, is_scaled: steps of an optimizer outside of its scaler
+                activation, "elsewhere" than in this process's graph, "compiled" into one node,
+                "unobserved" in a graph with more nodes than are observed
+    bad_inputs  step, inputs [{"name", "inf", "nan"}]: the loop's variables at a nonfinite loss
+    first_nonfinite  step, loss_nonfinite, culprits, finite: the first nonfinite step of a loop
+                without a scaler; finite: number of finite steps before it
+    direct_step step, count, optimizer, is_scaled: steps of an optimizer without its scaler
     not_stepped step, count: updates of the scaler without a step
     scaled_clip step, count, optimizer, max_norm: clips of gradients multiplied by the scale
-    bounded_norms  step, steps, norm: the norm times the scale was this in all of so many steps
-    uncleared   step, count, optimizer: backward passes that found the last skip's gradients, not
-                finite, where they were
-    scaler_replaced  step, scale_before, scale_after, count: another scaler, whose state was not
+    bounded_norms  step, steps, norm: the norm times the scale had this value in all of these steps
+    uncleared   step, count, optimizer: backward passes before which the last skip's nonfinite
+                gradients had not been cleared
+    scaler_replaced  step, scale_before, scale_after, count: a new scaler, whose state was not
                 restored
     no_gradient step, optimizer, parameters, count, of, steps: those without a gradient so far
-    no_step     step, passes: so many backward passes, and no optimizer stepped
+    no_step     step, passes: number of backward passes without a step of any optimizer
     no_inf_checks  step, method, optimizers, error: a scaler refused optimizers without gradients
     fp16_gradients  step, count, parameters, error: a scaler refused gradients of type float16
-    adam_eps    step, optimizer, eps, count: an eps that is 0 in the type of so many parameters
-    left_out    step, diagnosis, reason: one that is wanted, and that this run cannot have
-    failed_diagnosis  step, diagnosis, error: one that raised, and is asked no more
+    adam_eps    step, optimizer, eps, count: eps is 0 in the dtype of count parameters
+    left_out    step, diagnosis, reason: a configured diagnosis that this run cannot have
+    failed_diagnosis  step, diagnosis, error: one that raised, and is no longer called
 
-What the training process takes from outside is its control file, one JSON object:
+The training process's input is its control file, one JSON object:
 
     stop        null | "cancel" | "pause" | "preempt"
-    requests    [{"id", "kind", "value"}], each obeyed once, at a step boundary, and listed until it
-                is recorded that it was: kind "checkpoint", told by the event of that name; "scale",
-                the value from the next step on; "replay", of the step that the value names: a past
-                one with the weights of now, a later one as soon as it has been attempted
+    requests    [{"id", "kind", "value"}], each carried out once, at a step boundary, and listed
+                until that is recorded: kind "checkpoint", recorded by the event of that name;
+                "scale", the value from the next step on; "replay", of the step given by the value:
+                a past one with the current weights, a later one as soon as it has been attempted
 """
 
 import io
@@ -125,7 +125,7 @@ FILE_HEADER = struct.Struct("<8sH6x")
 FRAME_HEADER = struct.Struct("<IB3xI")
 STEPS, EVENT, TIMED_STEPS = 1, 2, 3
 FRAME_KIND = re.compile(rb"[\x01-\x03]\x00\x00\x00")  # from byte 4 of a frame
-#: In which a frame is looked for behind damaged bytes: more than the largest one takes.
+#: Search for a frame after damaged bytes: window above the largest frame, most bytes checksummed.
 WINDOW_BYTES, MOST_CHECKED = events.EVENT_BYTES + 2**20, 2**26
 FILE_NAME = re.compile(r"[0-9]{1,10}-[0-9]{1,10}\.spool")
 
@@ -140,23 +140,21 @@ STEP_DTYPE = np.dtype(
         ("grad_norm_clipped", "<f4"),
         ("lr", "<f8"),
         ("flags", "<u4"),
-        ("data_us", "<i4"),  # of step_us, what the loop waited for data
+        ("data_us", "<i4"),  # part of step_us that the loop waited for data
     ]
 )
-UNKNOWN_US = -1  # a loop that is not ours tells nobody what it waits for
-#: Of records without data_us: the same bytes up to there.
+UNKNOWN_US = -1  # watched loops do not report their wait for data
+#: Records without data_us: the same bytes up to there.
 UNTIMED_DTYPE = np.dtype([(name, STEP_DTYPE[name]) for name in (STEP_DTYPE.names or ())[:-1]])
 SKIPPED, NONFINITE_LOSS, NORM_OVERFLOW = 1, 2, 4
-NOT_STEPPED = (
-    8  # the scaler was updated without a step of the optimizer: neither applied nor skipped
-)
-UNKNOWN_LOSS = 16  # no backward pass of the step was observed: its NaN is no loss
+NOT_STEPPED = 8  # the scaler was updated without an optimizer step: neither applied nor skipped
+UNKNOWN_LOSS = 16  # no backward pass of the step was observed: its NaN is not a loss
 FLAGGED_OPTIMIZERS = 24
-ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each event
+ENCODER = json.JSONEncoder(allow_nan=False)  # shared: json.dumps creates one for each event
 
 
 def optimizer_skipped(index: int) -> int:
-    """Return the flag of a skip of this optimizer, counted from 0; 0 beyond the flags' bits."""
+    """Return the skip flag of an optimizer, by index from 0; 0 if the flags lack a bit for it."""
     return 1 << (8 + index) if index < FLAGGED_OPTIMIZERS else 0
 
 
@@ -166,7 +164,7 @@ Item: TypeAlias = "Steps | Event | Unrecordable"
 
 
 class Position(NamedTuple):
-    """Where the next unread frame begins. A plain JSON object by `_asdict()`."""
+    """Position of the next unread frame; `_asdict()` gives a JSON object."""
 
     attempt: int
     sequence: int
@@ -174,13 +172,13 @@ class Position(NamedTuple):
 
 
 class BadEvent(ValueError):
-    """An event that could not be recorded; the message names field, value and what is allowed."""
+    """Event that cannot be recorded; the message has field, value and allowed values."""
 
 
 class Unrecordable(NamedTuple):
-    """A frame that holds what cannot be recorded, or damaged bytes. problem: why, for people.
+    """Frame with unrecordable content, or damaged bytes. problem: the reason, as text.
 
-    damaged_bytes: of what is no frame any more; such an item has neither kind nor payload.
+    damaged_bytes: their number, else 0; an item of damaged bytes has neither kind nor payload.
     """
 
     problem: str
@@ -190,12 +188,15 @@ class Unrecordable(NamedTuple):
 
 
 class SpoolWriter:
-    """Appends steps and events. FileExistsError means that this attempt already ran once."""
+    """Writer that appends steps and events; FileExistsError: this attempt already ran once."""
 
     def __init__(
         self, folder: Path, attempt: int, rotate_bytes: int = 64 * 2**20, sequence: int = 0
     ) -> None:
-        """sequence: of the first file; above 0 after one that could not be written to its end."""
+        """Create the folder and its first file.
+
+        sequence: number of the first file; above 0 after a file that could not be completed.
+        """
         self._folder = folder
         self._attempt = attempt
         self._rotate_bytes = rotate_bytes
@@ -204,8 +205,8 @@ class SpoolWriter:
         self._open()
 
     def steps(self, records: Steps) -> None:
-        """Append records of STEP_DTYPE, in one frame."""
-        if (records["data_us"] < 0).all():  # a server of an earlier version takes these too
+        """Append records of STEP_DTYPE in one frame."""
+        if (records["data_us"] < 0).all():  # servers of earlier versions accept these too
             rows = np.ascontiguousarray(records, STEP_DTYPE).view(np.uint8)
             untimed = rows.reshape(-1, STEP_DTYPE.itemsize)[:, : UNTIMED_DTYPE.itemsize]
             self._append(STEPS, untimed.tobytes())
@@ -231,7 +232,7 @@ class SpoolWriter:
         self.close()
 
     def close(self) -> None:
-        """Append no more."""
+        """Close the current file."""
         self._file.close()
 
     def _append(self, kind: int, payload: bytes) -> None:
@@ -247,24 +248,24 @@ class SpoolWriter:
         self._bytes = 0
         try:
             self._write(FILE_HEADER.pack(MAGIC, VERSION))
-        except OSError:  # a full disk has room for a name: it would be in the way of the next try
+        except OSError:  # a full disk still creates the name, which would block the next try
             self._file.close()
             path.unlink()
             raise
 
     def _write(self, data: bytes) -> None:
         self._bytes += len(data)
-        # One write takes all, unless the disk is nearly full: then the rest raises OSError.
+        # One write writes all, unless the disk is nearly full: then the rest raises OSError.
         while data:
             data = data[self._file.write(data) :]
 
 
 class SpoolReader:
-    """Reads a spool folder while it is being written, over all attempts and files in order.
+    """Reader of a spool folder that may still be written, in order of attempts and files.
 
-    A frame cut short stays unread while its file is the newest, for it may still be growing.
-    Once a newer file exists the rest of that file is given up, and counted in `torn`.
-    Damaged bytes that a whole frame follows, or that are no frame cut short, are one Unrecordable.
+    A truncated frame stays unread while its file is the newest, because it may still grow.
+    Once a newer file exists, the rest of that file is skipped and counted in `torn`.
+    Damaged bytes before a whole frame, or that are not a truncated frame, are one Unrecordable.
     """
 
     def __init__(self, folder: Path, start: Position | Event | None = None) -> None:
@@ -274,13 +275,13 @@ class SpoolReader:
         self._seen_to: tuple[Position, int] | None = None  # no frame follows there, at this size
 
     def poll(self, limit_bytes: int = 16 * 2**20, *, limit_items: float = math.inf) -> list[Item]:
-        """Return what was appended since the last call, oldest first: arrays and dicts.
+        """Return the steps and events appended since the last call, oldest first.
 
-        They are of one attempt, that of `position`. A backlog comes in pieces of about
-        `limit_bytes` and at most `limit_items`; only an empty list means "no more now".
+        All are of one attempt, that of `position`. A backlog comes in pieces of about
+        `limit_bytes` and at most `limit_items`; only an empty list means that there is no more.
         """
         items: list[Item] = []
-        # List before reading: a file that has a successor here gets no more frames.
+        # List before reading: a file with a successor in this list gets no more frames.
         files = self._unread()
         is_torn = False
         for path in files:
@@ -305,7 +306,7 @@ class SpoolReader:
         return items
 
     def end(self) -> Unrecordable | None:
-        """Return what is damaged behind the last frame, once nothing writes the newest file."""
+        """Return the damage after the last frame; call it once the newest file is complete."""
         items: list[Item] = []
         files = self._unread()
         if self._position is None or len(files) != 1:
@@ -314,9 +315,9 @@ class SpoolReader:
         return next((item for item in items if isinstance(item, Unrecordable)), None)
 
     def _skip_damage(self, path: Path, size: int, items: list[Item], *, is_over: bool) -> bool:
-        """Add damaged bytes at the position, and go on behind them; return whether there are any.
+        """Add damaged bytes at the position to items and skip them; return True if there are any.
 
-        is_over: nobody writes the file any more.
+        is_over: the file is complete.
         """
         here = self._position
         if here is None or here.offset >= size or (not is_over and self._seen_to == (here, size)):
@@ -336,13 +337,14 @@ class SpoolReader:
         return True
 
     def position(self) -> Position | None:
-        """Where to go on from, once what `poll` returned is stored. None: nothing seen yet."""
+        """Return where to resume once the items of `poll` are stored; None: nothing read yet."""
         return self._position
 
     def release(self, *, delete: bool = False, before: Position | None = None) -> list[Path]:
-        """Return the files that are read to their end and have a successor; delete them if told.
+        """Return the files read to their end that have a successor, and optionally delete them.
 
-        Call it only once what `poll` returned is stored; if not all of it is, say before where.
+        Call it only once the items of `poll` are stored.  before: end of the stored items, if not
+        all are.
         """
         if self._position is None:
             return []
@@ -361,10 +363,10 @@ class SpoolReader:
 
 
 class SpoolPart:
-    """Reads a part of a spool file, as bytes; it may end in the midst of a frame.
+    """Reader of a part of a spool file, as bytes that may end within a frame.
 
-    offset: where in the file the part begins, and then where the next frame does. Raises ValueError
-    if the part begins with a header that is none.
+    offset: the part's position in the file, then that of the next frame. Raises ValueError if the
+    part begins with an invalid header.
     """
 
     def __init__(self, part: bytes, offset: int) -> None:
@@ -375,13 +377,15 @@ class SpoolPart:
             self.offset, self._has_begun = FILE_HEADER.size, True
 
     def poll(self, limit_bytes: int = 2**20, *, limit_items: float = math.inf) -> list[Item]:
-        """Return the next whole frames, of about `limit_bytes` and at most `limit_items`; an empty
-        list is the end. Damaged bytes that a whole frame follows are one Unrecordable.
+        """Return the items of the next whole frames; an empty list is the end.
+
+        They are about `limit_bytes` and at most `limit_items`. Damaged bytes before a whole frame
+        are one Unrecordable.
         """
         items: list[Item] = []
         if not self._has_begun:
             return items
-        self._file.seek(self.offset - self._start)  # a damaged frame was read past
+        self._file.seek(self.offset - self._start)  # back to before a damaged frame
         stop = self.offset + limit_bytes
         self.offset = _take_frames(self._file, self.offset, stop, items, limit_items)
         return items or self._skip_damage()
@@ -396,22 +400,25 @@ class SpoolPart:
 
 def spool_files(folder: Path) -> list[Path]:
     """Return the files of a spool in order of attempt and sequence."""
-    found = (path for path in folder.glob("*-*.spool") if FILE_NAME.fullmatch(path.name))
-    return sorted(found, key=_name)
+    paths = (path for path in folder.glob("*-*.spool") if FILE_NAME.fullmatch(path.name))
+    return sorted(paths, key=_name)
 
 
 def spool_of(folder: Path, attempt: int) -> list[tuple[int, Path]]:
-    """Return the sequences of an attempt's spool, each with its file, in order."""
+    """Return the sequence numbers and files of an attempt's spool, in order."""
     named = ((_name(path), path) for path in spool_files(folder))
     return [(sequence, path) for (number, sequence), path in named if number == attempt]
 
 
 def file_events(path: Path, offset: int) -> Iterator[tuple[Event, int]]:
-    """Yield the events of a spool file that name files, from a frame on, each with its end."""
+    """Yield a spool file's artifact and checkpoint events, each with its end offset.
+
+    offset: where to start, at a frame; 0: the first one.
+    """
     with path.open("rb") as file:
         file.seek(offset or FILE_HEADER.size)
-        while found := _next_frame(file):
-            kind, payload = found
+        while next_item := _next_frame(file):
+            kind, payload = next_item
             if kind == EVENT and (b'"artifact"' in payload or b'"checkpoint"' in payload):
                 event = _decode(kind, payload)
                 if isinstance(event, dict) and event["event"] in ("artifact", "checkpoint"):
@@ -419,9 +426,9 @@ def file_events(path: Path, offset: int) -> Iterator[tuple[Event, int]]:
 
 
 def next_frame(data: bytes, start: int) -> int | None:
-    """Return where the next whole, unharmed frame begins; None if there is none.
+    """Return the offset of the next whole, undamaged frame; None if there is none.
 
-    Gives up after MOST_CHECKED bytes under checksums, which only bytes made for it come to.
+    Gives up after MOST_CHECKED checksummed bytes, which only malicious bytes can reach.
     """
     checked = 0
     for match in FRAME_KIND.finditer(data, start + 4):
@@ -441,9 +448,9 @@ def next_frame(data: bytes, start: int) -> int | None:
 
 
 def lost_bytes(path: Path) -> int:
-    """Return how many bytes of a complete spool file are damaged.
+    """Return the number of damaged bytes in a complete spool file.
 
-    A last frame that is cut short is none of them: its process was killed while it wrote.
+    A truncated last frame does not count: its process was killed while it wrote.
     """
     with path.open("rb") as file:
         lost = 0
@@ -479,14 +486,14 @@ def _damaged(offset: int, size: int) -> Unrecordable:
 
 
 def frame(kind: int, payload: bytes) -> bytes:
-    """Return a payload as a spool file holds it."""
+    """Return a frame of a spool file: header and payload."""
     return FRAME_HEADER.pack(len(payload), kind, _checksum(kind, payload)) + payload
 
 
 def _json(event: Event) -> str:
     try:
         return ENCODER.encode(event)
-    except ValueError:  # a float that JSON lacks: seldom enough to look for it only then
+    except ValueError:  # a float that JSON lacks: rare, so searched for only after an error
         return ENCODER.encode(json_safe(event))
 
 
@@ -502,9 +509,9 @@ def json_safe(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return the value as json_safe does, with each text as every database and UTF-8 can hold it.
+    """Return json_safe(value) with texts that UTF-8 and every database can store.
 
-    File names need not be UTF-8: Python has lone surrogates in place of their other bytes.
+    File names need not be UTF-8: Python represents their other bytes as lone surrogates.
     """
     if isinstance(value, str):
         return events.cleaned(value)
@@ -527,7 +534,7 @@ def _name(path: Path) -> tuple[int, int]:
 def _read(
     path: Path, offset: int, stop: int, items: list[Item], limit_items: float
 ) -> tuple[int, int]:
-    """Add whole frames from offset until past stop; return where they end, and the file's size."""
+    """Add whole frames from offset until past stop; return their end and the file's size."""
     with path.open("rb") as file:
         has_begun = offset > 0 or _has_lost_header(file)
         if not has_begun and _has_header(file, path):
@@ -541,9 +548,9 @@ def _read(
 def _take_frames(
     file: BinaryIO, offset: int, stop: int, items: list[Item], limit_items: float
 ) -> int:
-    """Add whole frames from where the file is read, at offset, until past stop; return the end."""
-    while offset < stop and len(items) < limit_items and (found := _next_frame(file)):
-        kind, payload = found
+    """Add whole frames from the file's position, at offset, until past stop; return the end."""
+    while offset < stop and len(items) < limit_items and (next_item := _next_frame(file)):
+        kind, payload = next_item
         items.append(_decode(kind, payload))
         offset += FRAME_HEADER.size + len(payload)
     return offset
@@ -557,7 +564,7 @@ def _has_header(file: BinaryIO, name: object) -> bool:
 
 
 def _has_lost_header(file: BinaryIO) -> bool:
-    """Return whether a file has frames, and something else where its header is to be."""
+    """Return True if a file has frames but its header is damaged."""
     start = file.read(len(MAGIC))
     file.seek(0)
     is_lost = len(start) == len(MAGIC) and start != MAGIC and _has_frame(file.read(WINDOW_BYTES))
@@ -570,7 +577,7 @@ def _has_frame(data: bytes) -> bool:
 
 
 def _next_frame(file: BinaryIO) -> tuple[int, bytes] | None:
-    """Read one whole, unharmed frame, or None."""
+    """Read one whole, undamaged frame; return its kind and payload, or None."""
     header = file.read(FRAME_HEADER.size)
     if len(header) < FRAME_HEADER.size:
         return None
@@ -582,7 +589,7 @@ def _next_frame(file: BinaryIO) -> tuple[int, bytes] | None:
 
 
 def _decode(kind: int, payload: bytes) -> Steps | Event | Unrecordable:
-    """Return what a frame holds, as far as it can be recorded."""
+    """Return a frame's steps or event, or Unrecordable if they are out of bounds."""
     record = {STEPS: UNTIMED_DTYPE, TIMED_STEPS: STEP_DTYPE}.get(kind)
     if record is not None and len(payload) % record.itemsize == 0:
         steps = _timed(np.frombuffer(payload, record))
@@ -597,12 +604,12 @@ def _decode(kind: int, payload: bytes) -> Steps | Event | Unrecordable:
         event: Event = json_safe(json.loads(payload))  # Python reads NaN and 1e999 as well
         wrong = events.problem_of(event)
     except (ValueError, RecursionError) as error:
-        wrong = f"an event is no JSON: {events.shown(payload)}: {error}"
+        wrong = f"an event is not valid JSON: {events.shown(payload)}: {error}"
     return event if wrong is None else Unrecordable(wrong, kind, payload)
 
 
 def _timed(steps: Steps) -> Steps:
-    """Return records of STEP_DTYPE, whichever these are."""
+    """Return records as STEP_DTYPE; data_us is UNKNOWN_US if they lack it."""
     if steps.dtype == STEP_DTYPE:
         return steps
     timed = np.empty(len(steps), STEP_DTYPE)

@@ -258,7 +258,7 @@ def test_a_download_is_the_file(client: Client, saved: Path, tmp_path: Path) -> 
     path = client.download(1, tmp_path / "new")
     assert path == tmp_path / "new" / "digits-fp16-run1-step400.pt"
     assert path.read_bytes() == BODY
-    with pytest.raises(ApiError, match="there are: --kind checkpoint at step 400"):
+    with pytest.raises(ApiError, match="available: --kind checkpoint at step 400"):
         client.download(1, tmp_path, kind="weights")
 
 
@@ -272,7 +272,7 @@ def test_a_state_in_shards_is_not_downloaded_by_halves(
         )
         row.size_bytes, row.sha256 = 1, "ab"
         session.add(row)
-    with pytest.raises(ApiError, match="the state at step 400 lies in shards"):
+    with pytest.raises(ApiError, match="the state at step 400 is sharded"):
         client.download(1, tmp_path)
 
 
@@ -296,7 +296,7 @@ def test_of_the_files_of_a_run_the_only_one_is_downloaded(
     with database.writing() as session:
         session.scalars(select(CheckpointFile)).one().kind = "weights.wb-pt"
     assert client.download(1, tmp_path).read_bytes() == BODY
-    with pytest.raises(ApiError, match=r"of the kind weights; there are: --kind weights\.wb-pt at"):
+    with pytest.raises(ApiError, match=r"of the kind weights; available: --kind weights\.wb-pt at"):
         client.download(1, tmp_path, kind="weights")
 
 
@@ -336,7 +336,7 @@ def test_who_has_no_token_is_told_where_to_make_one(
 ) -> None:
     """Without one nothing is asked; a wrong one is refused by the server."""
     monkeypatch.delenv("HALFSTEP_TOKEN", raising=False)
-    with pytest.raises(ApiError, match="make one on the account page"):
+    with pytest.raises(ApiError, match="create one on the account page"):
         Client(address)
     with Client(address, "wrong") as client, pytest.raises(ApiError) as refused:
         client.runs()
@@ -377,7 +377,7 @@ def test_who_waits_goes_on_after_a_restart_of_the_server(
         found = client.follow(running.id, told=restart)
         assert [run["status"] for run in found] == ["failed"]
     [text] = said
-    assert "asked again for 300 seconds" in text
+    assert "retrying for 300 seconds" in text
 
 
 def test_a_run_that_diverged_is_called_so(

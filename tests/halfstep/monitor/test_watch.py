@@ -518,7 +518,7 @@ def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
     assert max(map(len, told.splitlines())) < 1000
     for name in ("big", "complex", "meta", "n" * 100):
         assert f"halfstep: {name} is not logged: " in told
-    assert "halfstep: log was told [1.0]; allowed: a dictionary of values by name" in told
+    assert "halfstep: log got [1.0]; allowed: a dictionary of values by name" in told
 
 
 UNLOGGED: list[tuple[dict[Any, Any], str]] = [
@@ -709,8 +709,8 @@ def test_a_configuration_that_is_none_is_said(
         watch.configure([0.1])
     assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {"lr": 0.2}
     told = capsys.readouterr().err
-    assert "halfstep: config is passed over: it is 'lr=0.1'; allowed: a dictionary" in told
-    assert "halfstep: configure is passed over: it is [0.1]; allowed: a dictionary" in told
+    assert "halfstep: config is ignored: it is 'lr=0.1'; allowed: a dictionary" in told
+    assert "halfstep: configure is ignored: it is [0.1]; allowed: a dictionary" in told
 
 
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
@@ -761,7 +761,7 @@ def test_watching_twice_is_watching_once(
     first.finish()
     second.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
-    goes_on = f"{tmp_path / 'it'} goes on; `finish()` ends it before another begins"
+    goes_on = f"{tmp_path / 'it'} continues; call `finish()` before starting another run"
     assert capsys.readouterr().err == f"halfstep: {goes_on}\n"
 
 
@@ -823,12 +823,12 @@ def test_what_a_run_cannot_be_called_is_passed_over(
 ) -> None:
     """Its name, project and tags: a line each, and the run has what is right."""
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"name": 5}, "name is passed over: it is 5; allowed: "),
-        ({"name": " "}, "name is passed over: it is ' '; allowed: "),
-        ({"name": "n" * 300}, f"name is passed over: it is '{'n' * 199}…; allowed: "),
-        ({"project": 5}, "project is passed over: it is 5; allowed: "),
-        ({"tags": 5}, "tags is passed over: it is 5; allowed: texts, in a list"),
-        ({"tags": [1, None, "good"]}, "tags: 1, None is passed over; allowed: "),
+        ({"name": 5}, "name is ignored: it is 5; allowed: "),
+        ({"name": " "}, "name is ignored: it is ' '; allowed: "),
+        ({"name": "n" * 300}, f"name is ignored: it is '{'n' * 199}…; allowed: "),
+        ({"project": 5}, "project is ignored: it is 5; allowed: "),
+        ({"tags": 5}, "tags is ignored: it is 5; allowed: texts, in a list"),
+        ({"tags": [1, None, "good"]}, "tags: 1, None is ignored; allowed: "),
     ]
     for number, (arguments, said) in enumerate(wrong):
         halfstep.watch(folder=tmp_path / str(number), **arguments).finish()
@@ -853,7 +853,7 @@ def test_a_single_text_is_one_tag(tmp_path: Path, tags: Any, kept: list[str]) ->
 
 
 WRONG_ONES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "a number": (lambda: {"optimizers": [5]}, "optimizers is passed over, and all are heard: it h"),
+    "a number": (lambda: {"optimizers": [5]}, "optimizers is ignored, and all are observed: it h"),
     "no list": (lambda: {"optimizers": 5}, "it has 5; allowed: optimizers of torch, in a list or"),
     "none": (lambda: {"optimizers": []}, "it is []; allowed: optimizers of torch, in a list or by"),
     "a module": (lambda: {"optimizers": [Net()]}, "it has Net( (body): Linear("),
@@ -863,7 +863,7 @@ WRONG_ONES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "a scaler": (
         lambda: {"scaler": "x"},
-        "scaler is passed over, and every scaler is heard: it is 'x'; allowed: a torch.amp.Grad",
+        "scaler is ignored, and every scaler is observed: it is 'x'; allowed: a torch.amp.Grad",
     ),
 }
 
@@ -931,10 +931,10 @@ def test_a_script_that_raises_after_an_error_of_ours_has_failed(
 
 
 WRONG: dict[str, tuple[Callable[[Any], None], str]] = {
-    "add": (lambda watch: watch.add("net"), "it was told 'net'; allowed: modules of torch"),
+    "add": (lambda watch: watch.add("net"), "it got 'net'; allowed: modules of torch"),
     "add, an optimizer": (
         lambda watch: watch.add(torch.optim.SGD([torch.zeros(1)])),
-        "it was told the optimizer SGD; allowed: optimizers=[…]",
+        "it got the optimizer SGD; allowed: optimizers=[…]",
     ),
     "configure": (lambda watch: watch.configure([1]), "it is [1]; allowed: a dictionary"),
     "resume": (
@@ -966,7 +966,7 @@ def test_a_wrong_argument_of_a_method_is_a_line(
     outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
     assert (outcome["status"], outcome["step"]) == ("finished", 5)
     [_watching, line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"halfstep: {name.split(',')[0]} is passed over: {said}")
+    assert line.startswith(f"halfstep: {name.split(',')[0]} is ignored: {said}")
 
 
 def closed() -> io.StringIO:
