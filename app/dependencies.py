@@ -1,4 +1,4 @@
-"""What a request works with: its one transaction, the settings, the live streams."""
+"""Dependencies of routes: the transaction of a request, the settings, the live streams."""
 
 from asyncio import get_running_loop
 from collections.abc import AsyncIterator, Callable
@@ -17,17 +17,16 @@ from db.queue import quotas
 from db.settings import Settings
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-#: Requests that work with the database at once; the others wait for their turn in the event loop.
-#: A request holds its connection, and on SQLite the write lock, while it goes from thread to
-#: thread: were there as many of them as the server's 40 threads, or the pool's 55 connections,
-#: threads would wait for what those hold who wait for threads.
+#: Concurrent requests that use the database; the others wait in the event loop. A request holds its
+#: connection, and on SQLite the write lock, while it moves between threads: with as many of them as
+#: threads (40) or pooled connections (55), the server would deadlock.
 TURNS = 30
-#: Pieces of watched runs that are worked on at once, beside those, in threads of their own: of the
-#: forty each would keep the memory that its largest piece took.
+#: Concurrent pieces of watched runs, in threads of their own: each of the 40 shared threads would
+#: keep the memory of its largest piece.
 INGESTING = 3
-#: Passwords that are verified at once, each of which takes 64 MiB and all cores.
+#: Passwords verified concurrently; each takes 64 MiB and all cores.
 HASHING = 4
-#: And those that wait for it.
+#: Requests that may wait for that.
 MOST_HASHING = 100
 
 Done = TypeVar("Done")
@@ -51,17 +50,17 @@ async def _hashing(request: Request) -> AsyncIterator[None]:
 
 
 def _client(request: Request) -> str:
-    """Return what somebody's requests are counted by before it is known whose they are."""
+    """Return the key under which requests are counted before authentication."""
     address = request.client.host if request.client else ""
     return request.headers.get("authorization") or request.headers.get("cookie") or address
 
 
-#: Comes before the turn with the database, which nobody is to hold while others are hashed.
+#: Precedes the database turn, which must not be held while passwords are hashed.
 Hashing = Annotated[None, Depends(_hashing, scope="function")]
 Turn = Annotated[None, Depends(_turn, scope="function")]
 
 
-# What waits for nothing is async: anything else is a way to a thread and back.
+# Dependencies that do not block are async: others cost a switch to a thread.
 async def _database(request: Request, _turn: Turn) -> Database:
     database: Database = request.app.state.database
     return database
@@ -71,7 +70,7 @@ TheDatabase = Annotated[Database, Depends(_database)]
 
 
 async def ingesting(request: Request, work: Callable[[], Done]) -> Done:
-    """Return what `work` on a piece of a watched run returns, once its turn has come."""
+    """Return the result of `work` on a piece of a watched run, run in the ingest threads."""
     return await get_running_loop().run_in_executor(request.app.state.ingesting, work)
 
 
@@ -93,7 +92,7 @@ async def _session(request: Request, _turn: Turn) -> AsyncIterator[Session]:
     settings: Settings = request.app.state.settings
     safe = request.method in SAFE_METHODS
     opened = database.reading() if safe else database.writing()
-    # It connects by its first query, so that nothing waits before its end.
+    # It connects at its first query, so nothing blocks before its end.
     async with _ended_in_thread(opened) as session:
         quotas.allow(session, queued_per_user=settings.queued_per_user)
         yield session
@@ -125,7 +124,7 @@ async def _posted(request: Request) -> FormData:
 
 
 TheLive = Annotated[Live, Depends(_live)]
-# Scope "function": committed before the answer is sent, so whoever reads it finds the change; and
-# a stream that stays open holds no session.
+# Scope "function": committed before the response is sent, so a client that reads it finds the
+# change; and a stream that stays open holds no session.
 Db = Annotated[Session, Depends(_session, scope="function")]
 Posted = Annotated[FormData, Depends(_posted)]

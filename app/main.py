@@ -1,4 +1,4 @@
-"""Put the server together."""
+"""The ASGI application."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,8 +21,8 @@ from app.live.live import Live
 from db.database import Database
 from db.settings import Settings
 
-#: FastAPI works out a route when it is first asked for, and keeps it here: the servers of a
-#: process, of which the tests start thousands, share that.
+#: FastAPI builds a route at its first request and caches it here: the applications of a process,
+#: of which the tests start thousands, share that.
 ROUTES = APIRouter()
 for router in (
     downloads.router,
@@ -35,7 +35,7 @@ for router in (
 
 
 def create_app(settings: Settings, database: Database) -> FastAPI:
-    """Return the server for a database that is up to date."""
+    """Return the application. The database must be migrated."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,7 +48,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
         description="Self-hosted mixed-precision training.",
         lifespan=lifespan,
         routes=ROUTES.routes,
-        # The description is behind the sign-in too, and its page loads nothing from elsewhere.
+        # The API description requires a sign-in, too, and its page loads nothing from other hosts.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -58,7 +58,7 @@ def create_app(settings: Settings, database: Database) -> FastAPI:
     app.state.turns = asyncio.Semaphore(TURNS)
     app.state.ingesting = ThreadPoolExecutor(INGESTING, thread_name_prefix="ingest")
     app.state.hashing = Queue(HASHING, MOST_HASHING, "passwords are verified")
-    # A check that was given up goes on in its thread until the database answers.
+    # A check that timed out continues in its thread until the database answers.
     app.state.readiness_checks = CapacityLimiter(2)
     app.state.noting = set()
     app.state.sso = Provider(settings) if settings.oidc_issuer else None

@@ -1,4 +1,4 @@
-"""What the server does beside serving: pieces of work, each done again and again in a thread."""
+"""Background tasks of the server, each repeated at an interval in a thread."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from db.database import is_outage
 
 logger = logging.getLogger(__name__)
 
-#: A server that stops waits no longer for what it began; each may be killed at any moment.
+#: Seconds that a stopping server waits for a task; each may be killed at any moment.
 GRACE_SECONDS = 3.0
 
 
@@ -17,10 +17,10 @@ GRACE_SECONDS = 3.0
 def repeating(
     works: dict[str, tuple[Callable[[], object], float]], stopping: Event
 ) -> Iterator[None]:
-    """Do each piece of work at once and every so many seconds, until it is left.
+    """Run each task at once and then at its interval, until the context ends.
 
-    A thread each, so that one that is slow keeps none of the others; what one raises is logged.
-    works: by name.  stopping: set when it is left, for what takes long to look at.
+    Each has a thread, so a slow one delays no other; errors are logged.  works: tasks by name.
+    stopping: set at the end, for long tasks to check.
     """
     threads = [
         Thread(target=_repeat, args=(name, *each, stopping), name=name, daemon=True)
@@ -41,7 +41,7 @@ def _repeat(name: str, work: Callable[[], object], seconds: float, stopping: Eve
         try:
             work()
         except Exception as error:
-            if not is_outage(error):  # of an outage, each request tells
+            if not is_outage(error):  # each request reports an outage
                 logger.exception("%s failed", name)
         if stopping.wait(seconds):
             return

@@ -1,4 +1,4 @@
-"""The web server: uvicorn, which tells open pages that it stops instead of waiting for them."""
+"""The web server: uvicorn, which closes live streams at a stop instead of waiting for them."""
 
 import socket
 from collections.abc import Callable
@@ -19,18 +19,18 @@ from db.alerts import alert_evaluation
 from db.database import Database
 from db.settings import Settings
 
-#: Seconds that answers in progress, such as downloads, get to finish when the server stops.
+#: Seconds for responses in progress, such as downloads, to finish at a stop.
 GRACE_SECONDS = 3
 
 
 class Server(uvicorn.Server):
-    """Serves until it is told to stop."""
+    """Serves until a stop signal."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self.app = create_app(settings, database)
         self._stopping = Event()
         alert = partial(alert_evaluation.look, database, alert_evaluation.Seen(), settings.address)
-        #: What it does beside serving, and after how many seconds again.
+        #: Background tasks and their intervals in seconds.
         self._works: dict[str, tuple[Callable[[], object], float]] = {
             "sweeping": (partial(sweep_submission.look, database, settings.queued_per_user), 1.0),
             "noticing": (alert, 2.0),
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
             log_level="warning",
             access_log=False,  # addresses may hold a sign-in token
             http=TimeoutProtocol,
-            # Nobody else is believed, loopback included: uvicorn would believe that by default.
+            # Trust no other proxy, loopback included, which uvicorn trusts by default.
             proxy_headers=bool(settings.proxies),
             forwarded_allow_ips=settings.proxies,
             timeout_graceful_shutdown=GRACE_SECONDS,
@@ -52,7 +52,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, and do the rest beside it."""
+        """Serve, with the background tasks."""
         with repeating(self._works, self._stopping):
             super().run(sockets)
 

@@ -1,6 +1,6 @@
-"""Where the server of a data folder listens, for commands that are typed beside it.
+"""The address of a data folder's running server, for commands on the same machine.
 
-A server that was killed leaves its file, which is not believed: the lock on it went with it.
+The file of a killed server is ignored: its lock is gone.
 """
 
 import json
@@ -15,9 +15,9 @@ from halfstep.telemetry.folder_lock import FolderLock
 
 @contextmanager
 def telling(settings: Settings) -> Iterator[None]:
-    """Keep in the data folder where this server listens, for as long as it does."""
+    """Write this server's address to the data folder while it runs."""
     lock = FolderLock(_file(settings))
-    if not lock.acquire():  # another server of this folder has told its own
+    if not lock.acquire():  # another server of this folder has written its own
         yield
         return
     try:
@@ -29,7 +29,7 @@ def telling(settings: Settings) -> Iterator[None]:
 
 
 def where(settings: Settings) -> tuple[str, int]:
-    """Return host and port: as they were set, else those of the server that runs now."""
+    """Return host and port: as set, else those of the running server."""
     running = _running(settings)
     for name in settings.model_fields_set & running.keys():
         del running[name]

@@ -1,8 +1,9 @@
-"""Writing down who changed what: with every change that a signed-in request makes, in its own
-transaction, so that there is no deed without a row, nor a row without its deed. Who comes in, or is
-refused, and what is typed on the server's machine stands there too.
+"""The audit log of requests.
 
-Only the fields that a route names with `audited` are kept, so that no secret is.
+Each change by a signed-in request is recorded in the transaction of the change, so neither exists
+without the other. Sign-ins, refused sign-ins and commands on the server are recorded, too.
+
+Only the fields that a route names with `audited` are kept, so no secrets are.
 """
 
 import logging
@@ -24,7 +25,7 @@ from db.tables import LARGEST_ID, AuditEvent, User
 logger = logging.getLogger(__name__)
 
 CHARACTERS, VALUE_CHARACTERS = 200, 100
-#: Refusals of one address, for one user or for nobody, are written down so often.
+#: Refusals from one address for one name are recorded at this interval.
 REFUSED, REFUSED_SECONDS = "refused", 60.0
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -63,18 +64,18 @@ async def _detail(request: Request, posted: Posted) -> str:
     if "json" in request.headers.get("content-type", ""):
         try:
             body = await request.json()
-        except ValueError:  # the route refuses it
+        except ValueError:  # the route reports it
             body = None
         sent |= body if isinstance(body, dict) else {}
     return _in_words({name: sent[name] for name in fields if name in sent})
 
 
-#: What of a request is written down, beside its address.
+#: The detail of a request that the audit log keeps next to its path.
 Detail = Annotated[str, Depends(_detail)]
 
 
 def _in_words(values: Mapping[str, Any]) -> str:
-    """Say some fields in a line, cut where it is too long."""
+    """Format fields as one line, cut at a limit."""
     told = ((name, _word(value)) for name, value in values.items())
     return ", ".join(f"{name} {word}" for name, word in told if word)[:DETAIL_CHARACTERS]
 
@@ -88,13 +89,11 @@ def _word(value: Any) -> str:
 
 
 def note(session: Session, user: User, request: Request, token: str | None, detail: str) -> None:
-    """Write down a request that changes something, once it has. token: the name of the one that it
-    came with.
-    """
+    """Record a request that changes something, when its session commits. token: its name."""
     if not getattr(request.scope["endpoint"], "is_audited", True):
         return
     run_id = str(request.path_params.get("run_id", ""))
-    # One that is none is refused, and this with it, where the route's parameters are read.
+    # An invalid one is refused later, with the route's parameters, and nothing is recorded.
     is_id = run_id.isdecimal() and len(run_id) <= len(str(LARGEST_ID))
     said = _said(request, detail) | {"user_id": user.id, "token": token}
     done = [said | {"run_id": min(int(run_id), LARGEST_ID) if is_id else None}]
@@ -102,25 +101,25 @@ def note(session: Session, user: User, request: Request, token: str | None, deta
 
 
 def done_to(session: Session, run_ids: Iterable[int]) -> None:
-    """Say to which runs the request of a session was done: a deed each."""
+    """Record an event for each of these runs, for the request of a session."""
     pending = session.info.get(_PENDING, [])
     pending[:] = [each | {"run_id": run_id} for run_id in run_ids for each in pending]
 
 
 def tell(session: Session, detail: str) -> None:
-    """Say what the request of a session has done, where only its route knows."""
+    """Set the detail of the request of a session, where only its route knows it."""
     for each in session.info.get(_PENDING, ()):
         each["detail"] = detail[:DETAIL_CHARACTERS]
 
 
 def forget(request: Request) -> None:
-    """Write nothing down of a request that a page refuses: nothing was done."""
+    """Record nothing for a request that a page refuses."""
     getattr(request.state, "audit_events", []).clear()
 
 
 @event.listens_for(Session, "before_commit")
 def _write(session: Session) -> None:
-    """Write them at the very end: nobody changes a deed that is written."""
+    """Write the events just before the commit: rows of the audit log cannot be changed."""
     if not session.in_nested_transaction():
         session.add_all(AuditEvent(**each) for each in session.info.pop(_PENDING, ()))
 
@@ -128,20 +127,17 @@ def _write(session: Session) -> None:
 def note_now(
     session: Session, request: Request, user: User, detail: str, run_id: int | None = None
 ) -> None:
-    """Write down at once what no signed-in request is: that somebody comes in, or has sent a file
-    or a watched run.
-    """
+    """Record an event at once: a sign-in, or an uploaded file or watched run."""
     token = getattr(request.state, "token", None)
     said = _said(request, detail) | {"user_id": user.id, "token": token, "run_id": run_id}
     session.add(AuditEvent(**said))
 
 
 def note_refusal(database: Database, request: Request, name: str = "") -> None:
-    """Write down that somebody was refused, unless it was lately; to be called after the answer,
-    which so takes as long whether the name is somebody's or not.
+    """Record a refused sign-in, at most once in REFUSED_SECONDS.
 
-    name: that was tried. It is kept if it is a user's alone: another may be a password, typed into
-    the wrong field.
+    Called after the response, whose time therefore does not depend on whether the user exists.
+    name: as typed. Recorded only if such a user exists: it may be a password in the wrong field.
     """
     said = _said(request, REFUSED)
     said["address"] = network_of(said["address"])

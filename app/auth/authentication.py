@@ -1,7 +1,7 @@
-"""Who is asking: a browser by its session cookie, a script by its API token.
+"""Authentication: browsers by session cookie, scripts by API token.
 
-A browser sends its cookie with requests that other sites make it send, so a change that comes with
-a cookie must also bring the session's CSRF token. A script's token is sent on purpose only.
+Browsers attach cookies to requests that other sites trigger, so a change with a cookie must also
+carry the session's CSRF token. A script sends its token deliberately.
 """
 
 import hmac
@@ -69,7 +69,7 @@ class LinkNeeded(HalfstepError):
 
 @dataclass(frozen=True)
 class Principal:
-    """Somebody who is signed in: by sign_in, or, a script, by a token."""
+    """A signed-in user: a browser with `sign_in`, or a script with a token."""
 
     user: User
     grants: Grants
@@ -77,11 +77,11 @@ class Principal:
 
     @property
     def anywhere(self) -> str:
-        """What they may do in any project at all, for pages to offer no more."""
+        """Permissions in any project at all, for pages to offer no more."""
         return " ".join(sorted(each for each in Permission if self.grants.may_somewhere(each)))
 
     def permissions(self, run: Run) -> set[str]:
-        """What they may do to a run, for its page to offer no more."""
+        """Return the permissions on a run, for its page to offer no more."""
         may = self.grants.may
         return {
             str(permission)
@@ -90,13 +90,13 @@ class Principal:
         }
 
     def destinations(self, projects: Iterable[str]) -> list[str]:
-        """The projects of these that they may move runs into, if they may out of more than one."""
+        """Return the projects among these to which runs can be moved, if there are at least two."""
         found = sorted(name for name in projects if self.grants.may(Permission.MOVE_RUN, name))
         return found if len(found) > 1 else []
 
     @property
     def csrf_token(self) -> str:
-        """What a browser's changes must carry; a script's need not."""
+        """CSRF token that changes by a browser must carry; empty for scripts."""
         return self.sign_in.csrf_token if self.sign_in else ""
 
 
@@ -147,8 +147,9 @@ def _admitted(
     secret: str,
     known: accounts.KnownSession | accounts.KnownToken,
 ) -> Principal:
-    """Let somebody in as far as they may, who sees no more than that from here on, and no longer
-    than the secret that they came with lets them in.
+    """Authorize a request and limit its session to what the principal may see.
+
+    Long requests are registered, so that they end when the secret is no longer valid.
     """
     if isinstance(known, accounts.KnownToken):
         sign_in, kind, only = None, known.kind, known.project
@@ -166,14 +167,14 @@ def _admitted(
 def _noted(
     request: Request, session: Session, principal: Principal, detail: str, token: str | None = None
 ) -> Principal:
-    """Write down what is changed, with the change."""
+    """Record changes in the audit log, in the same transaction."""
     if request.method not in SAFE_METHODS:
         audit.note(session, principal.user, request, token, detail)
     return principal
 
 
 async def _sender(request: Request, background: BackgroundTasks) -> User:
-    """Tell who sends a watched run, before a byte of it is read and with nothing held meanwhile."""
+    """Return the sender of a watched run, before its body is read and without holding a session."""
     token, database = _token(request), request.app.state.database
     if token is None:
         raise SignInNeeded
@@ -192,7 +193,7 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
 
 
 def _check_run(database: Database, request: Request, known: accounts.KnownToken) -> None:
-    """See that a token of one project, or of one run, sends no other run. Raises NotForSending."""
+    """Check that a token of one project or run sends no other run. Raises NotForSending."""
     run_id = _run_id(request)
     if run_id is not None:
         with database.glancing() as session:
@@ -201,16 +202,14 @@ def _check_run(database: Database, request: Request, known: accounts.KnownToken)
 
 
 def _run_id(request: Request) -> int | None:
-    """Return the run that the address names, if it can be one."""
+    """Return the run id of the path, or None if there is no valid one."""
     text = str(request.path_params.get("run_id", ""))
     is_id = text.isdecimal() and len(text) <= len(str(LARGEST_ID)) and int(text) <= LARGEST_ID
     return int(text) if is_id else None
 
 
 def check_may_send(known: accounts.KnownToken, run_id: int | None, project: str | None) -> None:
-    """See that a token may send a run. run_id: None of one that is not there yet. Raises
-    NotForSending.
-    """
+    """Check that a token may send a run. Raises NotForSending. run_id: None for a new run."""
     is_its_run = known.kind != ONE_RUN or known.run_id == run_id
     if not is_its_run or known.project not in (None, project):
         raise NotForSending
@@ -221,12 +220,12 @@ def _known(database: Database, token: str) -> accounts.KnownToken | None:
         return accounts.find_api_token(session, token)
 
 
-#: Who sends a watched run, with a token of either kind.
+#: The sender of a watched run, by a token of either kind.
 Sender = Annotated[User, Depends(_sender)]
 
 
 async def _uploader(request: Request, background: BackgroundTasks) -> User:
-    """Tell who uploads a file, before a byte of it is read and with nothing held meanwhile."""
+    """Return the uploader of a file, before its body is read and without holding a session."""
     token, database = _token(request), request.app.state.database
     async with request.app.state.turns:
         user, is_noted = await run_in_threadpool(_whose_upload, request, database, token)
@@ -247,12 +246,12 @@ def _whose_upload(
         return principal.user, known.is_noted
 
 
-#: Who uploads weights: a browser, or a script with a token that submits.
+#: The uploader of weights: a browser, or a script with a token that may submit.
 Uploader = Annotated[User, Depends(_uploader)]
 
 
 async def _admitted_early(request: Request, posted: Posted) -> User:
-    """Admit a request before its own session opens, for a check that waits for the network."""
+    """Authorize a request before its session opens, for a check that waits for the network."""
     token, database = _token(request), request.app.state.database
     posted_token = str(posted.get("csrf_token", ""))
     async with request.app.state.turns:
@@ -266,14 +265,15 @@ AdmittedEarly = Annotated[User, Depends(_admitted_early)]
 
 
 def _token(request: Request) -> str | None:
-    """Return the token that a script sends, None of a browser."""
+    """Return the bearer token; None for a browser."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
 
 def who_asked(request: Request) -> Principal | None:
-    """Return whose browser it is, for a page that tells of an error: asked anew, as there may have
-    been no sign-in, and what a failed request has read is gone with its transaction.
+    """Return the principal of a browser, for an error page; None if it is not signed in.
+
+    Read again: the failed request may not have signed in, and its transaction is over.
     """
     secret = request.cookies.get(cookie_of(request), "")
     if not secret:
@@ -295,9 +295,9 @@ def _note_later(request: Request, token: str, background: BackgroundTasks) -> No
 
 
 def _note_use(database: Database, token: str, noting: set[str]) -> None:
-    """Write down that a token is used, after the answer: a reader waits for no writer.
+    """Record the use of a token after the response, so that reads wait for no write.
 
-    noting: tokens that a thread sees to already; more would all wait for the same lock.
+    noting: tokens that another thread records already; more would wait for the same lock.
     """
     if token in noting:
         return
@@ -315,13 +315,13 @@ SignedIn = Annotated[Principal, Depends(_signed_in)]
 
 
 def _at_browser(principal: SignedIn) -> SignInSession:
-    """Keep scripts out: whoever has a token may use it, and not make himself at home with it."""
+    """Refuse scripts: a stolen token must not create tokens, links or accounts."""
     if principal.sign_in is None:
         raise NotForScripts
     return principal.sign_in
 
 
-#: The session of the browser that asks; a token gets 403.
+#: The browser's session; a token gets 403.
 AtBrowser = Annotated[SignInSession, Depends(_at_browser)]
 
 
@@ -341,7 +341,7 @@ def sign_in(
 
 
 def cookie_of(request: Request) -> str:
-    """Return what this browser's cookie is called: over TLS no other host can set one that counts.
+    """Return the name of the session cookie; over TLS with a prefix that other hosts cannot set.
 
     A page on plain HTTP, or on another name of the same domain, cannot set a `__Host-` cookie. That
     name is for cookies of the whole host, so below a path prefix it is `__Secure-`, which plain
@@ -355,14 +355,14 @@ def cookie_of(request: Request) -> str:
 
 
 def is_secure(request: Request) -> bool:
-    """Tell whether the browser came over TLS, which a trusted proxy may have ended."""
+    """Return whether the request came over TLS, perhaps terminated by a trusted proxy."""
     return request.url.scheme == "https"
 
 
 def cookie_name(settings: Settings) -> str:
-    """Name the port: browsers share cookies between the ports of a host.
+    """Return the name of the cookie, with the port: browsers share cookies between ports of a host.
 
-    That of the address by which people come, which all servers behind it have in common.
+    The port is that of the public address, which all servers behind it have in common.
     """
     public = urlsplit(settings.public_url)
     usual = 443 if public.scheme == "https" else 80
@@ -370,10 +370,9 @@ def cookie_name(settings: Settings) -> str:
 
 
 def check_came_from_here(request: Request) -> None:
-    """See that no other site signs a browser in as somebody else. Raises Forgery.
+    """Check that a sign-in comes from a page of this server. Raises CsrfError.
 
-    Over plain HTTP browsers do not say where they come from but by Origin; one that says nothing at
-    all is believed no more than one that comes from elsewhere.
+    Over plain HTTP browsers send Origin only; a request without any origin is refused, too.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     is_other = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
@@ -382,7 +381,7 @@ def check_came_from_here(request: Request) -> None:
 
 
 def local_path(address: str) -> str:
-    """Return an address to go to after signing in, if it is one of ours; else the front page.
+    """Return the path to redirect to after sign-in, if it is a local one; else "/".
 
     "//host" and "/\\host" lead to other sites.
     """

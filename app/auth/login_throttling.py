@@ -1,7 +1,6 @@
 """Keys under which wrong passwords are counted: the address, and the name per address.
 
-Nobody can keep another out by guessing at a name, as a right password from an address that did not
-guess is let in.
+No one can lock out a user by guessing: the right password from another address is accepted.
 """
 
 import ipaddress
@@ -12,13 +11,13 @@ from db.names import key_of
 
 
 def client_of(request: Request, name: str) -> dict[str, str]:
-    """Return by what the tries of this client for this user are counted."""
+    """Return the keys under which the attempts of this client for this user are counted."""
     address = network_of(request.client.host if request.client else "")
     return {"address": address, "name": f"{address} {key_of(name[:64])}"}
 
 
 def network_of(address: str) -> str:
-    """Return an address as it is counted: of IPv6 the /64, all of which one machine has."""
+    """Return the counted address: for IPv6 the /64, which belongs to one machine."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

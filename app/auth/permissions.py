@@ -1,6 +1,6 @@
 """Permissions of routes: each route declares with `requires` what it needs.
 
-A route that declares nothing needs an operator. A test walks all routes and fails on one without.
+A route that declares nothing requires an admin. A test walks all routes and fails on one without.
 """
 
 from collections.abc import Callable
@@ -23,27 +23,27 @@ class Forbidden(HalfstepError):
     """Your role does not allow this."""
 
 
-#: What is asked of nobody but to be signed in: it shows and changes one's own alone, or shows no
-#: more than one's projects have, or asks for itself what a body names.
+#: Any signed-in user: the route is limited to the user's own data or projects, or checks the
+#: permissions for its body itself.
 SIGNED_IN = "anybody"
-#: What is a user's own, or outlives the token that made it: alert rules and their channels, views,
-#: tokens, read-only links, presets, roles. Not for a token of one project.
+#: The user's own data, or data that outlives the token that created it: alert rules and channels,
+#: views, tokens, read-only links, presets, roles. Not for a token of one project.
 ACCOUNT = "account"
-#: For whoever may submit to some project.
+#: Users who may submit to at least one project.
 ANY_SUBMITTER = "submitter"
-#: For people at their browsers, and what is the whole instance's.
+#: Users who may submit command lines; admins of the instance.
 RUN_COMMANDS, ADMIN = "command", "operate"
-#: For whoever has a read-only link, of its runs alone, and for nobody by a sign-in.
+#: Holders of a read-only link, for its runs only; not by a sign-in.
 SHARED_LINK = "link"
 
-#: What is said to them who have no such project.
+#: The error for users without such a project.
 NO_SUBMITTING = "Your role lets you submit no runs; ask a maintainer of a project."
 OF_ONE_PROJECT = (
     "This token opens one project only: no account, no command lines, nothing of the whole server. "
     "Use a token without a project, or sign in."
 )
 NAMES = MappingProxyType({Run: "run", Sweep: "sweep"})
-#: What tokens of each kind may.
+#: Scopes of tokens, in words.
 KINDS = MappingProxyType(
     {
         READ: "read",
@@ -80,7 +80,7 @@ def requires(
 
 
 def access_of(endpoint: object) -> Access:
-    """Return what a route requires: an operator, where it declares nothing."""
+    """Return what a route requires: an admin if it declares nothing."""
     access: Access = getattr(endpoint, "access", Access())
     return access
 
@@ -93,11 +93,11 @@ def admit(
     kind: str = FULL,
     only: str | None = None,
 ) -> None:
-    """See that somebody, whose session it is, may use a route, on what its address names.
+    """Check that the user may use a route on the run or sweep of its path.
 
-    kind: of the token that they come with.  only: the one project that it opens, which lets it use
-    no route of ACCOUNT, COMMAND or OPERATE, where any unlisted route belongs.  Raises NotFound
-    of what they may not see, and Forbidden of what they may not do.
+    kind: scope of the token.  only: the one project of the token; such a token uses no route that
+    requires ACCOUNT, RUN_COMMANDS or ADMIN.  Raises NotFound for what the user may not see, and
+    Forbidden for what the user may not do.
     """
     access = access_of(request.scope["endpoint"])
     need = access.need
@@ -120,7 +120,7 @@ def admit(
             raise Forbidden("Command lines need a right of their own, which operators give.")
         return
     if user.is_admin and kind == FULL and only is None:
-        return  # what there is not the route says for itself
+        return  # the route itself reports what does not exist
     table = Run if "run_id" in request.path_params else Sweep
     given = str(request.path_params.get("run_id") or request.path_params["sweep_id"])
     is_number = given.isdecimal() and len(given) <= len(str(LARGEST_ID))
@@ -130,9 +130,9 @@ def admit(
 
 
 def check_project(session: Session, permission: Permission, project: str, action: str = "") -> None:
-    """See that whose session it is may do something in a project. Raises NotFound, Forbidden.
+    """Check that the user of the session has a permission in a project.
 
-    deed: in words, if the right allows several.
+    action: in words, if the permission allows several.  Raises NotFound, Forbidden.
     """
     grants = permissions.limits(session)
     if grants is None or grants.may(permission, project):
@@ -154,7 +154,7 @@ def _refusal(permission: Permission, project: str, action: str = "") -> str:
 
 
 def _check_token(kind: str, method: str, access: Access) -> None:
-    """See that a token of some kind may use a route at all. Raises Forbidden."""
+    """Check that a token of this scope may use a route at all. Raises Forbidden."""
     most = PERMISSIONS_OF_TOKENS[kind]
     is_allowed = (
         access.need in most
@@ -170,9 +170,9 @@ def _check_token(kind: str, method: str, access: Access) -> None:
 def check(
     session: Session, permission: Permission, row_id: int, table: type[Run | Sweep] = Run
 ) -> None:
-    """See that whose session it is may do something to a run or a sweep.
+    """Check that the user of the session has a permission on a run or a sweep.
 
-    Raises NotFound of what they may not see, and Forbidden of what they may not do.
+    Raises NotFound if the user may not see it, and Forbidden if the user may not do this.
     """
     grants = permissions.limits(session)
     if grants is None:

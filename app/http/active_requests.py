@@ -1,9 +1,8 @@
-"""Requests under way: how many of whom, and whether those that last may go on.
+"""Active requests: limits per user, and the end of streams whose access is revoked.
 
-A stream, a download or an upload outlives the moment that let it in. One task looks, twice a second
-and with three queries however many there are, whether what they came with still lets them in and
-allows as much. What it finds otherwise is broken off: whoever may still come comes back, with the
-cursor or the range where it was.
+Streams, downloads and uploads outlive the check that admitted them. One task checks twice a second,
+with three queries for all of them, whether their session or token is still valid and still allows
+them. The others are aborted; a client that still has access resumes with its cursor or range.
 """
 
 import asyncio
@@ -28,15 +27,15 @@ from db.tables import Run
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-#: Of one user at once, by what lasts.
+#: Concurrent long requests of one user, by kind.
 STREAM, DOWNLOAD, EXPORT = "stream", "download", "export"
 MOST_OF_USER: Mapping[str, int] = MappingProxyType({STREAM: 100, DOWNLOAD: 32, EXPORT: 2})
-#: Of all users at once: each holds a page of 20,000 rows.
+#: Concurrent exports of all users: each holds a page of 20,000 rows.
 MOST_EXPORTS = 4
 #: Of one token, one browser, or one address without either, that work or wait for their turn.
 MOST_REQUESTS = 200
 RETRY_SECONDS = 2
-#: What a server that can break off an answer calls that, among a scope's extensions.
+#: The ASGI extension of a server that can abort a response.
 ABORT = "halfstep.abort"
 
 
@@ -47,16 +46,14 @@ class TooManyAtOnce(HalfstepError):
 
 
 class AccessRevoked(HalfstepError):
-    """What this request came with lets nobody in any more."""
+    """Your session or token is no longer valid. Sign in again."""
 
     code = "sign_in_needed"
 
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """One request. secret: the hash of what it came with, once that has let somebody in.
-    run_id: that it names.
-    """
+    """One request. secret: hash of its session or token, once admitted. run_id: of its path."""
 
     task: "asyncio.Task[object] | None" = None
     secret: str = ""
@@ -87,7 +84,7 @@ class ActiveRequest:
 
 
 class Queue:
-    """Turns at something that is dear: so many at once, and so many who wait."""
+    """A limit for expensive work: a number of concurrent and of waiting requests."""
 
     def __init__(self, at_once: int, most: int, doing: str) -> None:
         self._turns, self._most, self._doing = asyncio.Semaphore(at_once), most, doing
@@ -107,7 +104,7 @@ class Queue:
 
 
 class ActiveRequests:
-    """All requests under way in this process."""
+    """All active requests of this process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -135,26 +132,26 @@ class ActiveRequests:
             self._admitted.add(flight)
 
     def queue(self, client: str) -> None:
-        """Count a request that waits for its turn. Raises TooManyAtOnce."""
+        """Count a waiting request. Raises TooManyAtOnce."""
         if self._turns[client] >= MOST_REQUESTS:
             text = f"You have {MOST_REQUESTS} requests under way; allowed: no more at once."
             raise TooManyAtOnce(text)
         self._turns[client] += 1
 
     def unqueue(self, client: str) -> None:
-        """Count it no more."""
+        """Stop counting a waiting request."""
         self._turns[client] -= 1
         if not self._turns[client]:
             del self._turns[client]
 
     def lasts(self, flight: ActiveRequest) -> None:
-        """Look after a request from here on: there is more of it to come."""
+        """Check this request periodically from now on."""
         self._lasting.add(flight)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look_after())
 
     def leave(self, flight: ActiveRequest) -> None:
-        """Forget a request that is over."""
+        """Remove a request that is over."""
         self._lasting.discard(flight)
         with self._lock:
             self._admitted.discard(flight)
@@ -192,7 +189,7 @@ class ActiveRequests:
 
 
 class ActiveRequestsMiddleware:
-    """Knows each request from its beginning to its end."""
+    """Registers each request from its beginning to its end."""
 
     def __init__(self, app: ASGIApp, active_requests: ActiveRequests) -> None:
         self.app, self.active_requests = app, active_requests
@@ -234,7 +231,7 @@ class ActiveRequestsMiddleware:
 
 
 async def _abort(scope: Scope, receive: Receive) -> None:
-    """Close the connection, with what the client has not read yet."""
+    """Abort the connection, with data that the client has not read yet."""
     if abort := scope.get("extensions", {}).get(ABORT):
         abort()
         while (await receive())["type"] != "http.disconnect":
@@ -242,6 +239,6 @@ async def _abort(scope: Scope, receive: Receive) -> None:
 
 
 def active_request_of(request: Request) -> ActiveRequest:
-    """Return what is known of a request under way."""
+    """Return the registered request."""
     flight: ActiveRequest = request.state.flight
     return flight
