@@ -1,8 +1,7 @@
-"""Send a checkpoint or an artifact out of the store, whole or a range, a chunk at a time.
+"""Downloads of checkpoints and artifacts, as a whole or a range, in chunks.
 
-A download that broke off goes on with Range and If-Range: the ETag is the file's SHA-256. Of a
-bucket it is one request, handed through; or, if the operator wants that, the bucket's own address,
-signed for some minutes.
+An interrupted download resumes with Range and If-Range: the ETag is the file's SHA-256. From a
+bucket it is one request passed through or, as a setting, a redirect to a presigned URL.
 """
 
 import logging
@@ -36,14 +35,14 @@ if TYPE_CHECKING:
 router = APIRouter()
 logger = logging.getLogger(__name__)
 
-#: Whoever waits for longer is better told that there is nothing to wait for.
+#: Seconds to retry a store that does not answer, before the error.
 RETRY_SECONDS = 5.0
-#: For which a signed address opens its file to whoever has it.
+#: Seconds for which a presigned URL is valid.
 SIGNED_SECONDS = 300.0
 
 CHUNK_BYTES = 1 << 20
 OCTETS = "application/octet-stream"
-#: Of artifacts: nothing that a browser would run, whatever a recipe calls it.
+#: Media types of artifacts: none that a browser would execute, whatever the recipe claims.
 MEDIA_TYPES = {
     "png": "image/png",
     "jpg": "image/jpeg",
@@ -68,7 +67,7 @@ def download(
 ) -> Response:
     """Download a checkpoint or its weights. Takes Range, If-Range and If-None-Match.
 
-    Where the server has it so, the answer is 307, with an address that is good for five minutes.
+    With presigned downloads, the response is 307 to a URL that is valid for five minutes.
     """
     run, row = runs.get(session, run_id), checkpoints.get(session, run_id, checkpoint_id)
     redirects = settings.presigned_downloads and request.method == "GET"
@@ -108,10 +107,10 @@ LOG_PATH = "/runs/{run_id}/log/download"
 def download_log(
     run_id: RunId, session: Db, settings: TheSettings, database: TheDatabase, _principal: SignedIn
 ) -> StreamingResponse:
-    """Download all that a run has printed, compressed by gzip: its parts, one by one.
+    """Download the whole log of a run, gzipped.
 
-    Of a run in training on another machine than the server's, what it printed in the last five
-    minutes, or twentieth of its time, is not there yet.
+    For a run in training on another machine, the last five minutes, or the last twentieth of its
+    time, are not included yet.
     """
     run = runs.get(session, run_id)
     live = live_parts(settings, run_id)
@@ -192,7 +191,7 @@ def _send(
 def parse_range(header: str, size: int) -> range | str | None:
     """Return the bytes that a Range header asks for, "unsatisfiable", or None for all of them.
 
-    Only a single range is taken; RFC 9110 lets a server ignore the others.
+    Only a single range is supported; RFC 9110 lets a server ignore others.
     """
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
     if match is None or match.group() == "bytes=-":
@@ -215,7 +214,7 @@ def _position(digits: str) -> int:
 
 
 def _open(store: ObjectStore, row: Stored, wanted: range) -> "GetResult":
-    """Ask for these bytes of a file, once; one that is gone or cut short is not sent.
+    """Open these bytes of a file; a missing or truncated file is an error.
 
     Raises NotFound, StorageUnreachable.
     """
@@ -231,7 +230,7 @@ def _open(store: ObjectStore, row: Stored, wanted: range) -> "GetResult":
 
 
 def _check(store: ObjectStore, row: Stored) -> None:
-    """See that the store has the whole file. Raises NotFound, StorageUnreachable."""
+    """Check that the store has the complete file. Raises NotFound, StorageUnreachable."""
     _check_own(store, row)
     try:
         _check_size(row, obstore.head(store, row.key)["size"])

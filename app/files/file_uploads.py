@@ -1,6 +1,6 @@
-"""Files of watched runs as they are sent, in pieces, until they are whole and go into the store.
+"""Uploads of watched runs' files in pieces, stored once they are complete.
 
-A piece goes to the end of `data/runs/<id>/incoming/<SHA-256>`, whose size is where to go on.
+A piece is appended to `data/runs/<id>/incoming/<SHA-256>`, whose size is the next offset.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Arrival(NamedTuple):
-    """A file of a run's folder on the training machine, and who sends it."""
+    """A file of a run's folder on the training machine, with its sender."""
 
     user: User
     run_id: int
@@ -36,11 +36,11 @@ class Arrival(NamedTuple):
 def take_file(
     settings: Settings, database: Database, file: Arrival, offset: int, piece: bytes
 ) -> int:
-    """Add a piece; return how much there is. A whole file is checked, and stored for good.
+    """Append a piece; return the size so far. A complete file is verified and stored.
 
-    Raises Misplaced if the piece does not begin where the file ends, Invalid if it is too long or
-    the whole has another hash; StorageUnreachable if disk or bucket fail,
-    StorageFull if they have no room.
+    Raises OffsetMismatch if the piece does not start at the end of the file, Invalid if it is too
+    long or the hash differs, StorageUnreachable if disk or bucket fail, StorageFull if they have no
+    room.
     """
     if _is_stored(database, file):
         return file.size_bytes
@@ -75,7 +75,7 @@ def _append(content: BinaryIO, file: Arrival, offset: int, piece: bytes) -> int:
 
 
 def _store(settings: Settings, file: Arrival, part: Path) -> str:
-    """Put a whole file into the store and return its key, which nobody but the server chose."""
+    """Store a complete file and return its key, which only the server chooses."""
     with part.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
     if found != file.sha256:
@@ -94,7 +94,7 @@ def _store(settings: Settings, file: Arrival, part: Path) -> str:
 
 
 def _is_stored(database: Database, file: Arrival) -> bool:
-    """Tell whether all is there; see, too, that it may be sent and that a row names it."""
+    """Return whether the file is stored. Checks permission and that a row names the file."""
     with database.writing() as session:
         ingest.held(session, file.user, file.run_id, file.attempt)
         rows = ingest.awaited(

@@ -1,4 +1,4 @@
-"""Pieces of a watched run's spool as they are sent, on their way into rows."""
+"""Ingest of a watched run's spool, piece by piece."""
 
 import time
 import traceback
@@ -16,7 +16,7 @@ from db.telemetry import ingest
 from halfstep.telemetry.events import shown
 from halfstep.telemetry.spool import SpoolPart, Unrecordable
 
-#: Of the spool, in one transaction: about 20,000 steps.
+#: Bytes of the spool per transaction: about 20,000 steps.
 TRANSACTION_BYTES = 1 << 20
 #: Metric points cost more than steps: about 50 ms of SQLite's write lock.
 TRANSACTION_ITEMS = 1000
@@ -25,7 +25,7 @@ WORK_SECONDS, PAUSE_SECONDS = 0.2, 0.1
 
 
 class SpoolPosition(NamedTuple):
-    """The part of a run's spool that a piece claims to go on with, and who sends it."""
+    """The position in a run's spool at which a piece claims to start, with its sender."""
 
     user: User
     run_id: int
@@ -35,7 +35,7 @@ class SpoolPosition(NamedTuple):
 
 
 def unpacked(body: bytes, encoding: str) -> bytes:
-    """Return a piece as it is on the training machine. Raises Invalid, HTTPException 413, 415."""
+    """Return a piece decompressed. Raises Invalid, HTTPException 413, 415."""
     if encoding in ("", "identity"):
         return body
     if encoding != "gzip":
@@ -54,9 +54,9 @@ def unpacked(body: bytes, encoding: str) -> bytes:
 
 
 def take_spool(database: Database, place: SpoolPosition, piece: bytes) -> int:
-    """Record the whole frames of a piece; return the offset at which they end.
+    """Record the complete frames of a piece; return the offset at which they end.
 
-    What is recorded and how far that is go into one transaction, bounded in bytes and items.
+    Rows and offset are written in one transaction, bounded in bytes and items.
     """
     try:
         part = SpoolPart(piece, place.offset)
@@ -80,7 +80,7 @@ def take_spool(database: Database, place: SpoolPosition, piece: bytes) -> int:
 def _record_what_can_be(
     database: Database, place: SpoolPosition, items: Sequence[Any], offset: int
 ) -> None:
-    """Record items, but for those that nobody can: these the run's log names."""
+    """Record items one by one; the run's log names those that cannot be recorded."""
     problems = [item.problem for item in items if isinstance(item, Unrecordable)]
     items = [item for item in items if not isinstance(item, Unrecordable)]
     try:

@@ -1,4 +1,4 @@
-"""A file of weights on its way in: hashed while it comes, and stored once it is whole."""
+"""Uploads of weights: hashed while they arrive, stored once they are complete."""
 
 import hashlib
 import logging
@@ -33,7 +33,7 @@ HEAD_BYTES = 9
 
 
 class Stored(NamedTuple):
-    """What lies in the store. upload: what `weights.upload` calls it."""
+    """A stored upload. upload: its name in `weights.upload`."""
 
     upload: str
     size_bytes: int
@@ -41,7 +41,7 @@ class Stored(NamedTuple):
 
 
 class Upload:
-    """One file. Left before `keep`, it leaves nothing. Raises Invalid, HTTPException 413."""
+    """One file. Without `keep` it leaves nothing. Raises Invalid, HTTPException 413."""
 
     def __init__(self, settings: Settings, name: str, declared_bytes: int) -> None:
         if not name.endswith(KINDS):
@@ -77,7 +77,7 @@ class Upload:
             raise StorageUnreachable from error
 
     def add(self, piece: bytes) -> None:
-        """Write the next bytes."""
+        """Append bytes."""
         self._size += len(piece)
         self._check_size(self._size)
         self._digest.update(piece)
@@ -87,7 +87,7 @@ class Upload:
             file.write(piece)
 
     def keep(self) -> Stored:
-        """Put the whole file where checkpoints are put."""
+        """Store the complete file."""
         if not self._size:
             raise Invalid({"body": f"{self._name} is empty; allowed: a file of weights"})
         self._check_content()
@@ -104,7 +104,7 @@ class Upload:
         return Stored(upload, self._size, sha256)
 
     def _check_content(self) -> None:
-        """See that it begins as such a file does, which one that was renamed does not."""
+        """Check the magic bytes, to refuse renamed files of other formats."""
         if self._name.endswith(PICKLE):
             what, is_one = "torch.save", self._head.startswith(OF_TORCH)
         else:
@@ -123,15 +123,15 @@ class Upload:
 
 
 def largest_bytes(settings: Settings) -> int:
-    """Return how large a file may be, 0 for none at all."""
+    """Return the largest size of an upload; 0 if uploads are disabled."""
     return int(settings.upload_gib * 2**30)
 
 
 def lost(settings: Settings, config: Mapping[str, Any]) -> dict[str, str]:
-    """Say at its field that the upload which a configuration starts from is no longer there.
+    """Return an error at its field if the upload of a configuration no longer exists.
 
-    Asked before a transaction, for a bucket may be slow; of one that does not answer nothing is
-    said, for the worker waits for it.
+    Called before a transaction, since a bucket may be slow. An unreachable bucket is no error: the
+    worker waits for it.
     """
     weights = config.get("weights")
     upload = weights.get("upload") if isinstance(weights, dict) else None
@@ -146,7 +146,7 @@ def lost(settings: Settings, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_there(settings: Settings, upload: str) -> bool:
-    """Look; on this disk it stays for another day, until the run is there that names it."""
+    """Return whether the upload exists; on this disk, keep it for another day."""
     try:
         if settings.storage_url:
             store = open_store(settings, retry_seconds=RETRY_SECONDS)
@@ -159,7 +159,7 @@ def _is_there(settings: Settings, upload: str) -> bool:
 
 
 def tidy(settings: Settings, database: Database) -> None:
-    """Delete what no run starts from."""
+    """Delete uploads that no run starts from."""
     with database.writing() as session:
         kept = uploads.named(session)
         uploads.forget_unused(session, kept)

@@ -1,4 +1,4 @@
-"""Errors of the database layer as answers: the one table of status codes."""
+"""Errors as HTTP responses: the table of status codes."""
 
 import logging
 import re
@@ -86,7 +86,7 @@ FAILED = "The server failed at this. What it says of it is in its log."
 
 
 class Problem(BaseModel):
-    """Why a request was not done (RFC 9457), with a code for programs, and what is wrong."""
+    """A problem (RFC 9457), with a code for programs and the invalid fields."""
 
     type: str = "about:blank"
     title: Annotated[str, Field(description="The status in words")]
@@ -104,7 +104,7 @@ class Problem(BaseModel):
 
 
 class Failures:
-    """Turns an error that nobody foresaw into an answer with all headers, and logs it."""
+    """Turns an unexpected error into a response with all headers, and logs it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -130,7 +130,7 @@ class Failures:
 
 
 def install(app: FastAPI) -> None:
-    """Make the app answer with these."""
+    """Register the error handlers."""
     app.add_exception_handler(errors.HalfstepError, _on_halfstep_error)
     app.add_exception_handler(RequestValidationError, _on_bad_request)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -158,7 +158,7 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
 
 
 def _code(kind: type[Exception]) -> str:
-    """Name an error for programs: NotFound is not_found."""
+    """Return the code of an error: NotFound is not_found."""
     return getattr(kind, "code", "") or re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
 
 
@@ -175,7 +175,7 @@ def _on_bad_request(request: Request, error: Exception) -> Response:
 
 
 def _flaw(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the field that is wrong, and what is wrong with it."""
+    """Return the invalid field and the reason."""
     if found["type"] == "json_invalid":  # where it is told is a character's place, no field
         return "body", f"it is no JSON: {found['ctx']['error']}, at character {found['loc'][-1]}"
     field = ".".join(map(str, found["loc"][1:])) or "body"
@@ -200,7 +200,7 @@ def _on_database_error(request: Request, error: Exception) -> Response:
 
 
 def _without_database(request: Request, error: BaseException | None) -> Response:
-    # Where the database is and why it is silent is for the operator, not for strangers.
+    # Address and error of the database are for operators, not for clients.
     logger.warning("%s %s: %s", request.method, request.url.path, error)
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         text = "The disk that holds the database is full. Nothing was changed; free space on it."
@@ -218,7 +218,7 @@ def _answer(
     place: Mapping[str, Any] = MappingProxyType({}),
     links: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """Answer with a problem, or with a page. links: what that leads to besides the runs."""
+    """Return a problem or an error page. links: of the page, in addition to the runs."""
     message, title = _encodable(message), HTTPStatus(status).phrase
     if _wants_json(request):
         named = {_encodable(k): _encodable(v) for k, v in fields.items()} if fields else None
@@ -233,12 +233,12 @@ def _answer(
 
 
 def _encodable(text: str) -> str:
-    """Spell out lone surrogates, which JSON can carry and UTF-8 cannot."""
+    """Escape lone surrogates, which JSON can carry and UTF-8 cannot."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _wants_json(request: Request) -> bool:
-    """Tell a program, which sends a token or asks the API, from a browser."""
+    """Return whether the client is a program: it sends a token or uses the API."""
     if "authorization" in request.headers:
         return True
     return request.url.path.startswith("/api/") and request.url.path != "/api/v1/docs"

@@ -1,4 +1,4 @@
-"""What addresses, forms and submissions may hold: the bounds of ids, and texts that can be kept."""
+"""Parameters of requests: bounds of ids, and texts that can be stored."""
 
 import re
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ MOST_TOLD = 10
 
 
 def flaw(text: str) -> str | None:
-    """Say what keeps a text from being stored: PostgreSQL takes no NUL, UTF-8 no lone surrogate."""
+    """Return why a text cannot be stored: PostgreSQL takes no NUL, UTF-8 no lone surrogate."""
     for character in text:
         if character == "\0" or "\ud800" <= character <= "\udfff":
             return f"{text[:100]!r} has the character {character!r}, which cannot be kept"
@@ -41,7 +41,7 @@ def flaw(text: str) -> str | None:
 
 
 def flaws(value: Any, path: str = "") -> dict[str, str]:
-    """Find the texts that cannot be stored within a value of JSON, by their paths."""
+    """Return the texts in a JSON value that cannot be stored, by path."""
     found = {}
     if isinstance(value, str) and (wrong := flaw(value)):
         found[path] = wrong
@@ -56,7 +56,7 @@ def flaws(value: Any, path: str = "") -> dict[str, str]:
 
 
 def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]:
-    """Find what is too large, too long or too deep to be kept, by path."""
+    """Return the values that are too large, too long or too deep, by path."""
     if depth > DEPTH:
         return {path: f"it is nested; allowed: at most {DEPTH} objects or lists within each other"}
     if isinstance(value, str) and len(value) > TEXT_CHARACTERS:
@@ -77,7 +77,7 @@ def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]
 
 
 def check_known(request: Request) -> None:
-    """See that an address of the API says nothing that would be passed over. Raises Invalid."""
+    """Check that the API knows all query parameters. Raises Invalid."""
     if not request.query_params or not request.url.path.startswith(API):
         return
     known = _names(request.scope["route"].dependant)
@@ -93,7 +93,7 @@ def _names(asked: Dependant) -> set[str]:
 
 
 def as_run_id(field: str, text: str) -> int:
-    """Read a run's id out of a form. Raises Invalid."""
+    """Parse a run id of a form. Raises Invalid."""
     number = int(text) if text.isdecimal() and len(text) < 19 else 0
     if not 1 <= number <= LARGEST_ID:
         raise Invalid({field: f"{text[:100]!r} is not allowed; allowed: the number of a run"})
@@ -101,7 +101,7 @@ def as_run_id(field: str, text: str) -> int:
 
 
 def as_run_ids(field: str, text: str, *, most: int) -> list[int]:
-    """Read numbers of runs, with commas between them, each once. Raises Invalid."""
+    """Parse comma-separated run ids, each once. Raises Invalid."""
     allowed = f"allowed: numbers of runs with commas between them, {most} at most"
     parts = [part for part in re.split(r"[\s,]+", text) if part]
     wrong = [part for part in parts if not (part.isascii() and part.isdecimal())]
@@ -135,7 +135,7 @@ def _named(text: str) -> str:
 
 
 class Body(BaseModel):
-    """What a request brings; a field that nothing reads is refused."""
+    """Base of request bodies; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 

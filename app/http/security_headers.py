@@ -1,4 +1,4 @@
-"""Headers that every answer carries, the names that the server answers to, the size of requests."""
+"""Middleware: security headers, known host names, HEAD, and the size of request bodies."""
 
 import ipaddress
 import re
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from db.settings import Settings
 
-#: Nothing that people send comes near: a configuration is a few kB.
+#: Far above any configuration, which is a few kB.
 BODY_BYTES = 1 << 20
 #: Objects and lists within each other; configurations have a limit of their own.
 JSON_DEPTH = 32
@@ -22,9 +22,9 @@ JSON_DEPTH = 32
 _NESTING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 #: The hash of an empty style sheet, as Plotly makes one to put rules into.
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
-#: For a year a browser that has come over TLS comes in no other way.
+#: HSTS for a year.
 HSTS = "max-age=31536000"
-#: A piece of a watched run's spool or files.
+#: Largest piece of a watched run's spool or files.
 PIECE_BYTES = 32 << 20
 
 #: Where read-only links lead. The page that posts a link's secret has to say where it comes from,
@@ -33,7 +33,7 @@ SHARED = "/shared"
 
 
 def content_security_policy(nonce: str) -> str:
-    """Allow what this server sends and nothing else; the nonce is the import map's."""
+    """Return the policy that allows only content of this server. nonce: of the import map."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -51,7 +51,7 @@ def content_security_policy(nonce: str) -> str:
 
 
 class SecurityHeaders:
-    """Adds the headers, and puts the nonce of this answer into request.state."""
+    """Adds the headers, and sets the nonce of this response in request.state."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -86,9 +86,9 @@ class SecurityHeaders:
 
 
 class Heads:
-    """Answers HEAD as GET would, without the body, where there is no answer to HEAD by itself.
+    """Answers HEAD like GET without the body, for routes without HEAD of their own.
 
-    A stream has no headers worth asking for, and no end.
+    Not for streams, which have no end.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -110,9 +110,9 @@ class Heads:
 
 
 class KnownHosts:
-    """Refuses requests for names that are not ours, against DNS rebinding.
+    """Refuses requests with unknown host names, against DNS rebinding.
 
-    An address in numbers is always ours: nobody can make it resolve to something else.
+    Numeric addresses are always accepted: they cannot be made to resolve to something else.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -131,7 +131,7 @@ class KnownHosts:
         await self.app(scope, receive, send)
 
     def knows(self, host: str) -> bool:
-        """Tell whether a Host header names this server."""
+        """Return whether a Host header names this server."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -140,9 +140,9 @@ class KnownHosts:
 
 
 class BodyLimit:
-    """Refuses a body that is too large with 413: at its first byte if it says so, else on the way.
+    """Refuses bodies that are too large with 413, by their declared or actual length.
 
-    The error comes out of whatever reads the body, so that pages and API answer as they always do.
+    The error is raised where the body is read, so that pages and API format it as usual.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -183,7 +183,7 @@ class BodyLimit:
 
 
 def is_deep(text: bytes | bytearray) -> bool:
-    """Tell whether JSON nests deeper than is allowed, before anything recurses into it."""
+    """Return whether JSON nests deeper than allowed, before anything recurses into it."""
     depth = 0
     for token in _NESTING.finditer(text):
         depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(token[0], 0)

@@ -1,7 +1,7 @@
-"""Where alerts may go: not into the server's own network, unless its operator says so.
+"""Destinations of alerts: no addresses of the server's own network, unless a setting allows it.
 
-A name is resolved once, every address that it has is judged, and the connection goes to one that
-was judged: a name that resolves to another address a moment later leads nowhere.
+A name is resolved once, all its addresses are checked, and the connection uses a checked address,
+so a name that resolves differently a moment later has no effect.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Forbidden(Exception):
 
 
 async def resolved(host: str, port: int, *, private: bool) -> str:
-    """Return the address to connect to. private: the operator allows the server's own network.
+    """Return the address to connect to. private: the server's own network is allowed.
 
     Raises Forbidden, and OSError if the name does not resolve.
     """
@@ -57,14 +57,14 @@ async def resolved(host: str, port: int, *, private: bool) -> str:
 
 
 def port_of(url: SplitResult) -> int:
-    """Return the port that a URL leads to."""
+    """Return the port of a URL."""
     return url.port or (443 if url.scheme == "https" else 80)
 
 
 async def forbidden(url: str, *, private: bool) -> str:
-    """Say why alerts may not go to a URL; empty if they may, or if its host does not resolve now.
+    """Return why a URL is refused; empty if it is allowed, or its host does not resolve now.
 
-    Each delivery checks again, since a name may resolve to another address by then.
+    Each delivery checks again, since the name may resolve differently by then.
     """
     try:
         parts = urlsplit(url)

@@ -1,8 +1,8 @@
-"""Live streams: one task looks for news of a subject, however many browsers watch it.
+"""Live streams: one polling task per subject, however many browsers watch it.
 
-A viewer is known by its cursor only. Viewers at the same cursor, as all are once they have caught
-up, share one look into the database and one encoding; one that comes back with the cursor of its
-last message goes on from there. Nobody watching, no task.
+A viewer is identified by its cursor only. Viewers at the same cursor share one query and one
+encoding; a viewer that reconnects with the cursor of its last message continues from there. A
+subject without viewers has no task.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from db.database import is_outage
 
 logger = logging.getLogger(__name__)
 
-#: A viewer that is so many messages behind is sent away; its browser comes back with its cursor.
+#: A viewer this many messages behind is disconnected; its browser reconnects with its cursor.
 MESSAGES_WAITING = 50
 RECONNECT_MS = 1000
 
 
 @dataclass(frozen=True)
 class News:
-    """What happened since a cursor, encoded, and the cursor of those who have seen it.
+    """The encoded changes since a cursor, and the cursor after them.
 
-    is_last: nothing more will happen; the stream ends.
+    is_last: there will be no more changes; the stream ends.
     """
 
     data: str
@@ -34,7 +34,7 @@ class News:
     is_last: bool = False
 
 
-#: Return what is new since a cursor, or None. Called in a thread.
+#: Returns the changes since a cursor, or None. Called in a thread.
 Look = Callable[[str], News | None]
 
 
@@ -49,7 +49,7 @@ class Viewer:
     sent_away: bool = False
 
     def tell(self, news: News) -> None:
-        """Hand over news, or end the stream of one who is too slow."""
+        """Send changes, or end the stream of a viewer that is too slow."""
         self.cursor = news.cursor
         try:
             self.news.put_nowait(news)
@@ -60,7 +60,7 @@ class Viewer:
             self.end()
 
     def end(self) -> None:
-        """End the stream; what it has not taken by now it gets when it comes back."""
+        """End the stream; the viewer gets pending changes when it reconnects."""
         self.sent_away = True
         while not self.news.empty():
             self.news.get_nowait()
@@ -68,7 +68,7 @@ class Viewer:
 
 
 class Live:
-    """All subjects that somebody watches."""
+    """All subjects with viewers."""
 
     def __init__(self) -> None:
         self._viewers: dict[str, set[Viewer]] = defaultdict(set)
@@ -77,13 +77,13 @@ class Live:
 
     @property
     def subjects(self) -> list[str]:
-        """What is watched now."""
+        """The watched subjects."""
         return list(self._tasks)
 
     async def stream(
         self, subject: str, cursor: str, look: Look, *, seconds: float
     ) -> AsyncIterator[ServerSentEvent]:
-        """Yield news of a subject since a cursor, as they come; seconds: how often to look."""
+        """Yield changes of a subject since a cursor as they occur. seconds: polling interval."""
         yield ServerSentEvent(comment="watching", retry=RECONNECT_MS)
         if self._closed:
             return
@@ -115,7 +115,7 @@ class Live:
                 for cursor, group in by_cursor.items():
                     try:
                         news = await self._look(look, cursor)
-                    except Exception:  # of this cursor: all others go on
+                    except Exception:  # affects this cursor only
                         logger.exception("%s: the look from cursor %.200r failed", subject, cursor)
                         for viewer in group:
                             viewer.end()

@@ -1,6 +1,6 @@
 """Parts of a run's log that are still being written on this machine.
 
-A run can write to its folder, so nothing in there is followed if it is a link.
+A run can write to its folder, so links in it are never followed.
 """
 
 import os
@@ -17,7 +17,7 @@ from db.settings import Settings
 
 PART = re.compile(r"attempt-[0-9]{4,10}(-node-[0-9]{1,6})?-[0-9]{6,10}\.txt")
 NODE = re.compile(r"node-[0-9]{1,6}")
-#: Bytes that are read at once.
+#: Bytes per read.
 CHUNK_BYTES = 1 << 20
 GZIP = 31  # zlib's number for a whole member of gzip
 
@@ -44,7 +44,7 @@ class LivePart:
 
 
 def live_parts(settings: Settings, run_id: int) -> list[LivePart]:
-    """Open the parts that lie here uncompressed, in the order in which they were printed."""
+    """Open the uncompressed parts on this machine, in the order of printing."""
     found: list[LivePart] = []
     with suppress(OSError), _Folder(str(settings.run_folder(run_id))) as run:
         nodes = [name for name in run.names() if NODE.fullmatch(name)]
@@ -69,7 +69,7 @@ def _parts(run: "_Folder", words: tuple[str, ...]) -> list[LivePart]:
 
 
 class _Folder:
-    """A folder that is open, and is no link."""
+    """An open folder that is not a link."""
 
     def __init__(self, name: str, above: "_Folder | None" = None) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -82,11 +82,11 @@ class _Folder:
         os.close(self._descriptor)
 
     def names(self) -> list[str]:
-        """Return what is in it."""
+        """Return the names of its entries."""
         return os.listdir(self._descriptor)  # noqa: PTH208 - it has no path
 
     def open(self, name: str) -> BinaryIO:
-        """Open a plain file in it. Raises OSError."""
+        """Open a regular file in it. Raises OSError."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(name, flags, dir_fd=self._descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

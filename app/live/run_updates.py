@@ -1,4 +1,4 @@
-"""What live streams send: changes of a run, and changed rows of the list of runs."""
+"""Messages of live streams: changes of a run, and changed rows of the list of runs."""
 
 import json
 import math
@@ -36,13 +36,12 @@ from db.telemetry.telemetry import SPIKE
 
 #: Rows of the table of skipped steps; the API has all of them.
 SKIPS_SHOWN = 200
-#: The last of a run's files that its page shows; the API has all.
+#: The latest files of a run that its page shows; the API returns all.
 ARTIFACTS_SHOWN = 500
 #: Rows that one list page can follow: those that it showed, and new ones that came in since.
 ROWS_FOLLOWED = 200
 PLACES_SECONDS = 3.0
-#: What a viewer of a run can do without. All that its page has is always shown or kept for when it
-#: is, but for the machine's load, which it fetches; what it does not draw it does not ask for.
+#: Optional parts of a message: a page requests only what it draws.
 PARTS = ("steps", "events", "metrics", "log", "checkpoints", "fragments")
 
 
@@ -56,7 +55,7 @@ class SkippedStep:
 
     @property
     def culprits(self) -> list[dict[str, Any]]:
-        """The parameters that overflowed, counted if not by the step, then by its exact replay."""
+        """The parameters that overflowed, with counts of the step or of its exact replay."""
         replayed = self.replay.get("culprits", []) if self.replay and self.replay["exact"] else []
         counted = [each for each in replayed if each["optimizer"] == self.skip.optimizer]
         has_counts = any("inf" in each for each in self.skip.culprits)
@@ -72,11 +71,12 @@ def of_run(
     grants: Grants | None = None,
     chosen: Choice = FIRST,
 ) -> Look:
-    """Return what looks for news of one run. parts: those that are told.  standing: of whoever sees
-    it; None: everything.  chosen: the metrics that are told.
+    """Return the function that reads changes of one run.
 
-    A message holds what changed, row by row; whole tables only where rows were taken back. What a
-    queued run waits for is looked up every few seconds.
+    parts: those to send.  grants: of the viewer; None: everything.  chosen: the metrics to send.
+
+    A message has the changed rows; whole tables only where rows were withdrawn. The pending reason
+    of a queued run is read every few seconds.
     """
     mark, marked_at = 0, -math.inf
 
@@ -114,9 +114,7 @@ def _the_end(cursor: str) -> News:
 
 
 def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
-    """Return a number that differs when what a run's page says of a wait does: a queued run's, or
-    that for news of a watched one.
-    """
+    """Return a mark of the pending reason on a run's page, or of a watched run's silence."""
     if run.status != Status.QUEUED:
         return runs.state(session, run.id)[2]
     queue = Queue.read(session)
@@ -165,9 +163,9 @@ def _words(
     changes: series.Changes,
     metrics: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the page's fragments, whole, and of its tables the rows that changed.
+    """Return the page's fragments as a whole, and the changed rows of its tables.
 
-    metrics: names of those that are shown.
+    metrics: names of the shown ones.
     """
     fragments = {
         "facts": fragment("run/_facts.html", run=summary),
@@ -205,10 +203,10 @@ def _words(
 def _rows(
     session: Session, run: RunSummary, changes: series.Changes, metrics: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows that changed, by table.
+    """Yield the changed rows, by table.
 
-    html: a table of these alone.  keys: of all rows that there are, in order; without it rows stay,
-    and new ones come last.  most: how many stay.
+    html: a table of these rows only.  keys: of all rows, in order; without it rows stay and new
+    ones are appended.  most: the number of rows that stay.
     """
     if changes.statuses:
         yield "history", {"html": fragment("run/_history.html", statuses=changes.statuses)}
@@ -240,17 +238,17 @@ def _rows(
 
 
 def labels_mark(run: Run) -> int:
-    """Return a number that differs when a run's name, tags or note do."""
+    """Return a mark of a run's name, tags and note."""
     return crc32("\0".join((run.name, run.tags, run.note)).encode())
 
 
 def metric_order(name: str) -> tuple[bool, str]:
-    """Order metrics as their table has them: what is measured of whole runs comes last."""
+    """Return the sort key of a metric in the table: metrics of whole runs come last."""
     return name.startswith("run/"), name
 
 
 def _shown_skips(session: Session, changes: series.Changes) -> set[int]:
-    """Return the steps whose rows changed, of the skips that the table shows."""
+    """Return the steps of shown skips whose rows changed."""
     steps = {event.step for event in changes.events if event.kind == "skip"}
     steps |= {row.step for row in changes.diagnoses if row.kind in ("replay", "retry")}
     if not steps:
@@ -262,7 +260,7 @@ def _shown_skips(session: Session, changes: series.Changes) -> set[int]:
 def skipped_steps(
     session: Session, run_id: int, *, steps: Collection[int] | None = None
 ) -> list[SkippedStep]:
-    """Return the latest skips, newest first, each with what its replay and its retry found.
+    """Return the latest skips, newest first, each with the results of its replay and retry.
 
     steps: only these.
     """
@@ -294,13 +292,14 @@ def of_list(
     columns: Sequence[Column] = tuple(list_columns.chosen("")),
     grants: Grants | None = None,
 ) -> Look:
-    """Return what looks for changed rows of the list. columns: of its rows.  standing: of whoever
-    sees it; None: everything.
+    """Return the function that reads changed rows of the list.
+
+    columns: of its rows.  grants: of the viewer; None: everything.
 
     A cursor is the newest run's id, whether a worker is up, and the marks of those runs that its
-    page shows and that had not ended. However long the queue is, a look costs what a page shows;
-    the places in the queue, which one claim changes for all, and who is up are read anew every few
-    seconds.
+    page shows and that had not ended. The cost depends on the page, not on the length of the
+    queue: positions in the queue, which one claim changes for all, and the workers are read every
+    few seconds.
     """
     queue: Queue | None = None
     read_at = -math.inf
@@ -343,7 +342,7 @@ def of_list(
 
 
 def list_cursor(newest: int, marks: dict[int, str], *, is_worker_up: bool) -> str:
-    """Return the cursor of somebody who sees the list as it is."""
+    """Return the cursor of the current list."""
     followed = islice(marks.items(), ROWS_FOLLOWED)
     seen = (f"{run_id}-{mark}" for run_id, mark in followed)
     return ".".join((str(newest), "up" if is_worker_up else "down", *seen))
@@ -357,6 +356,6 @@ def _parse(cursor: str) -> tuple[int, dict[int, str]]:
 
 
 def _number(text: str) -> int:
-    """Read an id out of a cursor; 0 if it is none."""
+    """Read an id from a cursor; 0 if it is invalid."""
     number = int(text) if text.isdecimal() and len(text) < 19 else 0
     return number if number <= LARGEST_ID else 0

@@ -1,4 +1,4 @@
-"""One request for many runs: each is answered for itself, and what can be done is done."""
+"""Bulk actions on runs: each run succeeds or fails by itself."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MOST_RUNS = 200
 
 @dataclass(frozen=True)
 class Refusal:
-    """A run of which it could not be done, and why."""
+    """A run for which the action failed, with the reason."""
 
     id: int
     detail: str
@@ -55,10 +55,10 @@ def act(
     tag: str = "",
     project: str = "",
 ) -> tuple[list[int], list[Refusal]]:
-    """Do it; return the runs of which it was done, and those of which it could not be.
+    """Apply an action to runs; return those that succeeded, and those that failed.
 
-    tag: to add or to remove.  project: to move them to.  Raises NotFound, Forbidden of a project
-    that they may not be moved to.
+    tag: to add or to remove.  project: the destination.  Raises NotFound or Forbidden for the
+    destination.
     """
     done, refused = [], []
     if action == MOVE:

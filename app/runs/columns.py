@@ -1,4 +1,4 @@
-"""The columns of the list of runs: those that there are, and those that an address chooses."""
+"""The columns of the list of runs: those available, and those that a URL selects."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Column:
 
     @property
     def is_own(self) -> bool:
-        """Whether it shows a setting or a metric."""
+        """Whether the column shows a setting or a metric."""
         return self.name not in BUILT_IN
 
 
@@ -79,9 +79,9 @@ DEFAULT = (
 
 
 def chosen(text: str) -> list[Column]:
-    """Return the columns that an address names, with commas between them; the name is always one.
+    """Return the columns of a comma-separated list; always with the name.
 
-    What is no column of its own is a setting or a metric. Raises Invalid.
+    Other names are settings or metrics. Raises Invalid.
     """
     if wrong := flaw(text):
         raise Invalid({"columns": f"{wrong}; allowed: names with commas between them"})
@@ -97,13 +97,13 @@ def chosen(text: str) -> list[Column]:
 
 
 def address(columns: Sequence[Column]) -> str:
-    """Return what an address names these by: nothing where they are the usual ones."""
+    """Return the URL value for these columns; empty for the default."""
     names = [column.name for column in columns]
     return "" if names == [*DEFAULT] else ",".join(names)
 
 
 def list_address(**parts: object) -> str:
-    """Return an address of the list; of filter, sort, columns, group and before any may lack."""
+    """Return a URL of the list; filter, sort, columns, group and before are optional."""
     wanted = {name: value for name, value in parts.items() if value}
     if wanted.get("sort") == NEWEST_FIRST:
         del wanted["sort"]
@@ -113,7 +113,7 @@ def list_address(**parts: object) -> str:
 def values(
     session: Session, run_ids: Collection[int], columns: Sequence[Column]
 ) -> dict[int, dict[str, Any]]:
-    """Return what the runs have in those columns that their summaries do not tell."""
+    """Return the values of runs in columns that summaries do not have."""
     found: dict[int, dict[str, Any]] = {run_id: {} for run_id in run_ids}
     for column in columns:
         if column.name == "device":

@@ -1,4 +1,4 @@
-"""Going on with a run that was ended: a fork at its last checkpoint, configured as it was."""
+"""Continue a run that was ended: a fork at its last checkpoint with the same configuration."""
 
 from copy import deepcopy
 from typing import Any
@@ -14,16 +14,16 @@ from db.queue.idempotency import hash_of_request, made_by
 from db.runs import runs
 from db.tables import ENDED, KEPT, Run, Status, User
 
-#: How a run ends before its last step; a paused one is resumed.
+#: Statuses of runs that ended before their last step; a paused run is resumed instead.
 CUT_SHORT = (Status.CANCELLED, Status.FAILED)
 
 
 def continue_run(
     session: Session, user: User, run_id: int, *, idempotency_key: str | None = None
 ) -> Run:
-    """Queue the steps that a run has not made; another run, for the first one's end stays told.
+    """Queue the remaining steps of an ended run as a new run from its last checkpoint.
 
-    Raises Conflict where there is nothing to go on from, or a run does already.
+    Raises Conflict if there is no checkpoint, or a continuation exists already.
     """
     request = {"continuation": run_id}
     before = made_by(session, Run, user, idempotency_key, hash_of_request(request))

@@ -1,11 +1,10 @@
-"""The language of the list's filter: a line of words, all of which hold.
+"""The filter language of the list: terms that must all match.
 
     sweep -status:failed since:7d tag:"lr 2" val/accuracy>0.9 batch_size=64
 
-A bare word is looked for in name, recipe, precision, tags, owner and project; quotes keep blanks
-together, and what they hold from being read as anything but itself ("" is a quote within them); "-"
-before a word turns it round. A metric or setting whose name is that of a column or key is called
-metrics.loss, settings.status. db/runs/run_filters.py has what each word means as SQL.
+A bare term matches name, recipe, precision, tags, owner and project. Quotes keep spaces and make
+the text literal ("" is a quote within them); "-" negates a term. A metric or setting with the name
+of a column or key is metrics.loss or settings.status. db/runs/run_filters.py translates to SQL.
 """
 
 import math
@@ -47,10 +46,10 @@ from db.tables import COMMAND, LARGEST_ID, RECIPE, WATCH, Status
 
 MOST_WORDS = 20
 SOURCES = (RECIPE, COMMAND, WATCH)
-#: Proposed for since and before.
+#: Suggested values of since and before.
 TIMES = ("1h", "1d", "7d", "4w")
 STATUSES = (*STATUS_GROUPS, *map(str, Status), *ENDINGS)
-#: Keys whose values stand behind a colon, and what these are.
+#: Keys that take a value after a colon, and the allowed values.
 KEYS = MappingProxyType(
     {
         "status": ", ".join(STATUSES),
@@ -67,11 +66,11 @@ KEYS = MappingProxyType(
         "has": "a setting or metric, tag, project, precision, recipe or sweep",
     }
 )
-#: Of other languages of filters; as texts they would find nothing, and not say why.
+#: Words of other filter languages; as texts they would match nothing without an explanation.
 OPERATORS = ("OR", "AND", "NOT", "|", "||", "&&")
 UNITS = MappingProxyType({"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0})
 
-# Possessive, so that of many quotes in a row there is one reading to be tried, not 2^n.
+# Possessive, so that many quotes in a row are matched in one way instead of 2^n.
 _WORD = re.compile(r'(?:"(?:[^"]|"")*+(?:"|\Z)|[^\s"])++')
 _QUOTED = re.compile(r'"((?:[^"]|"")*+)"')
 _SPLIT = re.compile(r'((?:"(?:[^"]|"")*+"|[^":<>=])*+)(>=|<=|:|>|<|=)(.*)', re.DOTALL)
@@ -81,7 +80,7 @@ _POWER = re.compile(r"2\^(-?\d{1,4})", re.ASCII)
 
 @dataclass(frozen=True)
 class Mistake:
-    """A word that cannot be understood. number: from 1; 0 of the whole line."""
+    """An invalid term. number: from 1; 0 for the whole line."""
 
     number: int
     word: str
@@ -103,11 +102,11 @@ class BadFilter(Invalid):
 
 
 class _Misread(Exception):
-    """Why a word cannot be understood, and what is allowed."""
+    """The reason why a term is invalid, with what is allowed."""
 
 
 def read(text: str, *, me: str) -> Filter:
-    """Read a filter; me: who asks. Raises BadFilter, which names each wrong word."""
+    """Parse a filter. me: name of the user.  Raises BadFilter with each invalid term."""
     if len(text) > TYPED_CHARACTERS:
         message = f"it has {len(text):,} characters; allowed: at most {TYPED_CHARACTERS}"
         raise BadFilter([Mistake(0, text, message)])
@@ -127,9 +126,9 @@ def read(text: str, *, me: str) -> Filter:
 
 
 def notes(session: Session, terms: Filter, sort: str, shown: Iterable[str] = ()) -> list[str]:
-    """Say which names no setting and no metric has: no run is found, or ordered, by them.
+    """Return notes on names that no setting or metric has.
 
-    shown: of columns, which are empty then.
+    shown: names of columns, which are then empty.
     """
     name = sort.removeprefix("-")
     order = () if name in ORDERS or name in SYNONYMS else (name,)
@@ -140,14 +139,14 @@ def notes(session: Session, terms: Filter, sort: str, shown: Iterable[str] = ())
 
 
 def names(terms: Filter) -> Iterator[str]:
-    """Yield what the words of a filter compare that may be a setting or a metric."""
+    """Yield the names in a filter that may be settings or metrics."""
     for term in terms:
         if isinstance(term.condition, Compared | Has) and term.condition.name not in _COLUMNS:
             yield term.condition.name
 
 
 def quoted(text: str) -> str:
-    """Return a text so that a filter reads it as it is."""
+    """Return a text quoted for a filter."""
     return '"{}"'.format(text.replace('"', '""')) if re.search(r'[\s"<>=:]', text) else text
 
 
@@ -167,7 +166,7 @@ def _term(word: str, me: str) -> Term:
 
 
 def _plain(text: str) -> str:
-    """Return what is meant by a text, within quotes or not."""
+    """Return a text without its quotes."""
     return _QUOTED.sub(lambda found: found[1].replace('""', '"'), text)
 
 
