@@ -1,7 +1,7 @@
-"""Runs side by side: any, or a group, as ratios to one of its runs.
+"""Comparisons of runs: any runs, or a group with ratios to one of them.
 
-A group is the same run in several precisions, which is queued here, as ratios to fp32; or a run and
-its forks with a module in fp32, as ratios to the run.
+A group is one configuration in several precisions, queued here, with ratios to fp32; or a run and
+its forks with a module in fp32, with ratios to the run.
 """
 
 import math
@@ -46,7 +46,7 @@ MOST_METRICS = 100
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of one run; ratio: to the reference's, where both are there and finite."""
+    """A value of one run. ratio: to the reference, if both are finite."""
 
     value: float | None
     ratio: float | None
@@ -111,12 +111,12 @@ class Comparison:
 
     @property
     def ids(self) -> list[int]:
-        """The numbers of the runs, in order."""
+        """The run ids, in order."""
         return [column.run.id for column in self.columns]
 
     @property
     def differences(self) -> list[tuple[str, list[Any]]]:
-        """Return the settings that are not the same in all runs; None where a run has none."""
+        """Return the settings that differ; None where a run lacks one."""
         return [
             (path, [None if each is MISSING else each for each in values])
             for path, values in self._differing
@@ -152,7 +152,7 @@ class Comparison:
 
     @property
     def has_devices_that_differ(self) -> bool:
-        """Whether times say as much of devices as of precisions."""
+        """Whether the runs used different devices, which affects their times."""
         return len({column.device for column in self.columns} - {""}) > 1
 
     @property
@@ -198,9 +198,8 @@ def queue(session: Session, user: User, source: Run) -> list[Run]:
 def variants(session: Session, source: Run) -> list[str]:
     """Return the precisions that `queue` queues.
 
-    One that no worker offers is left out: it would wait for ever. With no worker up, all are
-    there but fp8, which few have. TF32 is if all devices that may train it have it: others would
-    train in fp32 under its name.
+    Precisions that no worker offers are left out. Without workers, all but fp8 are included. TF32
+    is included if all possible devices support it: others would silently train in fp32.
     """
     offered = workers.precisions_for(session, source.recipe)
     lacking = set() if workers.has_tf32(session, source.recipe) else {TF32}
@@ -214,9 +213,9 @@ def variants(session: Session, source: Run) -> list[str]:
 
 
 def of_runs(session: Session, run_ids: Sequence[int], settings: Settings) -> Comparison:
-    """Lay runs side by side, in the order that they are named in.
+    """Compare runs, in the given order.
 
-    Those that there are not are named as missing. Raises NotFound if there is none of them.
+    Runs that do not exist are listed as missing. Raises NotFound if none exists.
     """
     rows = {run.id: (run, owner) for run, owner in runs.with_owners(session, run_ids)}
     missing = [run_id for run_id in run_ids if run_id not in rows]
@@ -233,7 +232,7 @@ def of_runs(session: Session, run_ids: Sequence[int], settings: Settings) -> Com
 
 
 def of_group(session: Session, group_id: int, settings: Settings) -> Comparison:
-    """Lay a group side by side, with ratios. Raises NotFound."""
+    """Compare the runs of a group, with ratios. Raises NotFound."""
     members = groups.members(session, group_id)
     configs = [run.config for run, _owner in members]
     variants = [groups.variant(config) for config in configs]
@@ -262,7 +261,7 @@ def _laid_out(
     reference: int | None,
     settings: Settings,
 ) -> Comparison:
-    """Lay runs side by side. reference: the place of the one that ratios are to."""
+    """Compare runs. reference: index of the run that ratios refer to."""
     some_runs = [run for run, _owner in members]
     ids, configs = [run.id for run in some_runs], [run.settings for run in some_runs]
     names = comparisons.metric_names(session, ids, most=MOST_METRICS)
@@ -310,7 +309,7 @@ def _not_ours(run: Run, told: list[windows.Measured]) -> list[windows.Measured]:
 
 
 def _last(run: Run, told: list[windows.Measured], seconds: float | None) -> dict[str, float | None]:
-    """Return the latest of each metric and of the loss; time and memory only of whole runs."""
+    """Return the latest value of metrics and loss; time and memory for complete runs only."""
     metrics = {each.name: each.value for each in told}
     if run.step:
         metrics["loss"] = math.nan if run.loss is None else run.loss
@@ -327,7 +326,7 @@ def _last(run: Run, told: list[windows.Measured], seconds: float | None) -> dict
 def _best(
     lowest_loss: float | None, told: list[windows.Measured], is_low: dict[str, bool | None]
 ) -> dict[str, float | None]:
-    """Return the best of the loss and of each metric, where it is known which way that is."""
+    """Return the best value of the loss and of each metric with a known direction."""
     found = {} if lowest_loss is None else {"loss": lowest_loss}
     for each in told:
         value = each.low if is_low.get(each.name) else each.high
@@ -350,7 +349,7 @@ def _winners(
     is_low: bool | None,
     some_runs: list[Run],
 ) -> frozenset[int]:
-    """Return which runs have the best of a figure, where that can be said."""
+    """Return the indexes of the runs with the best value, if the direction is known."""
     is_low = True if name in (STEP, *MEASURED, "seconds") else is_low
     if is_low is None:
         return frozenset()
@@ -360,7 +359,7 @@ def _winners(
 
 
 def _least_skipped(summaries: list[RunSummary]) -> frozenset[int]:
-    """Return which runs skipped the least, by their shares; it is no merit without a scale."""
+    """Return the runs with the lowest share of skips; only runs with a loss scale count."""
     shares = [
         each.skipped / each.own_steps if each.own_steps and each.is_scaled else None
         for each in summaries

@@ -1,4 +1,4 @@
-"""What the buttons of list and run page do; each leads back to where it was pressed."""
+"""Form actions of the list and the run page; each redirects back to its page."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -28,7 +28,7 @@ router = APIRouter()
 @router.post("/runs/cancellation")
 @requires(SIGNED_IN)
 def cancel_runs(session: Db, posted: Posted, principal: SignedIn) -> RedirectResponse:
-    """Cancel the ticked runs that have not ended."""
+    """Cancel the selected active runs."""
     cancelled, ended = [], 0
     # By id, as everybody locks runs: two that lock in other orders would wait for each other.
     for run_id in sorted({as_run_id("run", str(text)) for text in posted.getlist("run")}):
@@ -47,7 +47,7 @@ def cancel_runs(session: Db, posted: Posted, principal: SignedIn) -> RedirectRes
 def move_to_front(
     run_id: RunId, session: Db, posted: Posted, principal: SignedIn
 ) -> RedirectResponse:
-    """Put a waiting run before all others."""
+    """Move a queued run to the front."""
     run_control.move_to_front(session, run_id, principal.user)
     return _back_to_list(posted)
 
@@ -62,7 +62,7 @@ def set_priority(
     principal: SignedIn,
     priority: Annotated[PriorityNumber, Form()],
 ) -> RedirectResponse:
-    """Let a waiting run start sooner or later than others."""
+    """Change the priority of a queued run."""
     run_control.set_priority(session, run_id, priority, principal.user)
     return _back_to_list(posted)
 
@@ -73,7 +73,7 @@ def set_priority(
 def move_to_project(
     run_id: RunId, session: Db, principal: SignedIn, project: Annotated[Text, Form()] = ""
 ) -> RedirectResponse:
-    """Let it belong to another project."""
+    """Move a run to another project."""
     check_project(session, Permission.MOVE_RUN, project)
     projects.move(session, run_id, principal.user, project)
     return _back(run_id)
@@ -82,7 +82,7 @@ def move_to_project(
 @router.post("/runs/{run_id}/continuation")
 @requires(Permission.SUBMIT_RUN)
 def continue_from_checkpoint(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
-    """Queue what a cancelled or failed run has not made, and show that run."""
+    """Queue the remaining steps of a cancelled or failed run, and show the new run."""
     return _back(continue_run.continue_run(session, principal.user, run_id).id)
 
 
@@ -92,7 +92,7 @@ def continue_from_checkpoint(run_id: RunId, session: Db, principal: SignedIn) ->
 def set_scale(
     run_id: RunId, session: Db, principal: SignedIn, scale: Annotated[float, Form()]
 ) -> RedirectResponse:
-    """Go on with another loss scale."""
+    """Request another loss scale."""
     run_control.request_scale(session, run_id, principal.user, scale)
     return _back(run_id)
 
@@ -103,15 +103,15 @@ def set_scale(
 def replay(
     run_id: RunId, session: Db, principal: SignedIn, step: Annotated[int, Form()]
 ) -> RedirectResponse:
-    """Replay a step."""
+    """Request the replay of a step."""
     run_control.request_replay(session, run_id, principal.user, step)
     return _back(run_id)
 
 
 def _back_to_list(posted: FormData, *, ended: int = 0) -> RedirectResponse:
-    """Return to the list with the filter that it had.
+    """Redirect to the list with its filter.
 
-    ended: how many runs were left as they are, for the list to say.
+    ended: number of runs that were not changed, for the list to show.
     """
     address = local_path(str(posted.get("back", "/runs")))
     if ended:

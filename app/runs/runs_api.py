@@ -1,4 +1,4 @@
-"""Runs: list, submit, look, and ask for something."""
+"""Routes of runs: list, submit, show and control."""
 
 from typing import Annotated, Any
 
@@ -34,7 +34,7 @@ router = APIRouter(prefix="/runs", tags=["runs"])
 
 
 class ListedRun(RunSummary):
-    """A run, and what else was asked for of it."""
+    """A run with the requested columns."""
 
     values: Annotated[
         dict[str, Number | str], Field(description="By name, of the settings and metrics it has")
@@ -56,8 +56,10 @@ class RunList(BaseModel):
 
 
 class StatusChange(BaseModel):
-    """When and why a run changed its status; fault: "infrastructure", "code", "settings" (what it
-    asks for is not there), "rule" (of its configuration) or null.
+    """When and why a run changed status.
+
+    failure_kind: "infrastructure", "code", "settings" (a required file or device is missing),
+    "rule" (of its configuration) or null.
     """
 
     attempt: int
@@ -83,7 +85,7 @@ class RunDetail(RunSummary):
 
 
 class SeenLabels(Body):
-    """Name, tags and note as whoever changes them has seen them."""
+    """Name, tags and note as the client last saw them."""
 
     name: str | None = None
     tags: list[str] | None = None
@@ -91,7 +93,7 @@ class SeenLabels(Body):
 
 
 class Labels(SeenLabels):
-    """What is to be changed; what is left out, or null, stays."""
+    """Fields to change; missing or null fields stay."""
 
     seen: Annotated[
         SeenLabels | None,
@@ -100,7 +102,7 @@ class Labels(SeenLabels):
 
 
 class QueuePosition(Body):
-    """Where in the queue a run shall be."""
+    """Target position in the queue."""
 
     before_id: Annotated[RunId, Field(description="The run that it goes before")]
 
@@ -112,7 +114,7 @@ class Priority(Body):
 
 
 class Destination(Body):
-    """Where a run shall belong."""
+    """Target project."""
 
     project: Annotated[Text, Field(description="'' is the one that there always is")]
 
@@ -130,7 +132,7 @@ class WantedReplay(Body):
 
 
 class Asked(BaseModel):
-    """A request that the training obeys at its next step."""
+    """A control request that the training applies at its next step."""
 
     id: int
 
@@ -161,7 +163,7 @@ def list_runs(
     before: Annotated[RunId | None, Query(description="Only runs that come after this id")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
-    """List runs, newest first if not told otherwise; those without a loss come last by it."""
+    """List runs, by default newest first; runs without a loss come last when sorted by it."""
     terms = filters.read(filter, me=principal.user.name)
     rows, total = runs.newest_and_count(
         session, conditions=terms, sort=sort, before=before, limit=limit
@@ -211,7 +213,7 @@ def submit_run(
 @router.get("/{run_id}", response_model=RunDetail)
 @requires(Permission.VIEW_RUN)
 def get_run(run_id: RunId, session: Db, settings: TheSettings, _principal: SignedIn) -> Response:
-    """Look at one run."""
+    """Return one run."""
     return written(_detail(session, run_id, settings))
 
 
@@ -256,7 +258,7 @@ def edit_run(
 def move_run(
     run_id: RunId, wanted: Destination, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
-    """Let a run belong to another project. For who maintains both."""
+    """Move a run to another project. Requires the maintainer role in both."""
     check_project(session, Permission.MOVE_RUN, wanted.project)
     projects.move(session, run_id, principal.user, wanted.project)
     return _summary(session, run_id, settings)
@@ -274,7 +276,7 @@ def get_config(run_id: RunId, session: Db, _principal: SignedIn) -> dict[str, An
 def cancel_run(
     run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
-    """Cancel: a training run leaves a checkpoint first. Asked again, it changes nothing."""
+    """Cancel a run; a training run saves a checkpoint first. Idempotent."""
     run_control.cancel(session, run_id, principal.user)
     return _summary(session, run_id, settings)
 
@@ -282,7 +284,7 @@ def cancel_run(
 @router.post("/{run_id}/kill")
 @requires(Permission.CONTROL_RUN)
 def kill_run(run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn) -> RunSummary:
-    """End a training run at once: what it did since its last checkpoint is lost."""
+    """Force-stop a training run: progress since its last checkpoint is lost."""
     run_control.kill(session, run_id, principal.user)
     return _summary(session, run_id, settings)
 
@@ -290,7 +292,7 @@ def kill_run(run_id: RunId, session: Db, settings: TheSettings, principal: Signe
 @router.post("/{run_id}/pause")
 @requires(Permission.CONTROL_RUN)
 def pause_run(run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn) -> RunSummary:
-    """Pause, with a checkpoint."""
+    """Pause a run, with a checkpoint."""
     run_control.pause(session, run_id, principal.user)
     return _summary(session, run_id, settings)
 
@@ -317,7 +319,7 @@ def continue_from_checkpoint(
         Header(max_length=200, description="A request that repeats it queues no second run"),
     ] = None,
 ) -> RunSummary:
-    """Queue a run of the steps that a cancelled or failed one has not made, from its checkpoint."""
+    """Queue the remaining steps of a cancelled or failed run, from its last checkpoint."""
     run = continue_run.continue_run(
         session, principal.user, run_id, idempotency_key=idempotency_key
     )
@@ -327,7 +329,7 @@ def continue_from_checkpoint(
 @router.post("/{run_id}/checkpoints", status_code=202)
 @requires(Permission.CONTROL_RUN)
 def request_checkpoint(run_id: RunId, session: Db, principal: SignedIn) -> Asked:
-    """Ask for a checkpoint now."""
+    """Request a checkpoint now."""
     return Asked(id=run_control.request_checkpoint(session, run_id, principal.user).id)
 
 
@@ -335,7 +337,7 @@ def request_checkpoint(run_id: RunId, session: Db, principal: SignedIn) -> Asked
 @requires(Permission.CONTROL_RUN)
 @audited("scale")
 def set_scale(run_id: RunId, wanted: WantedScale, session: Db, principal: SignedIn) -> Asked:
-    """Ask a running fp16 run to go on with another loss scale."""
+    """Request another loss scale for a running fp16 run."""
     return Asked(id=run_control.request_scale(session, run_id, principal.user, wanted.scale).id)
 
 
@@ -343,7 +345,7 @@ def set_scale(run_id: RunId, wanted: WantedScale, session: Db, principal: Signed
 @requires(Permission.CONTROL_RUN)
 @audited("step")
 def replay_step(run_id: RunId, wanted: WantedReplay, session: Db, principal: SignedIn) -> Asked:
-    """Ask a running run to replay a step, to name the operation that overflowed."""
+    """Request the replay of a step, to find the operation that overflowed."""
     return Asked(id=run_control.request_replay(session, run_id, principal.user, wanted.step).id)
 
 
@@ -353,7 +355,7 @@ def replay_step(run_id: RunId, wanted: WantedReplay, session: Db, principal: Sig
 def set_priority(
     run_id: RunId, wanted: Priority, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
-    """Change the priority of a run that waits."""
+    """Change the priority of a queued run."""
     run_control.set_priority(session, run_id, wanted.priority, principal.user)
     return _summary(session, run_id, settings)
 
@@ -364,7 +366,7 @@ def set_priority(
 def set_place(
     run_id: RunId, wanted: QueuePosition, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
-    """Move a run that waits before another one in the queue."""
+    """Move a queued run before another one."""
     run_control.move(session, run_id, wanted.before_id, principal.user)
     return _summary(session, run_id, settings)
 

@@ -1,4 +1,4 @@
-"""A run in one glance, the same for pages, API and live streams."""
+"""Summaries of runs, shared by pages, API and live streams."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -23,7 +23,7 @@ Number = Annotated[float | None, PlainSerializer(json_number, return_type=float 
 
 
 class RunVerdict(BaseModel):
-    """Whether the loss scaling is well: calibrating, healthy, oscillating, collapsing or dead."""
+    """Loss-scale health: calibrating, healthy, oscillating, collapsing or dead."""
 
     word: str
     reason: str
@@ -33,7 +33,7 @@ class RunVerdict(BaseModel):
 
 
 class DataWait(BaseModel):
-    """What the latest steps waited for data."""
+    """Time that the latest steps waited for data."""
 
     steps: Annotated[int, Field(description="The latest of which it is known, at most 100")]
     waited: Annotated[int, Field(description="Those that did for a fifth of their time or more")]
@@ -43,14 +43,14 @@ class DataWait(BaseModel):
 
 
 class NamedRun(BaseModel):
-    """A run that another one waits for. label: what it is called there."""
+    """A run that a queued run waits for. label: its name in the reason."""
 
     id: int
     label: str
 
 
 class RunSummary(BaseModel):
-    """Where a run is."""
+    """Summary of a run."""
 
     id: int
     name: str
@@ -118,12 +118,12 @@ class RunSummary(BaseModel):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the run has ended."""
         return self.status in ENDED
 
     @property
     def last_line(self) -> str:
-        """What its error ends with: of a traceback the exception."""
+        """The last line of the error: the exception of a traceback."""
         lines = [line for line in printed(self.error or "").splitlines() if line.strip()]
         return lines[-1].strip() if lines else ""
 
@@ -134,22 +134,22 @@ class RunSummary(BaseModel):
 
     @property
     def progress(self) -> float:
-        """Per cent."""
+        """Progress in per cent."""
         return 100 * min(self.step / self.steps_total, 1.0) if self.steps_total else 0.0
 
     @property
     def is_watched(self) -> bool:
-        """Whether its loop is not ours, so that nothing can be asked of it."""
+        """Whether it is a watched run, which cannot be controlled."""
         return self.source != RECIPE
 
     @property
     def is_command(self) -> bool:
-        """Whether a worker runs it all the same."""
+        """Whether it is a command, run by a worker."""
         return self.source == COMMAND
 
 
 def summarise(session: Session, run: Run, owner: str, settings: Settings) -> RunSummary:
-    """Sum up a run."""
+    """Return the summary of a run."""
     summary = summarise_all(session, [(run, owner)], settings)[0]
     if found := input_bound.starvation(session, run):
         summary.data_wait = DataWait.model_validate(found, from_attributes=True)
@@ -164,9 +164,9 @@ def summarise_all(
     settings: Settings,
     queue: Queue | None = None,
 ) -> list[RunSummary]:
-    """Sum up runs, given with their owners' names, in a few queries for all of them.
+    """Return summaries of runs with their owners' names, in a few queries for all.
 
-    queue: if it was read already.
+    queue: if it is already read.
     """
     return [RunSummary(**told) for told in told_of_all(session, rows, settings, queue)]
 
@@ -177,7 +177,7 @@ def told_of_all(
     settings: Settings,
     queue: Queue | None = None,
 ) -> list[dict[str, Any]]:
-    """Return what summaries of runs are made of."""
+    """Return summaries as JSON."""
     some_runs = [run for run, _owner in rows]
     if queue is None and any(run.status == Status.QUEUED for run in some_runs):
         queue = Queue.read(session)
@@ -216,7 +216,7 @@ def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any
 
 
 def _throughput(run: Run) -> dict[str, float | None]:
-    """Return what a second brings."""
+    """Return the throughput per second."""
     work, pace = run.workload or {}, run.steps_per_second or 0.0
     flops, peak = float(work.get("flops") or 0), float(work.get("peak_flops") or 0)
     return {

@@ -1,7 +1,7 @@
-"""The form of a command: what was typed, as a submission, and back.
+"""The form of a command: converts form fields to a submission and back.
 
-A placeholder's row says what kind of value it takes, the value, and its bounds or choices. What
-cannot be read stays text, is shown as it was typed, and is refused like any other bad value.
+The row of a placeholder has its type, value, and bounds or choices. Values that cannot be parsed
+stay text, are shown as typed, and are refused like any other invalid value.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ PARTS = ("kind", "value", "minimum", "maximum", "choices")
 
 @dataclass(frozen=True)
 class Row:
-    """One placeholder as it was typed."""
+    """One placeholder as typed."""
 
     name: str
     kind: str = "string"
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class CommandForm:
-    """All that is shown; texts: by field."""
+    """The shown values. texts: by field."""
 
     texts: dict[str, str] = field(default_factory=dict)
     variables: str = ""
@@ -52,7 +52,7 @@ class CommandForm:
 
 
 def shown(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandForm:
-    """Return the form of a command that there is."""
+    """Return the form of an existing command."""
     rows = []
     for name, rules in command["parameters"].items():
         kind = "choice" if "enum" in rules else rules["type"]
@@ -66,7 +66,7 @@ def shown(command: Mapping[str, Any], config: Mapping[str, Any]) -> CommandForm:
 
 
 def typed(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
-    """Return the form as it was posted, with a row for each placeholder of its line."""
+    """Return the posted form, with a row for each placeholder of its line."""
     texts = {name: _text(posted, f"command.{name}") for name in TEXTS}
     rows = []
     for name in _placeholders(texts["line"]):
@@ -80,7 +80,7 @@ def typed(posted: FormData, errors: Mapping[str, str]) -> CommandForm:
 
 
 def submitted(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-    """Return the command, its configuration, and what could not be read, by path."""
+    """Return the command, its configuration, and parse errors by path."""
     errors, variables = {}, {}
     for line in filter(None, map(str.strip, form.variables.splitlines())):
         name, equals, value = line.partition("=")
@@ -102,7 +102,7 @@ def submitted(form: CommandForm) -> tuple[dict[str, Any], dict[str, Any], dict[s
 def searched(
     form: CommandForm,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, str]]:
-    """Return the command of a sweep, what all runs have, what is tried, and what is unreadable."""
+    """Return a sweep's command, common configuration, search space, and parse errors."""
     command, config, errors = submitted(form)
     space = {
         row.name: row.value

@@ -1,4 +1,4 @@
-"""A command that is submitted: what it may hold, and the schema that its parameters make."""
+"""Submitted commands: their fields, and the JSON Schema of their parameters."""
 
 import math
 import re
@@ -25,7 +25,7 @@ SET_BY_US |= {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HALFSTEP_PARENT_PID"
 
 
 class Parameter(BaseModel):
-    """What a placeholder's value may be."""
+    """Type and bounds of a placeholder's value."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,7 +38,7 @@ class Parameter(BaseModel):
 
 
 class Command(BaseModel):
-    """A command line that a worker runs, where its operator allows it. No shell sees it."""
+    """A command line that a worker runs if it allows commands; without a shell."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,7 +65,7 @@ def schema(parameters: dict[str, Any]) -> Schema:
 
 
 def as_submitted(kept: dict[str, Any]) -> Command:
-    """Return a command as it can be submitted again."""
+    """Return a command in the form of a submission."""
     parameters = {
         name: {field: value for field, value in each.items() if field != "title"}
         for name, each in kept["parameters"].items()
@@ -74,7 +74,7 @@ def as_submitted(kept: dict[str, Any]) -> Command:
 
 
 def default_name(line: str) -> str:
-    """Name a run by its script, its module or its program."""
+    """Return the default name: script, module or program."""
     words = command_line.words(line)
     scripts = [word for word in words if word.endswith(".py")]
     module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
@@ -85,7 +85,7 @@ def default_name(line: str) -> str:
 def check(
     session: Session, command: Command, config: dict[str, Any], devices: int
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-    """Return the command as it is kept, all values of its parameters, and what is wrong by path."""
+    """Return the command to store, all parameter values, and errors by path."""
     kept = command.model_dump(exclude={"parameters"}) | {"parameters": {}}
     given = {"command": command.model_dump(), "config": config}
     if errors := outsized(given) or flaws(given):

@@ -1,7 +1,7 @@
-"""A recipe's JSON Schema: its fields one by one, defaults, and what each field allows, in words.
+"""A recipe's JSON Schema: its fields, defaults and allowed values in words.
 
-A configuration is an object of groups; a group is an object of plain fields and lists of texts.
-`precision` stands beside the groups.
+A configuration is an object of groups; a group is an object of plain fields and lists of strings.
+`precision` is next to the groups.
 """
 
 import math
@@ -24,33 +24,33 @@ class Property:
 
     @property
     def title(self) -> str:
-        """What it is called on the page."""
+        """The title on the page."""
         return str(self.schema.get("title") or self.path.rpartition(".")[2])
 
     @property
     def description(self) -> str:
-        """What it does; a recipe need not say."""
+        """The description; may be empty."""
         return str(self.schema.get("description", ""))
 
     @property
     def is_nullable(self) -> bool:
-        """Whether it may be switched off."""
+        """Whether null is allowed."""
         return any(option.get("type") == "null" for option in self.schema.get("anyOf", ()))
 
     @property
     def rules(self) -> Schema:
-        """The schema of its value when it is not switched off."""
+        """The schema of a value that is not null."""
         options = self.schema.get("anyOf", ())
         return next((each for each in options if each.get("type") != "null"), self.schema)
 
     @property
     def is_list(self) -> bool:
-        """Whether it holds any number of texts."""
+        """Whether it is a list of strings."""
         return bool(self.rules.get("type") == "array")
 
     @property
     def kind(self) -> str:
-        """Its type, in a word or two."""
+        """The type in words."""
         if "enum" in self.rules:
             return "choice"
         if self.is_list:
@@ -59,12 +59,12 @@ class Property:
 
     @property
     def default(self) -> Any:
-        """What it is if nobody says otherwise."""
+        """The default value."""
         return self.schema.get("default")
 
     @property
     def allowed(self) -> str:
-        """Say in words which values are allowed."""
+        """Return the allowed values in words."""
         if "enum" in self.rules:
             return "one of " + ", ".join(map(str, self.rules["enum"]))
         if self.is_list:
@@ -131,7 +131,7 @@ def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def with_defaults(schema: Schema, config: dict[str, Any]) -> dict[str, Any]:
-    """Fill in what a configuration leaves out; what does not belong in it stays, to be refused."""
+    """Fill in defaults; unknown fields stay, to be refused by validation."""
     result = {
         key: dict(value) if isinstance(value, dict) else value for key, value in config.items()
     }
@@ -143,7 +143,7 @@ def with_defaults(schema: Schema, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def mistakes(schema: Schema, config: dict[str, Any]) -> dict[str, str]:
-    """Return what is wrong with a configuration, by the path of each field."""
+    """Return the errors of a configuration by path."""
     fields = {field.path: field for field in properties(schema)}
     found: dict[str, str] = {}
     for error in Draft202012Validator(schema).iter_errors(config):
@@ -167,7 +167,7 @@ def mistakes(schema: Schema, config: dict[str, Any]) -> dict[str, str]:
 
 
 def parsed(schema: Schema, value: Any) -> Any:
-    """Return a valid value as the schema's types have it: 2.0, where whole numbers go, is 2."""
+    """Return a valid value in the schema's type: 2.0 is 2 where integers are expected."""
     options = schema.get("anyOf", (schema,))
     kinds = {option.get("type"): option for option in options}
     if isinstance(value, dict):
@@ -182,7 +182,7 @@ def parsed(schema: Schema, value: Any) -> Any:
 
 
 def beyond(schema: Schema, config: dict[str, Any], paths: Collection[str]) -> dict[str, str]:
-    """Say of numbers that no computer keeps what their own fields allow, by path."""
+    """Return errors of numbers beyond what a float can hold, by path."""
     return {
         field.path: refusal(field, value)
         for field in properties(schema)
@@ -192,6 +192,6 @@ def beyond(schema: Schema, config: dict[str, Any], paths: Collection[str]) -> di
 
 
 def refusal(field: Property, value: Any) -> str:
-    """Say that a value is not allowed, and what is."""
+    """Return the error message for a value: the value and what is allowed."""
     shown = "nothing" if value in (None, "") else str(value)[:100]
     return f"{field.title} is {shown}; allowed: {field.allowed}"

@@ -1,7 +1,7 @@
-"""The form of a new run, drawn from a recipe's schema, and what comes back from it.
+"""The form of a new run: inputs from a recipe's schema, and parsing of the posted form.
 
-Inputs are named by their path. What cannot be read stays text, is shown again as it was typed, and
-is refused by the schema like any other bad value.
+Inputs are named by path. Values that cannot be parsed stay text, are shown as typed, and are
+refused by the schema like any other invalid value.
 """
 
 import math
@@ -67,13 +67,13 @@ class FieldSet:
 
     @property
     def is_open(self) -> bool:
-        """Whether to show it at once."""
+        """Whether the group is initially open."""
         eventful = any(each.error or each.is_changed for each in self.inputs)
         return self.name not in {*ADVANCED, MORE} or eventful
 
 
 def field_sets(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> list[FieldSet]:
-    """Return what to draw; the recipe's own group first, then the rest in the schema's order."""
+    """Return the field sets: the recipe's own group first, then the order of the schema."""
     groups = {
         name: FieldSet(name, each.get("title", name), each.get("description", ""))
         for name, each in schema.get("properties", {}).items()
@@ -87,7 +87,7 @@ def field_sets(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -
 
 
 def _parts(whole: FieldSet) -> list[FieldSet]:
-    """Set apart what few need of training; any other group stays whole."""
+    """Split the rarely used fields of `training` off; other groups stay as they are."""
     basic = [each for each in whole.inputs if each.source.path in BASIC]
     others = [each for each in whole.inputs if each.source.path not in BASIC]
     if not basic or not others:
@@ -97,7 +97,7 @@ def _parts(whole: FieldSet) -> list[FieldSet]:
 
 
 def precision_input(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> Input:
-    """Return the control that stands above all groups."""
+    """Return the precision control, shown above all groups."""
     found = next(each for each in properties(schema) if each.path == "precision")
     return _input(found, config, errors)
 
@@ -111,7 +111,7 @@ def _input(each: Property, config: dict[str, Any], errors: dict[str, str]) -> In
 
 
 def input_text(value: Any) -> str:
-    """Return a value as it stands in an input; whole numbers without a point, lists by commas."""
+    """Return a value as input text: integers without a point, lists with commas."""
     if value is None:
         return ""
     if isinstance(value, list):
@@ -122,7 +122,7 @@ def input_text(value: Any) -> str:
 
 
 def read(schema: Schema, posted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration that was posted."""
+    """Return the posted configuration."""
     config: dict[str, Any] = {}
     for each in properties(schema):
         put(config, each.path, parsed(each, str(posted.get(each.path, "")).strip()))
@@ -132,9 +132,9 @@ def read(schema: Schema, posted: Mapping[str, Any]) -> dict[str, Any]:
 def carried(
     before: Schema, after: Schema, config: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what of a form's values another recipe takes over: those that somebody changed.
+    """Return the changed values that another recipe accepts, for its form.
 
-    With them, the paths of those that it does not allow, which have its own defaults then.
+    With the paths of those that it does not allow, which get its defaults.
     """
     known = {each.path: each.default for each in properties(before)}
     kept: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def carried(
 
 
 def parsed(each: Property, text: str) -> Any:
-    """Return what was typed as a setting's type has it, or as it is if it cannot be read."""
+    """Return typed text in a setting's type, or unchanged if it cannot be parsed."""
     kind = each.rules.get("type")
     if kind == "boolean":
         return text in ("true", "on")

@@ -1,4 +1,4 @@
-"""Submitting a run: the one place where a configuration is checked against its recipe's schema."""
+"""Submission of runs: validates a configuration against its recipe's schema."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -38,7 +38,7 @@ LENGTHS["project"] = projects.NAME_CHARACTERS
 
 
 def _bounded(name: str, default: Any, description: str) -> Any:
-    """State the bounds of a field, which `check` looks at with all others and words itself."""
+    """Declare a bounded field; `check` validates it and words the error."""
     bounds: dict[str, Any] = {}
     if name in LIMITS:
         bounds["minimum"], bounds["maximum"] = LIMITS[name]
@@ -48,9 +48,9 @@ def _bounded(name: str, default: Any, description: str) -> Any:
 
 
 class Submission(BaseModel):
-    """A run to be queued: of a recipe, or a command.
+    """A run to queue: a recipe or a command.
 
-    What the configuration leaves out has the recipe's default, or the parameter's.
+    Missing settings get the default of the recipe or parameter.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -84,10 +84,10 @@ def submit(
     request: Mapping[str, Any] | None = None,
     known: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:
-    """Check and queue a run, or return the one that this key queued before.
+    """Validate and queue a run, or return the run of the same idempotency key.
 
-    request: what the key came with, if not the submission.  known: what was found to be wrong with
-    it before.  Raises Invalid, OverQuota.
+    request: what the key was sent with, if not the submission.  known: errors that are already
+    known.  Raises Invalid, OverQuota.
     """
     request_hash = hash_of_request(request or submission.model_dump(mode="json"))
     before = made_by(session, Run, user, idempotency_key, request_hash)
@@ -135,7 +135,7 @@ def submit(
 def _expected_seconds(
     session: Session, submission: Submission, recipe: str, config: dict[str, Any]
 ) -> float | None:
-    """Return how long the slowest of like runs would have taken; None if there are none."""
+    """Return the time of the slowest similar run; None if there is none."""
     training = config["training"]
     if training.get("epochs") is not None:
         return None  # nobody knows the steps before the data is read
@@ -159,8 +159,9 @@ def _expected_seconds(
 
 
 def same_sizes(settings: dict[str, Any], asked: Mapping[str, str]) -> bool:
-    """Tell whether a recipe's settings are those asked for, as a form has them, as far as it names
-    them; a rate, a fraction is no size.
+    """Return whether settings equal the given ones in every size that both have.
+
+    Rates and fractions are no sizes.
     """
     return all(
         isinstance(value, float) or asked.get(name) in (None, forms.input_text(value))
@@ -169,7 +170,7 @@ def same_sizes(settings: dict[str, Any], asked: Mapping[str, str]) -> bool:
 
 
 def check_commands(session: Session, user: User) -> dict[str, str]:
-    """Say that somebody may queue no command lines, or their token may not."""
+    """Return an error if the user or token may not queue command lines."""
     grants = permissions.limits(session)
     is_whole = grants is None or (grants.most == frozenset(Permission) and grants.only is None)
     if not is_whole:
@@ -181,7 +182,7 @@ def check_commands(session: Session, user: User) -> dict[str, str]:
 
 
 def check_project(session: Session, grants: Grants, project: str) -> dict[str, str]:
-    """Say what is wrong with the project that somebody's run shall belong to."""
+    """Return the error of a run's project, if any."""
     is_there = grants.may(Permission.SUBMIT_RUN, project) and (
         project == projects.DEFAULT or session.get(Project, project) is not None
     )
@@ -194,7 +195,7 @@ def check_project(session: Session, grants: Grants, project: str) -> dict[str, s
 
 
 def _project(session: Session, grants: Grants, submission: Submission) -> str:
-    """Return the project of a run: where nobody says, its parent's, or the first that may be."""
+    """Return the project of a run: by default its parent's, or the first allowed one."""
     if submission.project is not None:
         return submission.project
     if submission.parent_id is not None:
@@ -204,7 +205,7 @@ def _project(session: Session, grants: Grants, submission: Submission) -> str:
 
 
 def usual_project(session: Session, user: User) -> str:
-    """Return the project of what somebody submits where nobody says one."""
+    """Return a user's default project."""
     return _first(session, permissions.limits(session) or permissions.grants(session, user))
 
 
@@ -213,7 +214,7 @@ def _first(session: Session, grants: Grants) -> str:
 
 
 def most_priority(session: Session, project: str, wanted: int) -> int:
-    """Return a priority, lowered to the usual one for who may not order the queue."""
+    """Return a priority, lowered to the default for users who may not prioritize."""
     grants = permissions.limits(session)
     may = grants is None or grants.may(Permission.PRIORITIZE_RUN, project)
     return wanted if may else min(wanted, 0)
@@ -222,7 +223,7 @@ def most_priority(session: Session, project: str, wanted: int) -> int:
 def _check_permissions(
     session: Session, grants: Grants, submission: Submission, config: dict[str, Any]
 ) -> dict[str, str]:
-    """Say what of a run asks for more than whoever submits it may."""
+    """Return errors for parts of a run that the user has no permission for."""
     project = _project(session, grants, submission)
     errors = check_project(session, grants, project)
     if submission.priority > 0 and not grants.may(Permission.PRIORITIZE_RUN, project):
@@ -234,9 +235,9 @@ def _check_permissions(
 def check_sources(
     session: Session, grants: Grants, submission: Submission, config: dict[str, Any]
 ) -> dict[str, str]:
-    """Return what is wrong with the files that a run starts from, and the run it is compared with.
+    """Return errors of the files that a run starts from, and of the run it is compared with.
 
-    Those who start from a file must be allowed to download it.
+    The user must have permission to download these files.
     """
     if submission.command is not None:
         return {}
@@ -262,15 +263,15 @@ def check_sources(
 
 
 def may_submit_to(session: Session, grants: Grants) -> list[str]:
-    """List the projects that somebody's run may belong to."""
+    """Return the projects to which the user may submit."""
     known = projects.listed(session, grants.projects)
     return [each.name for each in known if grants.may(Permission.SUBMIT_RUN, each.name)]
 
 
 def _recipe_name(session: Session, submission: Submission) -> str:
-    """Return the name that the run's recipe goes by, where its file's path was told.
+    """Return the declared name of the run's recipe if the submission has its path.
 
-    A run of an earlier version has the path: what starts from it or is laid beside it has it too.
+    A run of an earlier version has the path, and so have its forks and comparisons.
     """
     offered = workers.recipe(session, submission.recipe)
     beside_id = submission.parent_id or submission.compared_with
@@ -289,7 +290,7 @@ class Checked(NamedTuple):
 
 
 def check(session: Session, submission: Submission) -> Checked:
-    """Return what is to be queued, and what is wrong with it."""
+    """Validate a submission; return what to queue and the errors."""
     if submission.command is None:
         command: dict[str, Any] = {}
         config, errors = _check_recipe(session, submission)
@@ -337,9 +338,9 @@ def _check_recipe(
 
 
 def _contradictions(config: dict[str, Any]) -> dict[str, str]:
-    """Say which settings do not go together, before a worker does.
+    """Return the settings that contradict each other, before a worker fails on them.
 
-    What else is wrong with them, to a worker of another version say, is the schema's to find.
+    All other errors are found by the schema.
     """
     try:
         RunConfig[Any].model_validate({"recipe": {}} | config)
@@ -353,7 +354,7 @@ def _contradictions(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _blamed(config: dict[str, Any], group: tuple[int | str, ...], message: str) -> tuple[str, str]:
-    """Return the setting that a message begins with, or its group, and the message."""
+    """Return the setting or group that a message begins with, and the message."""
     path = [*map(str, group), *message.split(maxsplit=1)[0].split(".")]
     found: Any = config
     for part in path:
@@ -362,7 +363,7 @@ def _blamed(config: dict[str, Any], group: tuple[int | str, ...], message: str) 
 
 
 def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:
-    """Say what is wrong with the weights to start from; write down which are the newest now."""
+    """Return errors of the initial weights; resolve "newest" to a step."""
     wanted = config.get("weights", {})
     run_id, step = wanted.get("run"), wanted.get("step")
     sources = {name: wanted.get(name) for name in ("path", "upload", "run")}
@@ -387,7 +388,7 @@ def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _check_place(session: Session, submission: Submission) -> dict[str, str]:
-    """Say what is wrong with all that is asked of every run."""
+    """Return errors of the fields that every run has."""
     errors = {}
     for name, (low, high) in LIMITS.items():
         value = getattr(submission, name)

@@ -1,10 +1,9 @@
-"""Hyperband: a sweep gives up the runs that fall behind, so that others get their devices.
+"""Hyperband: prunes the trials of a sweep that fall behind, to free their devices.
 
-A trial is judged when a 27th, a ninth and a third of its steps are made, by the first finite value
-of the metric from there on: of those that have come so far in its bracket the best third goes on.
-The brackets begin to judge later and later, and the last not at all, lest what learns slowly be
-lost. Optuna's pruner judges; its study is made anew, in memory, of what the trials have reported,
-in the order in which they did: nothing depends on a process that lives.
+A trial is judged after a 27th, a ninth and a third of its steps, by the first finite value of the
+metric from there on: the best third of its bracket at that rung continues. Later brackets judge
+later, and the last one never, so that slow learners survive. Optuna's pruner decides; its study is
+rebuilt in memory from the reports of the trials, in order, so no state is lost with a process.
 """
 
 from collections.abc import Sequence
@@ -22,9 +21,9 @@ MOST_RUNS = 300
 
 
 def look(session: Session, sweep: Sweep) -> None:
-    """Write down which trials have come to a rung, and give up those that fall behind.
+    """Record which trials reached a rung, and prune those that fall behind.
 
-    The caller holds the sweep.
+    The caller holds the lock of the sweep.
     """
     rows = sweeps.under_way(session, sweep)
     reporting = [trial for trial, run in rows if _report(session, sweep, trial, run)]
@@ -38,9 +37,9 @@ def look(session: Session, sweep: Sweep) -> None:
 
 
 def fallen_behind(sweep: Sweep, trials: Sequence[Trial]) -> dict[int, dict[str, Any]]:
-    """Return by which of its reports each trial that does not go on has fallen behind, by number.
+    """Return the pruned trials by number, each with the report that decided it.
 
-    trials: all that there are, in order: by its number a trial is of a bracket.
+    trials: all of the sweep, in order: the number of a trial selects its bracket.
     """
     import optuna  # half a second, of whom it is asked alone
 
@@ -65,9 +64,7 @@ def fallen_behind(sweep: Sweep, trials: Sequence[Trial]) -> dict[int, dict[str, 
 
 
 def _report(session: Session, sweep: Sweep, trial: Trial, run: Run) -> bool:
-    """Write down what a trial came to at each rung that it has reached; tell whether it reached
-    one.
-    """
+    """Record a trial's value at each reached rung; return whether it reached one."""
     reports = len(trial.reports)
     while run.steps_total and trial.next_rung < RUNGS_WHOLE:
         step = -(-run.steps_total * trial.next_rung // RUNGS_WHOLE)

@@ -1,4 +1,4 @@
-"""What a sweep searches: the notation of values and distributions, and the points of a space.
+"""Search spaces: the notation of values and distributions, and the points of a space.
 
     0.1, 0.01, 0.001           these values; off: of a setting that may be switched off, nothing
     16..64 step 16             16, 32, 48, 64; of whole numbers the step is 1 if not told
@@ -48,24 +48,24 @@ Space = dict[str, dict[str, Any]]
 
 
 class Unreadable(Exception):
-    """What is wrong with what a setting was given."""
+    """An invalid search value of a setting."""
 
 
 def is_searchable(field: Property) -> bool:
-    """Whether the notation can say values of a setting: free text may have commas of its own."""
+    """Whether the notation can express values of a setting; free text may contain commas."""
     return "enum" in field.rules or field.rules.get("type") in ("number", "integer", "boolean")
 
 
 def is_search(field: Property, text: str) -> bool:
-    """Tell whether a form's field holds something to search, and not one value."""
+    """Return whether a form field contains a search instead of a single value."""
     is_more = "," in text or bool(_RANGE.match(text) or _DISTRIBUTION.match(text))
     return is_searchable(field) and is_more
 
 
 def read(schema: Schema, given: dict[str, Any], kind: str) -> tuple[Space, dict[str, str]]:
-    """Return the space, and by path what is wrong with it.
+    """Return the space, and errors by path.
 
-    given: by path a text of the notation, a list of values, or what a space has.
+    given: by path, a text in the notation, a list of values, or an entry of a space.
     """
     fields = {field.path: field for field in config_schema.properties(schema)}
     space: Space = {}
@@ -89,7 +89,7 @@ def read(schema: Schema, given: dict[str, Any], kind: str) -> tuple[Space, dict[
 
 
 def guessed(given: Any) -> Schema:
-    """Return what a setting that nobody has declared is, by what is tried of it."""
+    """Return the type of an undeclared setting, inferred from its search values."""
     if isinstance(given, dict) and "distribution" in given:
         return {"type": "integer" if given["distribution"] == INTEGERS else "number"}
     if isinstance(given, dict):
@@ -126,7 +126,7 @@ def _read(word: str) -> bool | int | float | str:
 
 
 def in_words(search: dict[str, Any]) -> str:
-    """Say what is searched, in the notation."""
+    """Return a search in the notation."""
     if "values" in search:
         return ", ".join(_word(value) for value in search["values"])
     return f"{search['distribution']}({_word(search['low'])}, {_word(search['high'])})"
@@ -176,7 +176,7 @@ def _value(field: Property, text: str) -> Any:
 
 
 def _steps(field: Property, text: str, first: str, last: str, step: str | None) -> list[Any]:
-    """Return the values of a range, as exact as they are written."""
+    """Return the values of a range, with the precision of its text."""
     is_whole = field.rules.get("type") == "integer"
     try:
         low, high = Decimal(first.strip()), Decimal(last.strip())
@@ -229,7 +229,7 @@ def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, 
 
 
 def _allowed(field: Property, value: Any) -> Any:
-    """Return a value as the schema's types have it. Raises Unreadable."""
+    """Return a value in the schema's type. Raises Unreadable."""
     is_finite = not isinstance(value, float) or math.isfinite(value)
     is_kept = not outsized(value) and not flaws(value)
     if not (is_finite and is_kept and Draft202012Validator(field.schema).is_valid(value)):
@@ -238,18 +238,18 @@ def _allowed(field: Property, value: Any) -> Any:
 
 
 def grid_size(space: Space) -> int:
-    """Return how many points a grid has."""
+    """Return the number of points of a grid."""
     return math.prod(len(each["values"]) for each in space.values())
 
 
 def grid(space: Space) -> Iterator[dict[str, Any]]:
-    """Yield the points of a grid, the last setting's values in turn first."""
+    """Yield the points of a grid; the last setting varies fastest."""
     for values in itertools.product(*(each["values"] for each in space.values())):
         yield dict(zip(space, values, strict=True))
 
 
 def drawn(space: Space, seed: int, number: int) -> dict[str, Any]:
-    """Return the point of a random search by its number: the same one whoever asks, and when."""
+    """Return the point of a random search by number; deterministic."""
     generator = np.random.default_rng([seed, number])
     point: dict[str, Any] = {}
     for path, each in space.items():
@@ -266,7 +266,7 @@ def drawn(space: Space, seed: int, number: int) -> dict[str, Any]:
 
 
 def rounded(number: float, search: dict[str, Any]) -> float:
-    """Return a number as short as people want to read it, and still between both ends."""
+    """Return a number rounded for reading, still within the bounds."""
     return float(min(max(float(f"{number:.{DIGITS}g}"), search["low"]), search["high"]))
 
 

@@ -1,7 +1,7 @@
-"""Begin a sweep, and go on with it: whoever holds its row submits the runs that it lacks.
+"""Submission of sweeps and of their runs; the holder of a sweep's row lock submits.
 
-A server looks at all sweeps every second; a request that changes one goes on with it at once.
-Either may be killed, or done twice, at any moment: see db.sweeps.sweeps.
+The server polls all sweeps every second; a request that changes one continues it at once. Either
+may be killed, or run twice, at any moment: see db.sweeps.sweeps.
 """
 
 import logging
@@ -49,7 +49,7 @@ SpaceGiven = dict[str, str | list[Any] | dict[str, Any]]
 class SweepSubmission(BaseModel):
     """A sweep to begin: runs of a recipe or a command that differ in the settings of its space.
 
-    What the configuration leaves out has the recipe's default, or the parameter's.
+    Missing settings get the default of the recipe or parameter.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -101,7 +101,7 @@ class Checked(NamedTuple):
 
 
 def check(session: Session, user: User, given: SweepSubmission) -> Checked:
-    """Return what is to be tried, and what is wrong with it."""
+    """Validate a sweep; return what to run and the errors."""
     errors = _check_plan(given)
     if given.command is not None:
         given = given.model_copy(update={"command": _declared(given.command, given.space)})
@@ -126,9 +126,9 @@ def check(session: Session, user: User, given: SweepSubmission) -> Checked:
 
 
 def _check_searched(session: Session, space: SpaceGiven) -> dict[str, str]:
-    """Refuse starting weights that are searched with a token of one project.
+    """Refuse a search over initial weights with a token of one project.
 
-    Later runs of a sweep are submitted with its owner's rights, which may be more.
+    Later runs of a sweep are submitted with the owner's permissions, which may be wider.
     """
     grants = permissions.limits(session)
     if grants is None or grants.only is None:
@@ -138,7 +138,7 @@ def _check_searched(session: Session, space: SpaceGiven) -> dict[str, str]:
 
 
 def _declared(command: Command, space: SpaceGiven) -> Command:
-    """Return a command that says what each of its placeholders is that is searched."""
+    """Return a command with a declared type for each searched placeholder."""
     try:
         names = command_line.placeholders(command.line)
     except ValueError:
@@ -149,7 +149,7 @@ def _declared(command: Command, space: SpaceGiven) -> Command:
 
 
 def _schema(session: Session, user: User, given: SweepSubmission) -> tuple[Schema, dict[str, str]]:
-    """Return the schema of what runs have, empty where it is not known, and what is wrong."""
+    """Return the schema of the runs, empty if unknown, and errors."""
     if given.command is None:
         return _schema_of_recipe(session, given)
     if given.recipe:
@@ -274,9 +274,9 @@ def begin(
     idempotency_key: str | None = None,
     known: Mapping[str, str] = MappingProxyType({}),
 ) -> Sweep:
-    """Check and begin a sweep, or return the one that this key began before.
+    """Validate and begin a sweep, or return the sweep of the same idempotency key.
 
-    known: what was found to be wrong with it before.  Raises Invalid.
+    known: errors that are already known.  Raises Invalid.
     """
     request_hash = hash_of_request(given.model_dump(mode="json"))
     before = made_by(session, Sweep, user, idempotency_key, request_hash)
@@ -352,7 +352,7 @@ def _lengthen(sweep: Sweep, runs: int) -> None:
 
 
 def _widen(session: Session, sweep: Sweep, given: SpaceGiven) -> None:
-    """Add values to settings of a grid, and a run for each point that this makes."""
+    """Add values to settings of a grid, and a run for each new point."""
     if sweep.command is None:
         schema = workers.recipe(session, sweep.recipe)["schema"]
     else:
@@ -379,13 +379,13 @@ def _widen(session: Session, sweep: Sweep, given: SpaceGiven) -> None:
 
 
 def _see_that_may_submit(session: Session, user: User, sweep: Sweep) -> None:
-    """See that whoever lets a sweep submit more may queue what it submits. Raises Invalid."""
+    """Check that the user who continues a sweep may queue its runs. Raises Invalid."""
     if sweep.command is not None and (wrong := check_commands(session, user)):
         raise Invalid(wrong)
 
 
 def resume(session: Session, sweep_id: int, user: User) -> None:
-    """Go on with a sweep that was paused, or failed. Raises Conflict, and Invalid if it cannot."""
+    """Resume a paused or failed sweep. Raises Conflict, Invalid."""
     sweep = _locked(session, sweep_id)
     _see_that_may_submit(session, user, sweep)
     sweeps.resume(sweep)
@@ -394,15 +394,15 @@ def resume(session: Session, sweep_id: int, user: User) -> None:
 
 
 def continue_run(session: Session, sweep_id: int) -> None:
-    """Write down which trials have ended, and submit runs until enough are under way.
+    """Record ended trials, and submit runs up to the concurrency limit.
 
-    Raises Invalid, or what else keeps a run from being submitted.
+    Raises Invalid, or another error of the submission.
     """
     _go_on(session, _locked(session, sweep_id))
 
 
 def _locked(session: Session, sweep_id: int) -> Sweep:
-    """Return a sweep, with its project, that nobody else changes before the commit."""
+    """Return a sweep and its project, locked until the commit."""
     projects.lock_within(session, Sweep, sweep_id)
     return sweeps.get(session, sweep_id, lock=True)
 
@@ -440,9 +440,9 @@ def _next(session: Session, sweep: Sweep) -> dict[str, Any]:
 
 
 def look(database: Database, queued_per_user: int = 0) -> None:
-    """Go on with every sweep that something is to be done for; one that breaks stops alone.
+    """Continue every sweep that has work; one that fails does not affect others.
 
-    queued_per_user: runs that one user may have in the queue; 0 means any number.
+    queued_per_user: limit of queued runs per user; 0 means none.
     """
     with database.glancing() as session:
         due = sweeps.due(session)

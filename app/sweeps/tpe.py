@@ -1,5 +1,6 @@
-"""Points that Optuna suggests. Its study is made anew, in memory, of our trials at each suggestion:
-nothing depends on a process that lives. Optuna is the extra `sweeps`.
+"""TPE by Optuna (extra `sweeps`).
+
+The study is rebuilt in memory from the trials at each suggestion: no state is lost with a process.
 """
 
 from collections.abc import Sequence
@@ -19,16 +20,16 @@ NEEDED += "pip install 'halfstep-service[sweeps]'"
 
 
 def is_installed() -> bool:
-    """Whether suggestions can be had here."""
+    """Return whether Optuna is installed."""
     return find_spec("optuna") is not None
 
 
 def suggested(
     space: Space, goal: str, seed: int, number: int, trials: Sequence[Trial]
 ) -> dict[str, Any]:
-    """Return the point to try as trial `number`, knowing what became of those before.
+    """Return the point of trial `number`, based on the trials before.
 
-    The same for the same trials: two servers that ask at once suggest the same.
+    Deterministic: two servers that run at once suggest the same point.
     """
     import optuna  # half a second, of whom it is asked alone
 
