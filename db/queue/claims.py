@@ -71,7 +71,7 @@ _IS_DRAINED = exists().where(
 )
 _WAITS: Conditions = (Run.status == Status.QUEUED, ~_IS_DRAINED)
 _IS_THAT_ONE = Run.id == bindparam("claim_only", type_=Integer)
-#: Of a run of one node: the worker that asks can train it now.
+#: True if a single-node run fits on the requesting worker.
 _FITS = and_(
     Run.nodes == 1,
     Run.devices_per_node <= bindparam("claim_free", type_=Integer),
@@ -88,12 +88,12 @@ _FITS = and_(
 
 
 def _passes(*before: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Say of a run of one node that a reservation on the worker that asks is not in its way."""
+    """Return the condition that a reservation on the worker does not block a single-node run."""
     return or_(
         Run.priority > bindparam("kept_priority", type_=Integer),
         and_(Run.priority == bindparam("kept_priority", type_=Integer), *before),
         Run.devices_per_node <= bindparam("kept_left_over", type_=Integer),
-        Run.expected_seconds <= bindparam("kept_seconds", type_=Float),  # null: nobody knows
+        Run.expected_seconds <= bindparam("kept_seconds", type_=Float),  # null: unknown
     )
 
 
@@ -126,16 +126,14 @@ def claim(
     commands: bool = False,
     only: int | None = None,
 ) -> Run | None:
-    """Take the next queued run that fits, or None; of several nodes, the others' workers with it.
+    """Claim the next queued run that fits, or None; for several nodes, other workers' devices too.
 
-    Raising `attempt` shuts out every earlier attempt. Two claims never share a device: each locks
-    the workers that it takes devices of, in the order of their ids, and looks at what is free then.
-    free_devices: those that the worker knows nothing on.
-    device_memory_bytes: what every device has.
-    runs_per_user, devices_per_user: for one owner at once; 0 means any number.
-    reserve_after_seconds: seconds after which devices are kept for the first that waits for
-    several. commands: whether the worker takes them too.
-    only: a run beside which none is looked at.
+    Raising `attempt` makes every earlier attempt stale. Two claims never share a device: each locks
+    the workers whose devices it takes, in the order of their ids, and then reads what is free.
+    free_devices: devices that the worker knows to be free.  device_memory_bytes: per device.
+    runs_per_user, devices_per_user: limits per owner; 0 means none.  reserve_after_seconds: waiting
+    time after which devices are reserved for the first run of several devices.  commands: whether
+    the worker runs commands.  only: the only run to consider.
     """
     session.flush()  # a connection, over which all but the run is read and written, does not
     free = len(set(free_devices) - in_use(session, [worker_id])[worker_id])
@@ -208,7 +206,7 @@ def claim(
 def _are_there(
     session: Session, told: Told, waiting: Conditions, *kinds: ColumnElement[bool]
 ) -> Sequence[bool]:
-    """Tell of each of these kinds whether a run of it waits, in one statement."""
+    """Return for each kind whether a run of it is queued, in one statement."""
     return session.connection().execute(_are_there_query(waiting, kinds), told).one()
 
 
@@ -218,7 +216,7 @@ def _are_there_query(waiting: Conditions, kinds: Conditions) -> Select[*tuple[bo
 
 
 def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]:
-    """Return which devices of each of these workers have a node that has not ended."""
+    """Return the devices in use of each worker: those of active nodes."""
     used: dict[int, set[int]] = {worker_id: set() for worker_id in worker_ids}
     nodes = session.connection().execute(_NODES, {"worker_ids": list(worker_ids)})
     for worker_id, devices in nodes.all():
@@ -228,7 +226,7 @@ def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]
 
 @lru_cache(MOST_KEPT)  # of a setting
 def unheld(runs_per_user: int) -> Conditions:
-    """Say of a queued run that neither another's end nor its owner's limit is in its way."""
+    """Return the condition that a queued run waits for no other run and no limit of its owner."""
     conditions: list[ColumnElement[bool]] = [_IS_UNHELD]
     if runs_per_user:
         active = select(func.count()).where(_OTHER.status.in_(ACTIVE))
@@ -240,9 +238,9 @@ def unheld(runs_per_user: int) -> Conditions:
 def _lock(
     session: Session, worker_ids: Sequence[int], free_devices: Collection[int]
 ) -> dict[int, list[int]]:
-    """Keep these workers to this claim; return the free devices of each that is up.
+    """Lock these workers; return the free devices of each that is alive.
 
-    free_devices: those that the first of them, which asks, knows nothing on.
+    free_devices: devices that the first worker, which claims, knows to be free.
     """
     indexes: dict[int, set[int]] = {each: set() for each in worker_ids}
     rows = session.connection().execute(_LOCKED, {"worker_ids": list(worker_ids)})
@@ -255,7 +253,7 @@ def _lock(
 
 
 def _told(here: FreeNode, offer: Offer, kept: Reservation | None = None) -> Told:
-    """Return what the parts of a claim's statements are told of who asks, and of what is kept."""
+    """Return the parameters of the claim's statements: the worker and its reservation."""
     told = {
         "claim_asking": here.worker_id,
         "claim_free": here.free,
@@ -277,7 +275,7 @@ def _told(here: FreeNode, offer: Offer, kept: Reservation | None = None) -> Told
 
 
 def _fits(here: FreeNode, kept: Reservation | None, usage: Usage) -> ColumnElement[bool]:
-    """Say of a run of one node that this worker can train it now, and may."""
+    """Return the condition that this worker can and may train a single-node run now."""
     if kept is None or here.worker_id not in kept.worker_ids:
         return _FITS
     if usage.loads is None:
@@ -293,11 +291,9 @@ def _or_gang(fits: ColumnElement[bool]) -> ColumnElement[bool]:
 
 @lru_cache(MOST_KEPT)
 def _taking_query(conditions: Conditions, order: Conditions) -> Update:
-    """Make what starts an attempt of the first of these runs, and returns it and the moment: one
-    statement, the same on both databases.
+    """Return the UPDATE that starts an attempt of the first of these runs, for both databases.
 
-    SKIP LOCKED lets claims pass each other by; SQLite has no such clause and needs none, since it
-    has one writer.
+    SKIP LOCKED lets claims pass each other; SQLite needs no such clause: it has one writer.
     """
     first = select(Run.id).where(*conditions).order_by(*order).limit(1)
     first = first.with_for_update(skip_locked=True, of=Run)

@@ -1,7 +1,7 @@
-"""Several nodes of one attempt: where their ranks meet, whether all are there, how each ended.
+"""Attempts of several nodes: rendezvous, liveness and outcome of each node.
 
-Each node has a lease of its own. Node 0 alone closes the attempt, once every other one has ended or
-its lease has run out: until then one of them might still train. Every write is fenced.
+Each node has its own lease. Only node 0 closes the attempt, when every other node has ended or its
+lease has expired: until then one of them might still train. Every write is fenced.
 """
 
 import math
@@ -31,14 +31,14 @@ class NodeOutcome:
 
 
 def meet(session: Session, run_id: int, attempt: int, host: str, port: int) -> None:
-    """Say where the ranks meet. Raises Fenced."""
+    """Store the address of the rendezvous. Raises StaleAttempt."""
     held(session, run_id, attempt)
     first = node(session, run_id, attempt)
     first.host, first.port = host, port
 
 
 def meeting(session: Session, run_id: int, attempt: int) -> tuple[str, int] | None:
-    """Return host and port of where the ranks meet, if that is known by now."""
+    """Return host and port of the rendezvous, if known."""
     first = node(session, run_id, attempt)
     return (first.host, first.port) if first.host and first.port else None
 
@@ -46,9 +46,9 @@ def meeting(session: Session, run_id: int, attempt: int) -> tuple[str, int] | No
 def trouble(
     session: Session, run_id: int, attempt: int, number: int, lease_seconds: float
 ) -> str | None:
-    """Say why this node cannot go on, if another one is lost, or has ended as it should not.
+    """Return why this node must stop: another one is lost, or ended with an error.
 
-    lease_seconds: infinite if nobody is to be called lost.
+    lease_seconds: infinite to consider no node lost.
     """
     left = RunNode.lease_expires_at - now()
     for other, worker, seconds_left in session.execute(_others(run_id, attempt, number, left)):
@@ -64,7 +64,7 @@ def trouble(
 def tell_ending(
     session: Session, run_id: int, attempt: int, number: int, ending: NodeOutcome
 ) -> None:
-    """Say how a node ended, so that the others end too. Raises Fenced."""
+    """Record how a node ended, so that the others stop, too. Raises StaleAttempt."""
     held(session, run_id, attempt)
     row = node(session, run_id, attempt, number)
     if row.ending is None:  # the first thing told is the cause
@@ -78,17 +78,17 @@ def tell_ending(
 
 
 def are_over(session: Session, run_id: int, attempt: int) -> bool:
-    """Tell whether no node but the first may still train: all have ended, or run out."""
+    """Return whether all nodes but the first have ended or lost their lease."""
     alive = (RunNode.node > 0) & RunNode.ended_at.is_(None) & (RunNode.lease_expires_at >= now())
     query = select(RunNode.node).where(_of(run_id, attempt), alive).limit(1)
     return session.scalar(query) is None
 
 
 def blamed(session: Session, run_id: int, attempt: int) -> NodeOutcome | None:
-    """Return the ending of another node that is to blame for the first one's, if any is.
+    """Return the outcome of another node that caused the first node's failure, if any.
 
-    One that failed by itself is, before one that was killed or lost, and that before one that was
-    stopped; one that only found another's ranks gone is not.
+    A node that failed by itself takes precedence over one that was killed or lost, and that over
+    one that was stopped; a node that only lost contact with other ranks is no cause.
     """
     found = []
     left = RunNode.lease_expires_at - now()

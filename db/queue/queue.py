@@ -1,4 +1,6 @@
-"""Runs from the side of the workers: start, lease, end. Every write names the attempt."""
+"""The queue from the workers' side: start, lease and end of attempts.
+
+Every write names the attempt."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -25,10 +27,10 @@ from db.tables import (
 
 @dataclass(frozen=True)
 class Wishes:
-    """What people want of a running attempt."""
+    """The desired state and pending control requests of an attempt."""
 
     desired_state: str  # run, pause, cancel, or kill, which is a cancel that does not wait
-    requests: tuple[ControlRequest, ...] = ()  # not told to be obeyed, in order
+    requests: tuple[ControlRequest, ...] = ()  # not acknowledged yet, in order
 
 
 def queued(session: Session) -> list[int]:
@@ -37,12 +39,12 @@ def queued(session: Session) -> list[int]:
 
 
 def is_queued(session: Session, run_id: int) -> bool:
-    """Tell whether a run waits in the queue."""
+    """Return whether a run is queued."""
     return session.scalar(select(Run.status).where(Run.id == run_id)) == Status.QUEUED
 
 
 def set_aside(session: Session, run_id: int, reason: str) -> None:
-    """Fail a queued run that cannot be claimed; reads nothing of it, which may be what fails."""
+    """Fail a queued run that cannot be claimed, without reading it: reading may be what fails."""
     failed = update(Run).where(Run.id == run_id, Run.status == Status.QUEUED)
     attempt = session.scalar(
         failed.values(
@@ -55,18 +57,18 @@ def set_aside(session: Session, run_id: int, reason: str) -> None:
 
 
 def node(session: Session, run_id: int, attempt: int, number: int = 0) -> RunNode:
-    """Return a node of an attempt: the one that records, unless told otherwise."""
+    """Return a node of an attempt; by default node 0, which records."""
     return session.get_one(RunNode, (run_id, attempt, number))
 
 
 def nodes_of_worker(session: Session, worker_id: int) -> list[RunNode]:
-    """Return a worker's nodes that have not ended, to be found again after a restart."""
+    """Return a worker's active nodes, to adopt them after a restart."""
     query = select(RunNode).where(RunNode.worker_id == worker_id, RunNode.ended_at.is_(None))
     return list(session.scalars(query))
 
 
 def seconds_since_start(session: Session, run: Run) -> float:
-    """Return how long ago a run was first started, which is now if it was not."""
+    """Return the seconds since a run's first start; 0 if it has not started."""
     moment = session.scalars(select(now())).one()
     if run.started_at is None:
         run.started_at = moment
@@ -74,7 +76,7 @@ def seconds_since_start(session: Session, run: Run) -> float:
 
 
 def seconds_in_training(session: Session, run_id: int) -> float:
-    """Return how long the attempts of a run have trained so far, those that were killed too."""
+    """Return the training time of all attempts of a run, killed ones included."""
     query = select(RunStatus.status, RunStatus.time).where(RunStatus.run_id == run_id)
     changes = session.execute(query.order_by(RunStatus.id)).all()
     return sum(
@@ -92,7 +94,7 @@ def start(
     resumed_step: int = 0,
     reason: str | None = None,
 ) -> None:
-    """Say that the training makes steps, from which one on. Raises Fenced."""
+    """Record that the training has started, and at which step. Raises StaleAttempt."""
     run = held(session, run_id, attempt)
     run.resumed_step = node(session, run_id, attempt).resumed_step = resumed_step
     if run.status in (Status.STARTING, Status.UNREACHABLE):
@@ -100,7 +102,7 @@ def start(
 
 
 def run_command(session: Session, run_id: int, attempt: int) -> None:
-    """Say that a command runs, which may never tell of a step. Raises Fenced."""
+    """Record that a command runs; it may never report a step. Raises StaleAttempt."""
     run = held(session, run_id, attempt)
     if run.status in (Status.STARTING, Status.UNREACHABLE):
         runs.set_status(session, run, Status.RUNNING)
@@ -109,7 +111,7 @@ def run_command(session: Session, run_id: int, attempt: int) -> None:
 def renew(
     session: Session, run_id: int, attempt: int, lease_seconds: float, number: int = 0
 ) -> Wishes:
-    """Extend a node's lease and return what people want of the attempt. Raises Fenced."""
+    """Renew a node's lease; return the desired state and requests. Raises StaleAttempt."""
     run = held(session, run_id, attempt)
     node(session, run_id, attempt, number).lease_expires_at = now() + lease_seconds
     if run.status == Status.UNREACHABLE and not _is_silent(session, run):
@@ -140,11 +142,11 @@ def end(
     error: str | None = None,
     failure_kind: str | None = None,
 ) -> None:
-    """Close an attempt. status QUEUED puts the run back at its old place. Raises Fenced."""
+    """Close an attempt. Status QUEUED returns the run to its old position. Raises StaleAttempt."""
     run = held(session, run_id, attempt)
     if status in (Status.QUEUED, Status.PAUSED) and run.desired_state in ("cancel", "kill"):
         status = Status.CANCELLED
-        if run.desired_state == "kill":  # how it died is what a person wished
+        if run.desired_state == "kill":  # the user requested it
             reason = failure_kind = None
     elif status == Status.QUEUED and run.desired_state == "pause":
         status = Status.PAUSED
@@ -152,7 +154,7 @@ def end(
     run.worker_id = None if status == Status.QUEUED else run.worker_id
     unended = (RunNode.attempt == attempt) & RunNode.ended_at.is_(None)
     session.execute(update(RunNode).where(RunNode.run_id == run_id, unended).values(ended_at=now()))
-    if status in (Status.CANCELLED, Status.PAUSED):  # any other end was not what a person wished
+    if status in (Status.CANCELLED, Status.PAUSED):  # other ends were not requested
         reason = reason or run.stop_reason
     if (
         status == Status.CANCELLED
@@ -178,9 +180,9 @@ def end_killed(
     max_stalled_attempts: int,
     log: str = "",
 ) -> Status:
-    """Close an attempt that was killed: queue the run again, or fail it if that leads nowhere.
+    """Close a killed attempt: queue the run again, or fail it after too many attempts.
 
-    log: what is known of the death, for the error of a run that fails. Raises Fenced.
+    log: details of the death, for the error of a failed run. Raises StaleAttempt.
     """
     run = held(session, run_id, attempt)
     has_stalled = run.step <= node(session, run_id, attempt).step_before
@@ -200,9 +202,9 @@ def end_killed(
 
 
 def is_repeatable(session: Session, run_id: int, *, after: int) -> bool:
-    """Tell whether an attempt on the same worker makes the same of the steps after one.
+    """Return whether another attempt on this worker repeats the steps after `step` exactly.
 
-    It does not if they were made by another worker, or with a scale that somebody set by hand.
+    It does not if another worker made them, or if the scale was set by hand.
     """
     workers_so_far = select(RunNode.worker_id).where(RunNode.run_id == run_id).distinct()
     set_by_hand = exists().where(
@@ -214,10 +216,10 @@ def is_repeatable(session: Session, run_id: int, *, after: int) -> bool:
 
 
 def mark_unreachable(session: Session, found_before: Collection[int]) -> set[int]:
-    """Find active runs that have a node whose lease ran out; mark those that were found before.
+    """Return active runs with an expired lease; mark those `unreachable` that expired before.
 
-    One look is not enough: a lease that ran out in an outage, or in a jump of the clock that SQLite
-    takes from its machine, is renewed within a second.
+    One check is not enough: a lease that expired in an outage, or by a jump of SQLite's clock, is
+    renewed within a second.
     """
     silent = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
     silent &= RunNode.ended_at.is_(None) & (RunNode.lease_expires_at < now())
@@ -233,9 +235,9 @@ def mark_unreachable(session: Session, found_before: Collection[int]) -> set[int
 
 
 def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]:
-    """Queue these runs again if no node of theirs may still train; return the ids of those.
+    """Queue unreachable runs again if none of their nodes can still train; return their ids.
 
-    Only for a caller that has reached the database for a whole lease: an outage is no death.
+    Only for a caller that has reached the database for a whole lease.
     """
     alive = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
     alive &= RunNode.ended_at.is_(None) & (RunNode.lease_expires_at >= now())
@@ -257,9 +259,9 @@ def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]
 
 
 def held(session: Session, run_id: int, attempt: int) -> Run:
-    """Lock and return the run if this attempt still holds it: the fence of every write.
+    """Lock and return the run if this attempt is the current one: the fence of every write.
 
-    Raises Fenced.
+    Raises StaleAttempt.
     """
     run = session.scalar(
         select(Run)

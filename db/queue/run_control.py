@@ -1,4 +1,4 @@
-"""What people ask of runs: an end, a pause, another place in the queue, a checkpoint, a scale."""
+"""Run control by users: cancel, kill, pause, resume, queue position, control requests."""
 
 from sqlalchemy import func, select, tuple_, update
 from sqlalchemy.orm import Session
@@ -13,15 +13,15 @@ from db.telemetry.scales import in_words
 
 #: The powers of two that fp32, the scale's own type, holds in full; so it does their reciprocals.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
-#: A training exists that can obey a request at its next step boundary.
+#: Statuses in which a training applies control requests at its next step boundary.
 CONTROLLABLE = (Status.STARTING, Status.RUNNING)
 
 
 def cancel(session: Session, run_id: int, user: User) -> Run:
-    """End a run: at once if it waits, with a last checkpoint if it trains.
+    """Cancel a run: at once if it is queued, after a last checkpoint if it trains.
 
-    A watched run takes nothing more from its uploader; its process goes on all the same. Asked
-    again, as by who had no answer in time, it changes nothing. Raises Conflict if it has ended.
+    A watched run accepts nothing more from its uploader; its process continues. Idempotent. Raises
+    Conflict if the run has ended.
     """
     run = runs.get(session, run_id, lock=True)
     if run.status in ENDED:
@@ -42,7 +42,7 @@ def cancel(session: Session, run_id: int, user: User) -> Run:
 
 
 def give_up(session: Session, run_id: int, reason: str) -> bool:
-    """End a training run of a sweep, with a last checkpoint; tell whether there was one to end."""
+    """Prune a training run of a sweep, with a last checkpoint; return whether it was training."""
     run = runs.get(session, run_id, lock=True)
     if run.status not in CONTROLLABLE or run.desired_state != "run":
         return False
@@ -52,9 +52,9 @@ def give_up(session: Session, run_id: int, reason: str) -> bool:
 
 
 def kill(session: Session, run_id: int, user: User) -> Run:
-    """End a training run at once: what it did since its last checkpoint is lost.
+    """Kill a training run: progress since its last checkpoint is lost.
 
-    Raises Conflict if it does not train.
+    Raises Conflict if it is not training.
     """
     run = runs.get(session, run_id, lock=True)
     runs.check_is_ours(run, "be killed; it can be cancelled")
@@ -67,9 +67,9 @@ def kill(session: Session, run_id: int, user: User) -> Run:
 
 
 def pause(session: Session, run_id: int, user: User) -> Run:
-    """Hold a run: a waiting one keeps out of the queue, a training one leaves a checkpoint first.
+    """Pause a run: a queued one leaves the queue, a training one saves a checkpoint first.
 
-    Raises Conflict if it is neither.
+    Raises Conflict for other statuses.
     """
     run = runs.get(session, run_id, lock=True)
     if run.status == Status.QUEUED:
@@ -88,7 +88,7 @@ def pause(session: Session, run_id: int, user: User) -> Run:
 
 
 def resume(session: Session, run_id: int, user: User) -> Run:
-    """Queue a paused run again, at its old place. Raises Conflict if it is not paused."""
+    """Queue a paused run at its old position. Raises Conflict if it is not paused."""
     run = runs.get(session, run_id, lock=True)
     if run.status != Status.PAUSED:
         raise Conflict(f"Run {run_id} is {run.status}: only a paused one can be resumed.")
@@ -109,9 +109,9 @@ def set_priority(session: Session, run_id: int, priority: int, user: User) -> Ru
 
 
 def move(session: Session, run_id: int, before_id: int, user: User) -> Run:
-    """Put a waiting run before another one in the queue, at that one's priority.
+    """Move a queued run before another one, with its priority.
 
-    Raises Conflict if one of them does not wait.
+    Raises Conflict if one of them is not queued.
     """
     _make_room(session, before_id)
     locked = {each: runs.get(session, each, lock=True) for each in sorted({run_id, before_id})}
@@ -125,15 +125,15 @@ def move(session: Session, run_id: int, before_id: int, user: User) -> Run:
 
 
 def _make_room(session: Session, before_id: int) -> None:
-    """Number the waiting runs anew if the numbers between two of them have run out.
+    """Renumber the queued runs if there is no number left between two of them.
 
-    A position is halfway between two others, and there are 52 halves in a double.
+    A position is halfway between two others; a double can be halved 52 times.
     """
     other = runs.get(session, before_id)
     if _position_before(session, other) < other.position:
         return
     unended = select(Run).where(Run.status.not_in(ENDED))
-    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    # In the order of ids, like all locks of runs, to avoid deadlocks.
     rows = session.scalars(unended.order_by(Run.id).with_for_update()).all()
     for position, row in enumerate(sorted(rows, key=lambda row: (row.position, row.id))):
         row.position = float(position)
@@ -141,9 +141,9 @@ def _make_room(session: Session, before_id: int) -> None:
 
 
 def _position_before(session: Session, other: Run, moved_id: int | None = None) -> float:
-    """Return a position before a run and behind the one ahead of it, or its own if there is none.
+    """Return a position between a run and the one ahead of it; its own if no number is left.
 
-    moved_id: a run that leaves its place.
+    moved_id: the run that is moved.
     """
     same = (Run.priority == other.priority, Run.status.not_in(ENDED))
     others = Run.id.not_in([other.id, moved_id or 0])
@@ -156,7 +156,7 @@ def _position_before(session: Session, other: Run, moved_id: int | None = None) 
 
 
 def move_to_front(session: Session, run_id: int, user: User) -> Run:
-    """Put a waiting run before all others. Raises Conflict if it does not wait."""
+    """Move a queued run to the front. Raises Conflict if it is not queued."""
     waiting = select(Run.id).where(Run.status == Status.QUEUED)
     waiting = waiting.order_by(Run.priority.desc(), Run.position, Run.id).limit(1)
     with permissions.unlimited(session):  # the first may be of a project that the user does not see
@@ -165,13 +165,13 @@ def move_to_front(session: Session, run_id: int, user: User) -> Run:
 
 
 def request_checkpoint(session: Session, run_id: int, user: User) -> ControlRequest:
-    """Ask for a checkpoint at the next step. Raises Conflict if the run does not train."""
+    """Request a checkpoint at the next step. Raises Conflict if the run is not training."""
     _controllable(session, run_id, "save a checkpoint")
     return _request(session, run_id, user, "checkpoint")
 
 
 def request_scale(session: Session, run_id: int, user: User, scale: float) -> ControlRequest:
-    """Ask to go on with another loss scale. Raises Conflict, or Invalid if it makes no sense."""
+    """Request another loss scale. Raises Conflict, Invalid."""
     if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
         raise Invalid({"scale": f"{scale:g}; allowed: 2^-126 to 2^127"})
     run = _controllable(session, run_id, "change its scale")
@@ -185,7 +185,7 @@ def request_scale(session: Session, run_id: int, user: User, scale: float) -> Co
 
 
 def request_replay(session: Session, run_id: int, user: User, step: int) -> ControlRequest:
-    """Ask to replay the batch of a step. Raises Conflict, or Invalid if there is no such step."""
+    """Request a replay of a step's batch. Raises Conflict, or Invalid if there is no such step."""
     run = _controllable(session, run_id, "replay a step")
     first = (run.parent_step or 0) + 1  # a fork may see other batches than its parent saw
     if not first <= step <= run.steps_total:

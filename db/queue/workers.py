@@ -1,4 +1,4 @@
-"""What workers say of themselves, and what they offer together."""
+"""Workers: registration, heartbeat, drain, and their combined capabilities."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -41,9 +41,9 @@ def register(
     only_run_id: int | None = None,
     placement: str | None = None,
 ) -> Worker:
-    """Write down who a worker is; a name that was here before is the same worker, back again.
+    """Register a worker; a known name is the same worker after a restart.
 
-    Raises Conflict if it is alive on another host: two would take each other's runs for lost.
+    Raises Conflict if it is alive on another host: two would treat each other's runs as lost.
     """
     worker = session.scalar(select(Worker).where(Worker.name == name))
     if worker is not None and worker.host != host and _is_alive(session, worker):
@@ -71,22 +71,22 @@ def register(
 
 
 def offer(session: Session, worker_id: int, recipes: list[dict[str, Any]]) -> None:
-    """Write down what a worker offers now, whose recipes have changed."""
+    """Update the capabilities of a worker whose recipes have changed."""
     worker = session.get_one(Worker, worker_id, with_for_update=True)
     audit.note_recipes(session, worker.name, _files_of(worker.recipes), _files_of(recipes))
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
 
 
 def _files_of(recipes: list[dict[str, Any]]) -> set[str]:
-    """Return the references of recipes that somebody has added, one that is broken just now too."""
+    """Return the references of registered recipe files, broken ones included."""
     references = (each.get("reference", each["name"]) for each in recipes)
     return {reference for reference in references if reference.startswith("/")}
 
 
 def recipe_names(recipes: list[dict[str, Any]]) -> list[str]:
-    """List the names by which runs can ask for these recipes.
+    """Return the names by which runs request these recipes.
 
-    A file is asked for by the name that it declares; runs of an earlier version have its path.
+    A file is requested by its declared name; runs of an earlier version have its path.
     """
     able = [recipe for recipe in recipes if "schema" in recipe]
     names = [recipe["name"] for recipe in able]
@@ -94,7 +94,7 @@ def recipe_names(recipes: list[dict[str, Any]]) -> list[str]:
 
 
 def reference(worker: Worker, name: str) -> str:
-    """Return what a worker loads as this recipe: of a file, its path there."""
+    """Return the reference that a worker loads for this recipe: for a file, its path."""
     for recipe in worker.recipes:
         if recipe["name"] == name:
             return str(recipe.get("reference", name))
@@ -107,10 +107,10 @@ def _is_alive(session: Session, worker: Worker) -> bool:
 
 @dataclass(frozen=True)
 class Pulse:
-    """What there is for a worker to do, in one look.
+    """The work for a worker, read in one query.
 
-    is_stopped: it is to go on with nothing.  nodes: how many of its nodes have not ended.
-    is_queued, is_lost: there are runs in the queue, and leases that have run out.
+    is_stopped: it must stop its runs.  nodes: number of its active nodes.  is_queued, is_lost:
+    whether there are queued runs, and expired leases.
     """
 
     is_stopped: bool
@@ -120,14 +120,14 @@ class Pulse:
 
 
 def beat(session: Session, worker_id: int) -> Pulse:
-    """Say that a worker is alive, and look what there is to do, in one statement."""
+    """Send a worker's heartbeat, and return its work, in one statement."""
     alive = update(Worker).where(Worker.id == worker_id).values(seen_at=now())
     alive = alive.execution_options(synchronize_session=False)
     return Pulse(*session.execute(alive.returning(*_pulse(worker_id))).one())
 
 
 def pulse(session: Session, worker_id: int) -> Pulse:
-    """Look what there is for a worker to do."""
+    """Return the work for a worker."""
     query = select(*_pulse(worker_id)).where(Worker.id == worker_id)
     return Pulse(*session.execute(query).one())
 
@@ -143,7 +143,7 @@ def _pulse(worker_id: int) -> tuple[ColumnElement[Any], ...]:
 
 
 def drain(session: Session, worker_id: int, *, stop: bool = False) -> Worker:
-    """Have a worker take nothing more. stop: nor go on with what it has. Raises NotFound."""
+    """Drain a worker: it claims no more runs. stop: also stop its runs. Raises NotFound."""
     worker = _locked(session, worker_id)
     worker.drained_at, worker.drain_stops = worker.drained_at or now(), stop
     notifications.tell(session, worker_id)
@@ -152,7 +152,7 @@ def drain(session: Session, worker_id: int, *, stop: bool = False) -> Worker:
 
 
 def undrain(session: Session, worker_id: int) -> Worker:
-    """Let a worker take runs again. Raises NotFound."""
+    """Let a worker claim runs again. Raises NotFound."""
     worker = _locked(session, worker_id)
     worker.drained_at, worker.drain_stops = None, False
     notifications.tell(session, worker_id)
@@ -168,17 +168,17 @@ def _locked(session: Session, worker_id: int) -> Worker:
 
 
 def stop(session: Session, worker_id: int) -> None:
-    """Say that a worker ended on purpose."""
+    """Record that a worker stopped on purpose."""
     session.execute(update(Worker).where(Worker.id == worker_id).values(stopped_at=now()))
 
 
 def get(session: Session, worker_id: int | None) -> Worker:
-    """Return a worker that there must be."""
+    """Return a worker that must exist."""
     return session.get_one(Worker, worker_id)
 
 
 def of_nodes(session: Session, run: Run) -> list[str]:
-    """Name the worker of each node of a run's latest attempt, none while it waits for another."""
+    """Return the worker of each node of a run's latest attempt; none while it is queued again."""
     if run.status == Status.QUEUED:
         return []
     of_attempt = (RunNode.run_id == run.id) & (RunNode.attempt == run.attempt)
@@ -187,7 +187,7 @@ def of_nodes(session: Session, run: Run) -> list[str]:
 
 
 def found(session: Session, worker_id: int) -> tuple[Worker, bool]:
-    """Return a worker, and whether it is up. Raises NotFound."""
+    """Return a worker, and whether it is alive. Raises NotFound."""
     row = session.execute(select(Worker, ALIVE).where(Worker.id == worker_id)).one_or_none()
     if row is None:
         raise NotFound(f"There is no worker {worker_id}.")
@@ -195,42 +195,42 @@ def found(session: Session, worker_id: int) -> tuple[Worker, bool]:
 
 
 def everyone(session: Session) -> list[tuple[Worker, bool]]:
-    """List workers, each with whether it is alive now; of those for one run the latter alone."""
+    """Return workers with their liveness; of workers for one run only those alive."""
     rows = session.execute(select(Worker, ALIVE).where(LASTING).order_by(Worker.name))
     return [(worker, bool(is_alive)) for worker, is_alive in rows]
 
 
 def page_of_everyone(session: Session, *, after: str = "", limit: int) -> Page:
-    """Return a page of the workers in the order in which they came, each with whether it is up."""
+    """Return a page of workers by time of registration, each with its liveness."""
     query = select(Worker, ALIVE).where(LASTING)
     return page(session, query, (Worker.id,), after=after, limit=limit)
 
 
 def recipe_file(worker: Worker, name: str) -> Path | None:
-    """Return where the source of a recipe lies on its machine, if that is known."""
+    """Return the path of a recipe's source on its machine, if known."""
     file = (named(worker.recipes, name) or {}).get("source")
     return Path(file) if file else None
 
 
 def alive(session: Session) -> list[Worker]:
-    """List the workers that are alive now, without the long schemas of their recipes."""
+    """Return the workers that are alive, without the long schemas of their recipes."""
     query = select(Worker).options(defer(Worker.recipes, raiseload=True)).where(ALIVE)
     return list(session.scalars(query.order_by(Worker.name)))
 
 
 def precisions(devices: list[dict[str, Any]]) -> list[str]:
-    """List the precisions that all of a worker's devices can train in."""
+    """Return the precisions that all of a worker's devices support."""
     names = ("fp16", "bf16", "fp8")  # an earlier version's worker tells nothing of the last
     return ["fp32", *(n for n in names if all(each.get(n, False) for each in devices))]
 
 
 def device_memory_bytes(devices: list[dict[str, Any]]) -> float:
-    """Return the memory that every one of a worker's devices has."""
+    """Return the smallest memory of a worker's devices."""
     return min((float(each["memory_bytes"]) for each in devices), default=0.0)
 
 
 def recipes(session: Session) -> list[dict[str, Any]]:
-    """List the recipes that can be submitted, each once; living workers' word counts first."""
+    """Return the recipes that can be submitted, each once; alive workers take precedence."""
     offers = sorted(everyone(session), key=lambda row: (not row[1], -row[0].seen_at))
     by_name: dict[str, dict[str, Any]] = {}
     for worker, _alive in offers:
@@ -241,7 +241,7 @@ def recipes(session: Session) -> list[dict[str, Any]]:
 
 
 def recipe(session: Session, name: str) -> dict[str, Any]:
-    """Return a recipe by name, or by its file's path. Raises NotFound, naming those there are."""
+    """Return a recipe by name or file path. Raises NotFound, with the known names."""
     if found := find_recipe(session, name):
         return found
     known = ", ".join(str(each["name"]) for each in recipes(session)) or "none: no worker is up"
@@ -249,7 +249,7 @@ def recipe(session: Session, name: str) -> dict[str, Any]:
 
 
 def find_recipe(session: Session, name: str) -> dict[str, Any] | None:
-    """Return it, or None."""
+    """Return a recipe by name or file path, or None."""
     # The schemas are long, and of one worker's alone they are read: news of a run ask for one.
     for worker_id, names in session.execute(_holders_query()).all():
         if name in names:
@@ -266,14 +266,14 @@ def _holders_query() -> Any:
 
 
 def named(offered: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """Return the one of this name; else of this path, by which runs of an earlier version ask."""
+    """Return the recipe of this name, or of this path, which runs of an earlier version have."""
     found = [each for each in offered if each["name"] == name]
     found += [each for each in offered if each.get("reference") == name]
     return found[0] if found else None
 
 
 def precisions_for(session: Session, recipe: str) -> set[str]:
-    """Return the precisions that the living workers which offer a recipe can train it in."""
+    """Return the precisions of the alive workers that offer a recipe."""
     return {
         precision
         for worker in alive(session)
@@ -283,7 +283,7 @@ def precisions_for(session: Session, recipe: str) -> set[str]:
 
 
 def has_tf32(session: Session, recipe: str) -> bool:
-    """Tell whether the devices have TF32, whichever living worker comes to train a recipe."""
+    """Return whether all alive workers that offer a recipe have TF32."""
     able = [worker for worker in alive(session) if offers(worker, recipe)]
     return bool(able) and all(
         device.get("tf32", False) for worker in able for device in worker.devices
@@ -291,23 +291,23 @@ def has_tf32(session: Session, recipe: str) -> bool:
 
 
 def offers(worker: Worker, recipe: str) -> bool:
-    """Tell whether a worker can run a recipe."""
+    """Return whether a worker can run a recipe."""
     return recipe in worker.recipe_names
 
 
 def takes(worker: Worker, source: str, recipe: str, precision: str) -> bool:
-    """Tell whether a worker can run this, as far as its kind goes."""
+    """Return whether a worker runs this kind of run: recipe or command."""
     if source == COMMAND:
         return worker.offers_commands
     return offers(worker, recipe) and precision in precisions(worker.devices)
 
 
 def most_together(some: Iterable[Worker]) -> int:
-    """Return how many of these workers could train one run: those of one version of torch."""
+    """Return how many of these workers can train one run together: those of one torch version."""
     return max(Counter(worker.versions.get("torch") for worker in some).values(), default=0)
 
 
 def offer_commands(session: Session) -> bool:
-    """Tell whether a living worker takes commands."""
+    """Return whether an alive worker runs commands."""
     query = select(Worker.id).where(ALIVE, Worker.offers_commands).limit(1)
     return session.scalar(query) is not None
