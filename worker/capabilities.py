@@ -1,8 +1,8 @@
-"""What a machine can train, learnt from a short-lived child, and anew when a recipe's file changes.
+"""Capabilities of a machine: devices, recipes and versions, read by a short-lived child process.
 
-The child may load torch and whatever recipes do; the worker waits for it at its start alone.
-Another one counts what memory recipes take, which none waits for: a while after the start, so that
-what is in the queue begins first.
+The child may load torch and the recipes; the worker waits for it only at its start, and starts
+another one when a recipe's file changes. A further child measures the memory of recipes some time
+after the start, so that queued runs begin first.
 """
 
 import json
@@ -31,7 +31,7 @@ Seen = dict[str, tuple[int, int, int] | None]
 
 
 class Capabilities:
-    """What this machine offers, as of its recipes' files."""
+    """The capabilities of this machine, kept up to date with its recipes' files."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -45,16 +45,16 @@ class Capabilities:
         self._count_at = 0.0
 
     def learn(self) -> Offer:
-        """Ask for devices, recipes and versions, and wait. Raises HalfstepError."""
+        """Read devices, recipes and versions, and wait. Raises HalfstepError."""
         return self._answered(self._ask().wait())
 
     @property
     def is_loading(self) -> bool:
-        """Whether recipes are being loaded anew."""
+        """Whether recipes are being reloaded."""
         return self._child is not None
 
     def news(self) -> Offer | None:
-        """Return the offer once it is another, for a file was changed. It never waits."""
+        """Return the capabilities if a changed file changed them, else None. Does not wait."""
         if self._child is None:
             if self._look() != self._seen:
                 say("worker: a recipe's file was changed: loading recipes anew")
@@ -75,7 +75,7 @@ class Capabilities:
             return None
 
     def close(self) -> None:
-        """End a child that is still at it."""
+        """End a running child."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()
@@ -87,7 +87,7 @@ class Capabilities:
             self._counter = None
 
     def _counted(self) -> Offer | None:
-        """Return the offer once it says what memory its recipes take, too."""
+        """Return the capabilities once they include the memory of the recipes."""
         now = time.monotonic()
         if self._counter is None and now > self._count_at:
             self._count_at = now + LONGEST_SECONDS
@@ -107,7 +107,7 @@ class Capabilities:
         return self._offer if counted else None
 
     def _count(self) -> "subprocess.Popen[bytes] | None":
-        """Have those counted that can be loaded and are not yet."""
+        """Start measuring the memory of loadable recipes that lack it."""
         known = [each for each in self._offer["recipes"] if "schema" in each]
         references = [each["reference"] for each in known if "memory" not in each]
         if not references:

@@ -1,4 +1,4 @@
-"""What nobody needs any more of this machine: the server reaches its own alone."""
+"""Cleanup of this machine's data folder, which the server may not reach."""
 
 from db.database import Database
 from db.files import erasure, uploads
@@ -11,9 +11,9 @@ RUNS = 500
 
 
 def delete_erased(settings: Settings, database: Database) -> list[int]:
-    """Delete what this machine has of runs that nothing brings back; return their numbers.
+    """Delete this machine's folders of erased runs; return their ids.
 
-    A folder that cannot be deleted is told of, and keeps none of the others.
+    A folder that cannot be deleted is reported, and does not affect the others.
     """
     folder = settings.run_folder(0).parent
     if not folder.is_dir():
@@ -36,7 +36,7 @@ def delete_erased(settings: Settings, database: Database) -> list[int]:
 
 
 def delete_checkouts(settings: Settings, database: Database) -> list[int]:
-    """Delete the checkouts of commands that have ended, but for the latest; return whose."""
+    """Delete checkouts of ended commands, except the latest; return their run ids."""
     folder = settings.run_folder(0).parent
     if not folder.is_dir():
         return []
@@ -60,7 +60,7 @@ def delete_checkouts(settings: Settings, database: Database) -> list[int]:
 
 
 def delete_uploads(settings: Settings, database: Database) -> None:
-    """Delete what this machine fetched of uploaded weights, where no run starts from them."""
+    """Delete fetched uploads that no run starts from."""
     if not (settings.data / uploads.FOLDER).is_dir():
         return
     with database.reading() as session:

@@ -1,7 +1,7 @@
-"""The engine: how a worker starts supervisors and finds them again. The only one is the subprocess.
+"""The engine: launches supervisors as subprocesses and adopts them after a restart.
 
-A cluster's engine would offer the same five calls. A supervisor is named after its run and attempt;
-it outlives the worker that launched it, and is never launched twice.
+A supervisor is named after its run and attempt; it outlives the worker that launched it, and is
+never launched twice.
 """
 
 import hmac
@@ -18,14 +18,14 @@ from halfstep.process import started
 
 
 class AlreadyLaunched(RuntimeError):
-    """This attempt has a supervisor, or had one: it is never started a second time."""
+    """This attempt has or had a supervisor: it is never started a second time."""
 
 
 @dataclass(frozen=True)
 class Handle:
-    """A launched supervisor. The others tell it from a later process with the same pid.
+    """A launched supervisor; all fields together distinguish it from a later process with its pid.
 
-    started_ticks: of the machine's clock since its boot, which nobody can set.
+    started_ticks: clock ticks since the machine's boot.
     """
 
     pid: int
@@ -33,15 +33,15 @@ class Handle:
     boot_id: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the database keeps."""
+        """Return the handle as JSON."""
         return asdict(self)
 
 
 class SubprocessEngine:
-    """Launch supervisors as processes of this machine, each in a session of its own."""
+    """Launches supervisors as processes, each in its own session."""
 
     def __init__(self, key: bytes) -> None:
-        """key: the worker's own, which signs handles: a run can write to the folder they lie in."""
+        """key: signs handles, since a run can write to their folder."""
         self._key = key
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -75,9 +75,9 @@ class SubprocessEngine:
         return hmac.digest(self._key, content.encode(), "sha256").hex()
 
     def adopt(self, folder: Path, attempt: int) -> Handle:
-        """Find a supervisor that an earlier worker launched, dead or alive.
+        """Return the supervisor that an earlier worker launched, dead or alive.
 
-        One whose handle is not signed by this worker is none: it may be any process.
+        A handle without this worker's signature is ignored: it may name any process.
         """
         try:
             content = json.loads((folder / f"supervisor-{attempt}.json").read_text())
@@ -90,13 +90,13 @@ class SubprocessEngine:
         return Handle(pid=0, started_ticks=0, boot_id="")
 
     def is_alive(self, handle: Handle) -> bool:
-        """Tell whether the supervisor still runs."""
+        """Return whether the supervisor runs."""
         if child := self._children.get(handle.pid):
             return child.poll() is None
         return handle.boot_id == _boot_id() and handle.started_ticks == started(handle.pid)
 
     def signal(self, handle: Handle, number: signal.Signals) -> None:
-        """Send a signal to the supervisor, if it is still there."""
+        """Send a signal to the supervisor, if it runs."""
         if self.is_alive(handle):
             os.kill(handle.pid, number)
 
@@ -106,7 +106,7 @@ class SubprocessEngine:
 
 
 def key_in(folder: Path) -> bytes:
-    """Return this worker's key, made at first; a sandboxed run cannot read it."""
+    """Return this worker's key, created at the first call; a sandboxed run cannot read it."""
     path = folder / "supervisors.key"
     made = path.with_name(f".supervisors.key.{os.getpid()}")
     try:

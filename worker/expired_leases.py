@@ -1,4 +1,4 @@
-"""Runs whose machine is gone: whoever beats finds them, and queues them again when it is time."""
+"""Expired leases: any worker's heartbeat finds such runs, and queues them again in time."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from db.queue import queue
 
 
 class LostRuns:
-    """Those whose leases had run out at the last look."""
+    """The runs whose leases had expired at the last check."""
 
     def __init__(
         self, database: Database, lease_seconds: float, say: Callable[[str], None]
@@ -22,9 +22,9 @@ class LostRuns:
         return bool(self._found)
 
     def look(self, *, is_lost: bool) -> None:
-        """Mark those that were found before, and queue again what nobody may still train.
+        """Mark runs that were found before, and queue again those that no node can still train.
 
-        is_lost: there are leases that have run out.
+        is_lost: whether there are expired leases.
         """
         if not (is_lost or self._found):
             return
@@ -36,5 +36,5 @@ class LostRuns:
         self._found = found
 
     def note_outage(self) -> None:
-        """Queue none again for a whole lease: that the database was away is no death."""
+        """Queue nothing again for a whole lease: a database outage is no death of a worker."""
         self._reached_since = time.monotonic()

@@ -1,9 +1,9 @@
-"""The worker: a small daemon without torch that offers its devices, claims runs and keeps watch.
+"""The worker: a daemon without torch that offers devices, claims runs and monitors supervisors.
 
-    python -m worker.worker          (or: halfstep worker; `--check` tells whether it is well)
+    python -m worker.worker          (or: halfstep worker; `--check` is its health check)
 
-Each run has a supervisor of its own, which outlives this process: a worker that dies and comes back
-finds its supervisors again.
+Each run has its own supervisor, which outlives this process: a restarted worker adopts its
+supervisors.
 """
 
 import argparse
@@ -62,10 +62,10 @@ class NoDevices(HalfstepError):
 
 
 class Worker:
-    """One machine's part in the queue."""
+    """A machine's worker."""
 
     def __init__(self, settings: Settings, database: Database, only: int | None = None) -> None:
-        """only: the one run that it is for, with which it ends."""
+        """only: the single run of this worker, with which it ends."""
         self.settings = settings
         self.database = database
         self.only = only
@@ -83,7 +83,7 @@ class Worker:
         self.stopped: set[Attempt] = set()  # those asked to end, as this worker is drained
 
     def run(self) -> None:
-        """Offer, claim and watch until told to stop, then stop the runs so that they can resume."""
+        """Claim and monitor runs until a stop signal, then stop them so that they can resume."""
         self._lock_name()
         self._register()
         self._adopt()
@@ -139,12 +139,12 @@ class Worker:
             workers.stop(session, self.id)
 
     def stop(self, *_signal: Any) -> None:
-        """Stop soon."""
+        """Stop after the current tick."""
         self.stopping.set()
         self.words.put(set())
 
     def _hear(self) -> None:
-        """Wait for word of something to do, a tick long."""
+        """Wait for a notification, at most one tick."""
         with suppress(Empty):
             heard = self.words.get(timeout=TICK_SECONDS)
             if SIGNED_IN in heard:  # of many who wait the first takes it, and the others find none
@@ -154,9 +154,9 @@ class Worker:
             self.is_told |= not heard.isdisjoint((SIGNED_IN, self.id))
 
     def _is_done(self) -> bool:
-        """Tell whether the one run that we are for needs us no more: it is over, or waits in vain.
+        """Return whether the single run of this worker is over, or can no longer start.
 
-        Of several nodes one may have been lost, without which none can start.
+        It cannot if another of its nodes was lost.
         """
         if self.only is None or self.running:
             self.idle_since = time.monotonic()
@@ -167,14 +167,14 @@ class Worker:
         return not (is_ours or is_queued) or time.monotonic() - self.idle_since > PILOT_SECONDS
 
     def _lock_name(self) -> None:
-        """Two workers of one name would adopt each other's runs. Raises Invalid."""
+        """Lock the worker's name: two of one name would adopt each other's runs. Raises Invalid."""
         self._name_lock = FolderLock(_lock_path(self.settings, self.only))
         if not self._name_lock.acquire():
             message = f"a worker named {self.name!r} runs here already; choose another name"
             raise Invalid({"HALFSTEP_WORKER_NAME": message})
 
     def _register(self) -> None:
-        """Learn what this machine offers, and write it down. Raises NoDevices."""
+        """Determine this machine's capabilities and register them. Raises NoDevices."""
         offer = self.capabilities.learn()
         cpu = offer["devices"][0]
         if cpu["kind"] == "cpu":
@@ -208,7 +208,7 @@ class Worker:
         _say(f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(offered)}")
 
     def _sandbox_obstacle(self, recipe_files: set[str]) -> str:
-        """Return why the sandbox that the settings ask for does not hold; "" if it does."""
+        """Return why the required sandbox does not hold; "" if it does."""
         if not self.settings.sandbox:
             return ""
         users = self.without.get("HALFSTEP_RUN_USERS", self.settings.run_users)
@@ -241,7 +241,7 @@ class Worker:
         return found
 
     def _offer_anew(self) -> None:
-        """Offer recipes as they are now; of their devices and versions nothing changes."""
+        """Update the offered recipes; devices and versions stay."""
         offer = self.capabilities.news()
         if offer is None:
             return
@@ -269,9 +269,9 @@ class Worker:
             self._launch(node)
 
     def _pick_up(self) -> None:
-        """Start our nodes of the gangs that other workers have claimed.
+        """Start this worker's nodes of runs that other workers claimed.
 
-        A device on which the supervisor before is still ending is not free yet.
+        A device whose previous supervisor is still ending is not free yet.
         """
         with self.database.glancing() as session:
             nodes = queue.nodes_of_worker(session, self.id)
@@ -298,7 +298,7 @@ class Worker:
         self.running[node.run_id, node.attempt] = (handle, node)
 
     def _next(self, free: set[int]) -> RunNode | None:
-        """Claim a run; if what one of them holds is in the way, set that one aside."""
+        """Claim a run; quarantine a run whose data prevent the claim."""
         try:
             with self.database.writing() as session:
                 return self._take(session, free)
@@ -326,7 +326,7 @@ class Worker:
         return None if run is None else queue.node(session, run.id, run.attempt)
 
     def _set_aside(self, free: set[int]) -> None:
-        """Fail each queued run whose claim fails, so that the others have their turn."""
+        """Fail each queued run whose claim fails, so that the others can be claimed."""
         with self.database.reading() as session:
             run_ids = queue.queued(session) if self.only is None else [self.only]
         for run_id in run_ids:
@@ -360,9 +360,9 @@ class Worker:
         return self.device_indexes - taken
 
     def _reap(self) -> None:
-        """Let go of supervisors that ended; one that died before its run did is a lost attempt.
+        """Release supervisors that ended; one that died before its run is a lost attempt.
 
-        Nothing that one run did keeps the others from being looked at.
+        An error of one run does not affect the others.
         """
         for (run_id, attempt), (handle, node) in list(self.running.items()):
             if self.engine.is_alive(handle):
@@ -383,7 +383,7 @@ class Worker:
             self.may_have_work = True
 
     def _close_lost(self, node: RunNode) -> bool:
-        """Close a lost attempt, of which anything may be left; False: not yet. Raises Fenced."""
+        """Close a lost attempt; return False if it must be retried later. Raises StaleAttempt."""
         try:
             return self._end_lost(node)
         except Exception as error:
@@ -438,28 +438,28 @@ class Worker:
         return path.read_text(errors="replace")[-8000:]
 
     def _beat(self) -> None:
-        """Say that we are alive, hear what is wanted, and look for runs of others that are not."""
+        """Send the heartbeat, read the work, and check for expired leases of others."""
         with self.database.touching() as session:
             pulse = workers.beat(session, self.id)
         self._heed(pulse)  # word that was lost costs the time from one beat to the next
         self.lost.look(is_lost=pulse.is_lost)
 
     def _heed(self, pulse: workers.Pulse) -> None:
-        """Do as is wanted of us, and see whether there is work."""
+        """Apply a heartbeat's result: stop, drain, or look for work."""
         has_room = pulse.is_queued and bool(self._free_devices())
         self.may_have_work |= has_room or pulse.nodes != len(self.running)
         if pulse.is_stopped:
             self._preempt()
 
     def _preempt(self) -> None:
-        """Have every training leave a checkpoint and go back to the queue, each asked once."""
+        """Preempt every training, each once."""
         for attempt, (handle, _node) in self.running.items():
             if attempt not in self.stopped:
                 self.engine.signal(handle, signal.SIGTERM)
                 self.stopped.add(attempt)
 
     def _stop_runs(self) -> None:
-        """Have every training leave a checkpoint and go back to the queue, within the grace."""
+        """Preempt every training, within the grace period."""
         for handle, _node in self.running.values():
             self.engine.signal(handle, signal.SIGTERM)
         deadline = time.monotonic() + self.settings.stop_grace_seconds
@@ -474,10 +474,10 @@ class Worker:
 
 
 def is_turning(settings: Settings) -> bool:
-    """Tell whether the worker of this machine and name goes round its loop.
+    """Return whether the worker of this machine and name runs its loop.
 
-    Not asked of the database: while that is away a worker is well and its trainings go on, and
-    whoever replaces what is ill would end them.
+    Independent of the database: during an outage the worker is healthy and its trainings continue;
+    a process manager that replaced it would end them.
     """
     try:
         turned_at = _lock_path(settings).stat().st_mtime
@@ -504,7 +504,7 @@ def _say(text: str) -> None:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Start a worker alone: it offers this machine's devices, and trains what is queued."""
+    """Start a worker: it offers this machine's devices and trains queued runs."""
     parser = argparse.ArgumentParser(
         prog="halfstep worker",
         description="Offer this machine's devices to the server whose database "

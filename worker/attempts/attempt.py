@@ -1,4 +1,4 @@
-"""What the supervisor and the work that it supervises tell each other of an attempt."""
+"""Types shared by the supervisor and the work that it supervises."""
 
 import shutil
 import signal
@@ -22,9 +22,9 @@ LOST_LEASE = "its lease could not be renewed"
 
 
 class CannotStart(Exception):
-    """The attempt cannot begin, and another one could not either; the message says why.
+    """The attempt cannot begin, nor could another one.
 
-    fault: "settings" where what the run asks for is not there.
+    failure_kind: "settings" if something that the run requires is missing.
     """
 
     def __init__(self, message: str, failure_kind: str = "infrastructure") -> None:
@@ -126,13 +126,13 @@ class Ending:
 
 
 def disk_full(folder: Path, error: str = "") -> Ending:
-    """Return the end by a full disk. error: what was said of it, if anything."""
+    """Return the outcome for a full disk. error: the message, if any."""
     reason = f"no space left on the disk that holds {folder}"
     return Ending(Status.FAILED, reason, error or reason, "infrastructure")
 
 
 def death(exit_code: int, what: str) -> str:
-    """Say how a process ended that did not say so itself."""
+    """Describe the death of a process that left no outcome."""
     if exit_code < 0:
         number = -exit_code
         is_named = number in set(signal.Signals)  # one of the real-time signals is not

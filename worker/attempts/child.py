@@ -1,4 +1,4 @@
-"""The process of an attempt as its supervisor sees it: started, read from, ended with its ranks."""
+"""The process of an attempt: started, read and ended by its supervisor."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ LAST_LINES = 20  # which an error quotes
 
 
 class WaitingLines:
-    """Lines on their way to the database; those between the first and the last are counted."""
+    """Log lines for the database; beyond a limit, lines in the middle are only counted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class WaitingLines:
             self._last.append(line)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the lines since the last call; one with "lines" stands for so many."""
+        """Return the lines since the last call; an entry with "lines" replaces that many."""
         with self._lock:
             first, self._first = self._first, []
             last, skipped, self._skipped = list(self._last), self._skipped, 0
@@ -48,9 +48,9 @@ class WaitingLines:
 
 
 class Child:
-    """One training, or the keeper of a command, with all that they have started.
+    """A training, or a command's runner, with all its descendants.
 
-    Start it from the main thread: Linux ties the training's life to the thread that started it.
+    Start it from the main thread: Linux ties its life to the thread that started it.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Child:
         hidden: Sequence[str] = (),
         log: LogFile | None = None,
     ) -> None:
-        """hidden: what stands as *** in all that it prints.  log: where all of that is kept."""
+        """hidden: texts to replace by *** in the output.  log: file that keeps the whole output."""
         self._lines, self._log = WaitingLines(), log
         self.last_lines: dict[str, deque[str]] = {
             stream: deque(maxlen=LAST_LINES) for stream in ("stdout", "stderr")
@@ -85,7 +85,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process that was started: the training, or what starts its ranks."""
+        """The pid of the started process: the training, or the launcher of its ranks."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
@@ -101,16 +101,16 @@ class Child:
         return self._lines.take()
 
     def finish_listening(self, seconds: float = 2.0) -> None:
-        """After the end, wait until all that it printed has been heard."""
+        """After the end, wait until the whole output has been read."""
         for reader in self._readers:
             reader.join(seconds)
 
     def terminate(self) -> None:
-        """Ask it to end, by SIGTERM."""
+        """Send SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it and every descendant, those in sessions of their own too, as torchrun's ranks."""
+        """Kill it and every descendant, also those in other sessions, such as torchrun's ranks."""
         try:
             process = psutil.Process(self._process.pid)
             family = [process, *process.children(recursive=True)]
@@ -134,7 +134,7 @@ class Child:
                 self.last_lines[name].append(text)
 
     def _without_hidden(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        """Hide what is to be hidden, also where a long line is cut in its midst."""
+        """Replace hidden texts, also across the cut of a long line."""
         held, most = b"", max(map(len, self._hidden), default=1) - 1
         for line in lines:
             whole = held + line
@@ -149,7 +149,7 @@ class Child:
 
 
 def _whole_characters(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Cut pieces between characters of UTF-8, not within one."""
+    """Split pieces at UTF-8 character boundaries."""
     held = b""
     for piece in pieces:
         whole = held + piece
@@ -162,7 +162,7 @@ def _whole_characters(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _incomplete(piece: bytes) -> int:
-    """Return how many bytes at the end begin a character of UTF-8 that is not whole."""
+    """Return the number of trailing bytes of an incomplete UTF-8 character."""
     for count, byte in enumerate(reversed(piece[-3:]), 1):
         if byte >= 0xC0:
             length = 2 + (byte >= 0xE0) + (byte >= 0xF0)

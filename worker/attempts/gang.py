@@ -1,4 +1,4 @@
-"""One node's side of an attempt of several: it hears of the others, and they of it."""
+"""One node of an attempt with several: exchanges rendezvous, liveness and outcomes."""
 
 import json
 import math
@@ -38,7 +38,7 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Gang:
-    """The other nodes of an attempt, as one of them sees them."""
+    """The other nodes of an attempt, seen from one of them."""
 
     def __init__(self, settings: Settings, files: AttemptFiles, run_id: int, node: int) -> None:
         self._files, self._run_id, self._node = files, run_id, node
@@ -101,7 +101,7 @@ class NodeLog:
         self._take([{"time": time.time(), "stream": "halfstep", "text": text}])
 
     def finish(self) -> bool:
-        """Return that there is nothing more to flush."""
+        """Return False: there is nothing more to flush."""
         return False
 
     def flush(
@@ -110,7 +110,7 @@ class NodeLog:
         *,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Write what is new; tell whether there was nothing. Raises Fenced."""
+        """Write new lines; return whether there were none. Raises StaleAttempt."""
         if not self._pending:
             self._take(take_lines())
         is_published = self._publish(meanwhile)
@@ -124,7 +124,7 @@ class NodeLog:
         return False
 
     def _publish(self, meanwhile: Callable[[], None]) -> bool:
-        """Publish complete parts of the log; tell whether there was none. Raises Fenced."""
+        """Publish complete log parts; return whether there were none. Raises StaleAttempt."""
         has_parts = False
         for event in published(self.log, self._folder, self.remark, meanwhile):
             has_parts = True
@@ -145,7 +145,7 @@ class NodeLog:
 
 
 def as_told(ending: Ending) -> gangs.NodeOutcome:
-    """Return what the other nodes are told of an end: one without a fault ends none of them."""
+    """Return the outcome to report to the other nodes; one without a failure stops none of them."""
     is_fine = ending.status not in (None, Status.FAILED) and not (
         ending.status == Status.QUEUED and ending.reason == LOST_LEASE
     )
@@ -154,9 +154,9 @@ def as_told(ending: Ending) -> gangs.NodeOutcome:
 
 
 def judged(ending: Ending, found: gangs.NodeOutcome, trouble: str | None) -> Ending:
-    """Return how an attempt ended, by the first node's own end and by who else is to blame.
+    """Return the outcome of an attempt, from node 0's own and the node that caused it.
 
-    trouble: for what this node ended its training, if it did.
+    trouble: why this node stopped its training, if it did.
     """
     if ending.status == Status.QUEUED and found.reason:
         return replace(ending, reason=found.reason)
@@ -218,7 +218,7 @@ def interface(settings: Settings) -> tuple[str, str]:
 
 
 def _own_address(host: str) -> str:
-    """Return the address that this machine has towards another; nothing is sent."""
+    """Return this machine's address towards another one; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             asked.connect((host, 9))

@@ -1,10 +1,11 @@
-"""One attempt of one run, from claim to end: starts the training, records what it tells, obeys.
+"""The supervisor: runs one attempt of one run, from claim to end.
 
     python -m worker.attempts.supervisor RUN ATTEMPT [NODE]        (the worker's engine calls this)
 
-The training knows no database: it appends to its spool and reads its control file. This process
-has the database but no torch. While the database is away the spool simply grows. Of a run on
-several machines each has one: the first records and closes the attempt, the others do their part.
+It starts the training, records its telemetry and forwards control requests. The training has no
+database: it appends to its spool and reads its control file. This process has the database but no
+torch. During a database outage the spool grows. For a run on several machines, each has a
+supervisor: that of node 0 records and closes the attempt.
 """
 
 import errno
@@ -41,21 +42,21 @@ from worker.sandbox import cgroup_limits
 from worker.sandbox.cgroup_limits import RunGroup
 from worker.sandbox.run_users import NoneFree, RunUser
 
-#: How often the spool is looked at: a step is on the page within half a second.
+#: Polling interval of the spool: a step is on the page within half a second.
 TICK_SECONDS = 0.05
-RENEWAL_SECONDS = 0.4  # how often the lease is renewed and wishes are read
-OUTAGE_SECONDS = 2.0  # how long to wait, at most, before the database is tried again
-#: Shares of the lease after which a training whose lease could not be renewed is asked to leave a
-#: checkpoint and end, and is killed: well before somebody else may start it.
+RENEWAL_SECONDS = 0.4  # interval of lease renewals, which read the desired state
+OUTAGE_SECONDS = 2.0  # longest pause before another attempt to reach the database
+#: Shares of the lease after which a training with an expired renewal must save a checkpoint and
+#: end, and is killed: well before another attempt may start.
 ASK_SHARE, KILL_SHARE = 0.5, 0.7
 
 
 class Unwanted(Exception):
-    """The attempt is not to begin any more, and waits for what is away."""
+    """The attempt was stopped while it waited for an unreachable database or store."""
 
 
 class Supervisor:
-    """The state of one attempt. `run` is its whole life."""
+    """The state of one attempt; `run` runs it."""
 
     def __init__(
         self, settings: Settings, database: Database, run_id: int, attempt: int, node: int = 0
@@ -80,16 +81,16 @@ class Supervisor:
         self.gang = None if is_alone else Gang(settings, self.files, run_id, node)
         self.user: RunUser | None = None
         self.group: RunGroup | None = None
-        self.trouble: str | None = None  # of another node, for which this one ended
+        self.trouble: str | None = None  # of another node, which stopped this one
         self.lease = {"ask": 0.0, "kill": 0.0}
-        self.wanted = "run"  # by people, when the lease was last renewed
+        self.wanted = "run"  # desired state at the last renewal
         self.has_lost_lease = False  # by the time that the training had ended
         self.is_recorded = False  # all that was spooled
         self.preempted = threading.Event()
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Do our part of the attempt, unless another attempt has begun."""
+        """Run this node's part of the attempt, unless another attempt has begun."""
         try:
             self._close(self._ending())
         except StaleAttempt:
@@ -99,7 +100,7 @@ class Supervisor:
                 self.recorder.stop()
 
     def _ending(self) -> Ending:
-        """Start the training, record it until it ends, and return how it did. Raises Fenced."""
+        """Start the training, record it, and return its outcome. Raises StaleAttempt."""
         try:
             self._begin()
             child = self.work.start()
@@ -123,13 +124,13 @@ class Supervisor:
             return Ending(Status.QUEUED, str(error))
 
     def preempt(self, *_signal: Any) -> None:
-        """Ask the training to leave a checkpoint and let the run go back to the queue."""
+        """Preempt: request a checkpoint, and return the run to the queue."""
         self.preempted.set()
 
     def _begin(self) -> None:
-        """Do all that comes before the training; wait for a database or a store that is away.
+        """Prepare the training; wait for an unreachable database or store.
 
-        Raises CannotStart, CannotRecord, Fenced, and Unwanted if it is stopped while it waits.
+        Raises CannotStart, CannotRecord, StaleAttempt, and Unwanted if it is stopped meanwhile.
         """
         while True:
             try:
@@ -149,14 +150,14 @@ class Supervisor:
             time.sleep(OUTAGE_SECONDS)
 
     def _recover(self) -> None:
-        """Record what an earlier attempt spooled and nobody recorded."""
+        """Record the spool that an earlier attempt left."""
         while not self.recorder.flush(meanwhile=self._keep_up):
             self._renew()
         if self.recorder.problem:
             raise CannotRecord(self.recorder.problem)
 
     def _prepare(self) -> None:
-        """Have all ready that the training needs. Raises CannotStart, Fenced."""
+        """Prepare what the training needs. Raises CannotStart, StaleAttempt."""
         self._lodge()
         with self.database.writing() as session:
             run = queue.held(session, self.run_id, self.attempt)
@@ -192,7 +193,7 @@ class Supervisor:
             self.recorder.begin(monitor, started_at, retention(run.settings))
 
     def _lodge(self) -> None:
-        """Have the user and the cgroup that the run is to have to itself. Raises CannotStart."""
+        """Allocate the run's own user and cgroup. Raises CannotStart."""
         try:
             self.user = self.user or RunUser.taken(self.settings)
             if self.user:
@@ -217,7 +218,7 @@ class Supervisor:
             environments.record(session, self.run_id, self.attempt, content, texts)
 
     def _follow(self, child: Child) -> Ending:
-        """Record until the training has ended and all that it said is in the database."""
+        """Record until the training has ended and all its telemetry is in the database."""
         renewal_due = 0.0
         pause = TICK_SECONDS
         is_told = isinstance(self.work, Training)  # that it runs: by its first step
@@ -247,14 +248,14 @@ class Supervisor:
             except Exception as error:
                 if not may_pass(error):
                     raise
-                # What is pending waits, the spool keeps what comes, and the watchdog counts.
+                # Pending rows wait, the spool grows, and the watchdog keeps counting.
                 _say(f"waiting: {error}")
                 pause = min(pause * 2, OUTAGE_SECONDS)
             time.sleep(pause)
 
     def _renew(self) -> queue.Wishes:
-        """Renew the lease, for the training's guard too; return people's wishes. Raises Fenced."""
-        before = clock()  # the lease counts from before it was asked for, to be safe
+        """Renew the lease; return the desired state and requests. Raises StaleAttempt."""
+        before = clock()  # the lease counts from before the query, to be safe
         lease = self.settings.lease_seconds
         with self.database.writing() as session:
             wishes = queue.renew(session, self.run_id, self.attempt, lease, self.node)
@@ -266,13 +267,13 @@ class Supervisor:
         return wishes
 
     def _check_wanted(self) -> None:
-        """Renew the lease while the work is prepared. Raises Fenced, Unwanted."""
+        """Renew the lease while the work is prepared. Raises StaleAttempt, Unwanted."""
         self._keep_up()
         if self.preempted.is_set() or self.wanted != "run":
             raise Unwanted("stopped before it could start")
 
     def _keep_up(self, child: Child | None = None) -> None:
-        """Renew the lease, if the database answers, and pass on what people want. Raises Fenced."""
+        """Renew the lease if the database answers; forward requests. Raises StaleAttempt."""
         try:
             wishes = self._renew()
             if child:
@@ -282,24 +283,24 @@ class Supervisor:
                 raise
 
     def _acknowledge(self, wishes: queue.Wishes, child: Child) -> None:
-        """Pass on what people want."""
+        """Forward the desired state and requests."""
         if wishes.desired_state == "kill":
             child.kill()
         else:
             self.work.acknowledge(wishes, child, is_preempted=self.preempted.is_set())
 
     def _guard_lease(self, child: Child) -> None:
-        """Kill a training whose lease cannot be renewed; never waits for the database.
+        """Kill a training whose lease cannot be renewed, without waiting for the database.
 
-        The training's own guard has asked it for a checkpoint by then, and kills it as well, should
-        this process be stopped.
+        The training's own lease guard requests a checkpoint before, and kills it if this process is
+        stopped.
         """
         while not self.ended.wait(min(0.5, self.settings.lease_seconds / 20)):
             if clock() > self.lease["kill"]:
                 child.kill()
 
     def _how_ended(self, exit_code: int, child: Child) -> Ending:
-        """Return the end by what the work says of it, or by what could not be recorded."""
+        """Return the outcome by the work, or by what could not be recorded."""
         if self.recorder.problem:
             return Ending(Status.FAILED, self.recorder.problem, self.recorder.problem, "code")
         ending = self.work.ending(
@@ -315,10 +316,7 @@ class Supervisor:
         return ending
 
     def _close(self, ending: Ending) -> None:
-        """Close our part of the attempt; of several nodes the first one closes the attempt.
-
-        Raises Fenced.
-        """
+        """Close this node's part; node 0 closes the attempt. Raises StaleAttempt."""
         if self.gang:
             ending = self._settled(ending)
         if self.node:
@@ -347,9 +345,9 @@ class Supervisor:
             self.recorder.clear()
 
     def _settled(self, ending: Ending) -> Ending:
-        """Tell the other nodes of our end; as the first, wait for theirs and judge by all.
+        """Report this node's outcome to the others; as node 0, wait for theirs and combine them.
 
-        Raises Fenced.
+        Raises StaleAttempt.
         """
         own = as_told(ending)
         while True:
@@ -369,7 +367,7 @@ class Supervisor:
 
 
 def _say(text: str) -> None:
-    """Add a line to our own log, unless its disk is full."""
+    """Print a line to the supervisor's log, unless its disk is full."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
