@@ -1,4 +1,4 @@
-"""Who may come in: users, one-time links, sessions, tokens. Secrets are kept as hashes only."""
+"""Accounts: users, one-time links, sessions, API tokens. Secrets are stored as hashes only."""
 
 import hashlib
 import secrets
@@ -66,7 +66,7 @@ def user_named(session: Session, name: str) -> User:
 
 
 def has_users(session: Session) -> bool:
-    """Tell whether anybody has, or had, an account."""
+    """Return whether there are accounts, removed ones included."""
     return session.scalar(select(User.id).limit(1)) is not None
 
 
@@ -76,10 +76,10 @@ def find_user(session: Session, name: str) -> User | None:
 
 
 def user_of_subject(session: Session, subject: str, name: str) -> User:
-    """Return whom a provider of identities knows by this subject, made now if there is nobody.
+    """Return the user of an OIDC subject, created if there is none.
 
-    A name that another account has is not taken over: its owner may be somebody else. Raises
-    Refused.
+    The name of another account is not taken over: its owner may be another person. Raises
+    InvalidCredentials.
     """
     user = session.scalar(select(User).where(User.subject == subject))
     if user is None:
@@ -106,7 +106,7 @@ def first_admin(session: Session) -> User | None:
 
 
 def make_user(session: Session, name: str, *, is_admin: bool = False) -> User:
-    """Make an account, which nobody can sign in to yet. Raises Invalid."""
+    """Create an account without credentials. Raises Invalid."""
     name = checked_name(name, most=NAME_CHARACTERS)
     if (other := find_user(session, name)) is not None:
         taken = f"{name!r} is not free: there is a user {other.name!r} already"
@@ -118,32 +118,32 @@ def make_user(session: Session, name: str, *, is_admin: bool = False) -> User:
 
 
 def deactivate(session: Session, user: User) -> None:
-    """Let somebody sign in no more, and end at once all that lets them in. Raises Conflict."""
+    """Deactivate a user; sessions, tokens and links end at once. Raises Conflict."""
     _keep_an_admin(session, user)
     user.deactivated_at = session.scalars(select(now())).one()
     _shut_out(session, user)
 
 
 def reactivate(session: Session, user: User) -> None:
-    """Let somebody sign in again."""
+    """Reactivate a user."""
     user.deactivated_at = None
 
 
 def reset(session: Session, user: User) -> None:
-    """Let somebody choose a password anew, and end at once all that lets them in."""
+    """Reset a user's password; sessions, tokens and links end at once."""
     user.password_hash = None
     _shut_out(session, user)
 
 
 def remove(session: Session, user: User) -> None:
-    """Take an account away for good; what it did stays, with its name. Raises Conflict."""
+    """Remove an account for good; its runs and audit events keep its name. Raises Conflict."""
     deactivate(session, user)
     user.removed_at, user.password_hash, user.is_admin = user.deactivated_at, None, False
     session.execute(delete(Membership).where(Membership.user_id == user.id))
 
 
 def set_admin(session: Session, user: User, *, is_admin: bool) -> None:
-    """Let somebody do everything, or not any more. Raises Conflict of the last who may."""
+    """Make a user admin, or remove admin. Raises Conflict for the last admin."""
     if not is_admin:
         _keep_an_admin(session, user)
     user.is_admin = is_admin
@@ -178,13 +178,13 @@ def set_password(session: Session, user: User, password: str) -> None:
 
 
 def came_by_fresh_link(session: Session, sign_in: SignInSession) -> bool:
-    """Tell whether a browser was let in by a link a few minutes ago."""
+    """Return whether a browser signed in by a link within the last few minutes."""
     age = session.scalars(select(now())).one() - sign_in.created_at
     return sign_in.by_link and age < FRESH_SECONDS
 
 
 def check_current_password(user: User, password: str) -> None:
-    """See that somebody who is signed in is the user all the same. Raises Invalid."""
+    """Verify the current password of a signed-in user. Raises Invalid."""
     if user.password_hash is None:
         message = f"is not set yet, and your link is older than {FRESH_SECONDS / 60:.0f} minutes"
         raise Invalid({"current": f"{message}: sign in with a new one (halfstep link {user.name})"})
@@ -203,7 +203,7 @@ def make_link_token(session: Session, user: User) -> str:
 
 
 def redeem_link_token(session: Session, token: str) -> User:
-    """Return the user whom a link signs in; the link is spent. Raises Refused."""
+    """Return the user of a one-time link, and invalidate it. Raises InvalidCredentials."""
     user_id = session.scalar(
         delete(SignInLink)
         .where(SignInLink.token_hash == hash_of(token), SignInLink.expires_at > now())
@@ -243,7 +243,7 @@ def start_session(
 
 
 class KnownSession(NamedTuple):
-    """Whose sign-in a cookie is, and what they may do."""
+    """The user and grants of a session cookie."""
 
     user: User
     sign_in: SignInSession
@@ -251,7 +251,7 @@ class KnownSession(NamedTuple):
 
 
 def find_session(session: Session, secret: str) -> KnownSession | None:
-    """Return whom a cookie belongs to, or None if it is unknown or too old."""
+    """Return the session of a cookie, or None if it is unknown or expired."""
     rows = session.execute(_by_session(), {"hash": hash_of(secret)}).all()
     if not rows:
         return None
@@ -271,14 +271,14 @@ def _by_session() -> Any:
 
 
 def sign_ins(session: Session, user: User) -> list[SignInSession]:
-    """List the browsers that somebody is signed in with, newest first."""
+    """Return a user's sessions, newest first."""
     mine = (SignInSession.user_id == user.id, SignInSession.expires_at > now())
     query = select(SignInSession).where(*mine).order_by(SignInSession.created_at.desc())
     return list(session.scalars(query.limit(100)))
 
 
 def end_sign_ins(session: Session, user: User, *, but: SignInSession) -> None:
-    """Sign somebody out of every other browser."""
+    """End a user's other sessions."""
     others = (SignInSession.user_id == user.id, SignInSession.token_hash != but.token_hash)
     session.execute(delete(SignInSession).where(*others))
 
@@ -298,10 +298,10 @@ def make_api_token(
     run_id: int | None = None,
     days: int | None = TOKEN_DAYS,
 ) -> tuple[str, ApiToken]:
-    """Return a new token for scripts, which nobody can read again, and its row. Raises Invalid.
+    """Return a new API token, which cannot be read again, and its row. Raises Invalid.
 
-    kind: one of TOKENS.  project: the only one that it opens.  run_id: of a token for one run, that
-    run.  days: how long it lasts; None: until it is revoked.
+    kind: one of TOKENS.  project: the only one it is valid for.  run_id: of a token for one run.
+    days: until it expires; None: never.
     """
     if kind not in TOKENS:
         raise Invalid({"kind": f"{kind[:100]!r} is not allowed; allowed: {', '.join(TOKENS)}"})
@@ -331,7 +331,7 @@ def make_api_token(
 
 
 def _may_send(session: Session, user: User, run_id: int) -> bool:
-    """Tell whether a run is somebody's own, watched, and of a project that they may send to."""
+    """Return whether a run is the user's own, watched, and in a project the user may submit to."""
     run = session.get(Run, run_id)
     is_own = run is not None and run.owner_id == user.id and run.deleted_at is None
     if run is None or not is_own or run.source != WATCH:
@@ -352,7 +352,7 @@ def page_of_api_tokens(session: Session, user: User, *, after: str = "", limit: 
 
 
 def delete_api_token(session: Session, user: User, token_id: int) -> str | None:
-    """Revoke one of a user's own tokens; return what it was called, None if there was none."""
+    """Revoke one of a user's own tokens; return its name, or None if there is none."""
     mine = delete(ApiToken).where(ApiToken.id == token_id, ApiToken.user_id == user.id)
     return session.scalar(mine.returning(ApiToken.name))
 
@@ -372,7 +372,7 @@ class KnownToken(NamedTuple):
 
 
 def find_api_token(session: Session, token: str) -> KnownToken | None:
-    """Return whom a token belongs to, and what it may do."""
+    """Return the user and grants of a token."""
     rows = session.execute(_by_token(), {"hash": hash_of(token)}).all()
     if not rows:
         return None
@@ -392,9 +392,9 @@ def _by_token() -> Any:
 
 
 def all_grants(session: Session, hashes: Collection[str]) -> dict[str, Grants]:
-    """Return what each session or token, by the hash of its secret, lets somebody do now.
+    """Return the current grants of sessions and tokens, by the hash of the secret.
 
-    Those that let nobody in any more are not in it.
+    Invalid ones are missing.
     """
     sign_in, token = SignInSession, ApiToken
     whose = (User.id, User.is_admin)
@@ -429,11 +429,11 @@ def note_use(session: Session, token: str) -> None:
 
 @cache
 def _hash_of_nobodys() -> str:
-    """Return what is verified when there is no such user: a wrong name takes as long."""
+    """Return a hash to verify when the user does not exist, so that it takes the same time."""
     return _passwords.hash(secrets.token_urlsafe(16))
 
 
 def hash_of(secret: str) -> str:
-    """Return what is kept of a session's or a token's secret."""
+    """Return the stored hash of a secret."""
     # Secrets are 256 random bits, so a fast hash is enough: there is nothing to guess.
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What was written down of who changed what; app.auth.audit writes what requests do."""
+"""The audit log: reading, and events of commands; app.auth.audit records requests."""
 
 from collections.abc import Iterator, Set
 
@@ -14,15 +14,15 @@ TERMINAL = "terminal"
 
 
 def note_typed(session: Session, command: str, *words: str) -> None:
-    """Write down what was typed on the server's machine, by whoever may sit there."""
+    """Record a command on the server's machine."""
     detail = " ".join(filter(None, words))[:DETAIL_CHARACTERS]
     session.add(AuditEvent(action=f"halfstep {command}", detail=detail, address=TERMINAL))
 
 
 def note_recipes(session: Session, worker: str, before: Set[str], after: Set[str]) -> None:
-    """Write down which files of recipes a worker offers that it did not, and which no more.
+    """Record recipe files that a worker newly offers, and those that it no longer offers.
 
-    `halfstep recipe add` and `remove` know no database: the worker tells what came of them.
+    `halfstep recipe add` and `remove` have no database: the worker reports their effect.
     """
     changes = {"recipe offered": after - before, "recipe withdrawn": before - after}
     for action, references in changes.items():

@@ -1,7 +1,7 @@
-"""Tries at signing in, counted by all servers together: who was wrong a few times must wait.
+"""Login throttling: failed attempts, shared by all servers, after which a client must wait.
 
-The wait grows with each further try. What is kept is as much as people can try in FORGET_SECONDS,
-and each try costs an Argon2, a few of which a server verifies at once.
+The wait grows with each further attempt. The table is bounded by the attempts possible within
+FORGET_SECONDS: each costs an Argon2 verification, of which a server runs a few at once.
 """
 
 from typing import Any
@@ -55,8 +55,9 @@ def take(session: Session, **who: str) -> None:
 
 
 def release(session: Session, **who: str) -> None:
-    """Forget the tries of somebody who knew the password, at their own name alone: else who knows
-    one could guess at all the others.
+    """Delete the failed attempts of a user who knew the password, for that name only.
+
+    Otherwise a user could reset the counter while guessing other passwords.
     """
     address = update(LoginAttempts).where(
         LoginAttempts.kind == "address", LoginAttempts.who == who["address"]

@@ -1,4 +1,4 @@
-"""What the groups of a provider of identities mean here: roles in projects."""
+"""Mapping of OIDC groups to roles in projects."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -40,8 +40,9 @@ def parsed(text: str) -> list[Rule]:
 
 
 def apply(session: Session, user: User, rules: list[Rule], groups: Collection[str]) -> None:
-    """Give somebody the roles of their groups, the strongest of a project, and take those away that
-    no group of theirs gives any more. Projects that no rule names stay as they are.
+    """Grant a user the roles of the groups, the strongest per project, and revoke the others.
+
+    Projects that no rule names are not changed.
     """
     given: dict[str, list[str]] = defaultdict(list)
     for rule in rules:

@@ -1,4 +1,4 @@
-"""Accounts from the side of operators: who there is, and what is done with an account."""
+"""User administration by admins."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -54,7 +54,7 @@ def invite(session: Session, name: str, *, project: str, role: str) -> User:
 
 
 def set_subject(session: Session, user: User, subject: str) -> None:
-    """Let a provider of identities sign somebody in. Raises Invalid if it signs another one in."""
+    """Set a user's OIDC subject. Raises Invalid if another user has it."""
     other = session.scalar(select(User).where(User.subject == subject, User.id != user.id))
     if other is not None:
         raise Invalid({"subject": f"it is {other.name!r}'s; allowed: another one"})
@@ -62,22 +62,22 @@ def set_subject(session: Session, user: User, subject: str) -> None:
 
 
 def make_admin(session: Session, user: User) -> None:
-    """Let somebody do everything."""
+    """Make a user admin."""
     accounts.set_admin(session, user, is_admin=True)
 
 
 def make_plain(session: Session, user: User) -> None:
-    """Let somebody do no more than their roles allow. Raises Conflict of the last operator."""
+    """Remove admin from a user. Raises Conflict for the last admin."""
     accounts.set_admin(session, user, is_admin=False)
 
 
 def allow_commands(_session: Session, user: User) -> None:
-    """Let somebody queue command lines."""
+    """Allow a user to queue command lines."""
     user.runs_commands = True
 
 
 def refuse_commands(_session: Session, user: User) -> None:
-    """Let somebody queue command lines no more."""
+    """Forbid a user to queue command lines."""
     user.runs_commands = False
 
 

@@ -1,9 +1,8 @@
-"""What people may do: roles in projects, and what a role allows.
+"""Permissions: roles in projects and what they allow, and the row filter of sessions.
 
-A visitor's session is limited to the projects that they may see: whatever it selects of runs,
-sweeps and presets (OfProject), or of what belongs to a run (OfRun), the others are as if they were
-not there. That is a wall behind the one in app.auth.permissions, which asks before each route
-whether what it does is allowed.
+A principal's session is limited to visible projects: all its queries of runs, sweeps and presets
+(OfProject), and of rows of runs (OfRun), omit the others. This is a second line of defence behind
+app.auth.permissions, which checks each route.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -39,7 +38,7 @@ VIEWER, MEMBER, MAINTAINER = ROLES = ("viewer", "member", "maintainer")
 
 
 class Permission(StrEnum):
-    """What can be allowed of a project's runs and sweeps."""
+    """Permissions on a project's runs and sweeps."""
 
     VIEW_RUN = "view_run"
     DOWNLOAD_FILES = "download_files"
@@ -90,11 +89,11 @@ _GRANTS = "grants"
 
 @dataclass(frozen=True)
 class Grants:
-    """What one person may do, or a token or a read-only link of theirs.
+    """What a user, token or read-only link may do.
 
-    rights: by project; of an operator they are not looked at.  most: what the token allows, of a
-    person everything.  only: the one project that the token opens, if it does not open all.
-    runs: those that the link shows, of which nothing else is there; None: no link.
+    permissions: by project; ignored for admins.  most: upper bound by the token.  only: the single
+    project of the token, if any.  runs: those of a read-only link, the only visible ones; None: no
+    link.
     """
 
     user_id: int
@@ -112,7 +111,7 @@ class Grants:
         return None if self.is_admin else tuple(sorted(self.permissions))
 
     def covers(self, other: "Grants") -> bool:
-        """Tell whether nothing that another standing allowed is missing."""
+        """Return whether these grants include all of others."""
         if self.is_admin or other.is_admin:
             return self.is_admin
         return all(
@@ -121,7 +120,7 @@ class Grants:
         )
 
     def may_somewhere(self, permission: Permission) -> bool:
-        """Tell whether something is allowed in any project at all."""
+        """Return whether a permission is granted in at least one project."""
         projects = self.projects
         return (
             permission in self.most
@@ -130,7 +129,7 @@ class Grants:
         )
 
     def may(self, permission: Permission, project: str, owner_id: int | None = None) -> bool:
-        """Tell whether something is allowed in a project. owner_id: whose run it is done to."""
+        """Return whether a permission is granted in a project. owner_id: owner of the run."""
         if permission not in self.most or self.only not in (None, project):
             return False
         if self.is_admin:
@@ -155,7 +154,7 @@ PERMISSIONS_OF_TOKENS: Mapping[str, frozenset[Permission]] = MappingProxyType(
 
 
 def grants(session: Session, user: User) -> Grants:
-    """Return what somebody may do."""
+    """Return the grants of a user."""
     permissions = {} if user.is_admin else held(session, [user.id])[user.id]
     return Grants(user.id, user.is_admin, permissions)
 
@@ -170,9 +169,9 @@ def with_roles(query: Any) -> Any:
 def grants_of(
     user: User, rows: Iterable[Any], *, kind: str = FULL, only: str | None = None
 ) -> Grants:
-    """Return what somebody may do by a token of this kind for this project only, or by all of them.
+    """Return the grants of a user by a token of this kind, for one project or all.
 
-    rows: whose last columns are those of `with_roles`.
+    rows: with the columns of `with_roles` last.
     """
     roles = (tuple(row)[-3:] for row in rows if not user.is_admin)
     permissions = {project: _allowed(role, downloads) for project, role, downloads in roles if role}
@@ -213,19 +212,19 @@ def seen_by(session: Session, user_ids: Collection[int]) -> dict[int, set[str] |
 
 
 def limit(session: Session, to: Grants) -> None:
-    """Let a session see the runs and sweeps of somebody's projects alone, from here on."""
+    """Limit a session to the projects of these grants from now on."""
     session.info[_GRANTS] = to
 
 
 def limits(session: Session) -> Grants | None:
-    """Return whose session it is; None: nobody's, as a worker's."""
+    """Return the grants of a session; None: unlimited, such as a worker's."""
     found: Grants | None = session.info.get(_GRANTS)
     return found
 
 
 @contextmanager
 def unlimited(session: Session) -> Iterator[None]:
-    """Let a session see everything meanwhile, of which nothing but numbers may be told."""
+    """Lift a session's limit temporarily; only counts may be shown from it."""
     before = session.info.pop(_GRANTS, None)
     try:
         yield

@@ -46,8 +46,9 @@ def get(session: Session, name: str) -> Project:
 
 
 def hold(session: Session, name: str) -> None:
-    """See that there is a project, and let nobody rename or delete it before the commit, of whoever
-    is about to make something of it. Raises Invalid.
+    """Check that a project exists, and lock it against renames and deletion until the commit.
+
+    Raises Invalid.
     """
     if not _is_held(session, name) and name != DEFAULT:
         text = f"{name[:100]!r} was renamed or deleted meanwhile; allowed: one that there is"
@@ -61,9 +62,7 @@ def _is_held(session: Session, name: str | None) -> bool:
 
 
 def lock_within(session: Session, kind: type[Run | Sweep], row_id: int) -> None:
-    """Lock a run or a sweep, of whoever is about to make more of its project: that is held first,
-    as whoever renames it has it before what is of it.
-    """
+    """Lock a run or a sweep after its project, in the same order as renames of the project."""
     while True:
         name = session.scalar(select(kind.project).where(kind.id == row_id))
         with session.begin_nested() as tried:
@@ -75,7 +74,7 @@ def lock_within(session: Session, kind: type[Run | Sweep], row_id: int) -> None:
 
 
 def listed(session: Session, names: Sequence[str] | None = None) -> list[Project]:
-    """List projects by name. names: these alone."""
+    """Return projects by name. names: only these."""
     query = select(Project).order_by(Project.name)
     return list(session.scalars(query if names is None else query.where(Project.name.in_(names))))
 
@@ -138,8 +137,9 @@ def delete_empty(session: Session, name: str) -> None:
 
 
 def move(session: Session, run_id: int, user: User, project: str) -> Run:
-    """Let a run belong to another project, whose limits hold for it. Raises Conflict, NotFound,
-    OverQuota.
+    """Move a run to another project, whose quotas then apply.
+
+    Raises Conflict, NotFound, OverQuota.
     """
     get(session, project)
     hold(session, project)
@@ -161,8 +161,9 @@ def move(session: Session, run_id: int, user: User, project: str) -> Run:
 
 
 def move_sweep(session: Session, sweep_id: int, user: User, project: str) -> Sweep:
-    """Let a sweep and all of its runs, those in the trash too, belong to another project, whose
-    limits hold for them. Raises Conflict, NotFound, OverQuota.
+    """Move a sweep and all of its runs, also in the trash, to another project.
+
+    Its quotas then apply. Raises Conflict, NotFound, OverQuota.
     """
     get(session, project)
     hold(session, project)
@@ -196,14 +197,14 @@ def _move(session: Session, run: Run, user: User, project: str) -> None:
 
 
 def _keep_others_off(session: Session, name: str) -> None:
-    """Wait for who holds a project, and let nobody hold it: what is of it by then goes along."""
+    """Lock a project exclusively, after waiting for its current holders."""
     found = select(Project.name).where(Project.name == name).with_for_update()
     if session.scalar(found) is None:
         raise NotFound(f"There is no project {name[:100]!r}.")
 
 
 def _own(session: Session, name: str) -> Project:
-    """Return a project that somebody has made. Raises Invalid, NotFound."""
+    """Return a project other than the default one. Raises Invalid, NotFound."""
     if name == DEFAULT:
         raise Invalid({"name": "'' is the project that there always is; allowed: any other"})
     return get(session, name)
@@ -241,13 +242,13 @@ def members(session: Session, name: str) -> list[tuple[User, str]]:
 
 
 def memberships(session: Session, user: User) -> dict[str, str]:
-    """Return somebody's role by project, in order of these."""
+    """Return a user's roles by project, in order."""
     query = select(Membership.project, Membership.role).where(Membership.user_id == user.id)
     return {row[0]: row[1] for row in session.execute(query.order_by(Membership.project))}
 
 
 def set_role(session: Session, user: User, project: str, role: str) -> None:
-    """Give somebody a role in a project, in place of the one before. Raises Invalid, NotFound."""
+    """Set a user's role in a project. Raises Invalid, NotFound."""
     if role not in ROLES:
         raise Invalid({"role": f"{role[:100]!r} is not allowed; allowed: {', '.join(ROLES)}"})
     get(session, project)
@@ -255,6 +256,6 @@ def set_role(session: Session, user: User, project: str, role: str) -> None:
 
 
 def take_role(session: Session, user: User, project: str) -> None:
-    """Let somebody have no role in a project any more."""
+    """Revoke a user's role in a project."""
     mine = (Membership.project == project, Membership.user_id == user.id)
     session.execute(delete(Membership).where(*mine))

@@ -1,7 +1,7 @@
-"""Secrets: values that commands get in their environment, and nobody ever sees again.
+"""Secrets: environment variables of commands, which are never shown again.
 
-The database has their ciphertext alone. The key is a file beside it, which only its user can read:
-the server makes it with the first secret, and a worker on another machine needs a copy.
+The database has only their ciphertext. The key is a file that only its user can read: the server
+creates it with the first secret, and a worker on another machine needs a copy.
 """
 
 import os

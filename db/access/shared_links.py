@@ -1,6 +1,6 @@
-"""Read-only links: runs, alone or side by side, for whoever has the link, without a sign-in.
+"""Read-only links: runs and comparisons, visible without a sign-in.
 
-A link shows no more than its maker may share at that moment: it ends with their right.
+A link shows what its maker may share at that moment: it ends with that permission.
 """
 
 import secrets
@@ -26,7 +26,7 @@ MOST = 100
 
 @dataclass(frozen=True)
 class Shown:
-    """What a link shows. runs: in order.  standing: of whoever has it, who sees nothing else."""
+    """The content of a link. runs: in order.  grants: of its holders, who see nothing else."""
 
     link: SharedLink
     maker: str
@@ -35,9 +35,9 @@ class Shown:
 
 
 def make(session: Session, user: User, run_ids: Sequence[int], days: int) -> tuple[str, SharedLink]:
-    """Return the secret of a new link, which nobody can read again, and its row.
+    """Return the secret of a new link, which cannot be read again, and its row.
 
-    run_ids: of runs that the user may share. Raises Invalid.
+    run_ids: runs that the user may share. Raises Invalid.
     """
     if days not in DAYS:
         allowed = ", ".join(map(str, DAYS))
@@ -72,7 +72,7 @@ def of_runs(session: Session, run_ids: Sequence[int], *, after: str = "", limit:
 
 
 def revoke(session: Session, link_id: int, grants: Grants) -> None:
-    """End a link: one's own, or one to a run of a project of which one is a maintainer.
+    """Revoke a link: the user's own, or one to a run of a project that the user maintains.
 
     Raises NotFound.
     """
@@ -91,7 +91,7 @@ def revoke(session: Session, link_id: int, grants: Grants) -> None:
 
 
 def find(session: Session, secret: str) -> Shown | None:
-    """Return what a link shows now; None: it has ended, or there was none."""
+    """Return the content of a link; None if it has ended or does not exist."""
     query = select(SharedLink, User).join(User, User.id == SharedLink.user_id)
     query = query.where(SharedLink.token_hash == hash_of(secret), SharedLink.expires_at > now())
     row = session.execute(query.where(IS_ACTIVE)).one_or_none()

@@ -1,4 +1,4 @@
-"""Where the numbers of a run lay, step by step: exponents, norms of layers, headroom, updates."""
+"""Numeric diagnoses of a run by step: exponents, layer norms, headroom, lost updates."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def layer_norms(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
 
 
 def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
-    """Return the last look at the headroom: step, scale, and modules, those with least of it first.
+    """Return the latest headroom: step, scale, and modules, those with the least first.
 
     A module has name, the largest activation and gradient (times the scale), and left: how many
     powers of two both are below fp16's largest number, below 0 beyond it, None if all was zero; and

@@ -1,6 +1,6 @@
-"""Watched runs: trainings that are not ours, whose spool is sent to the server piece by piece.
+"""Ingest of watched runs, whose spool is sent to the server in pieces.
 
-They have no worker and no lease: what happens to one is what its uploader says, or a person.
+They have no worker and no lease: only their uploader or a user changes them.
 """
 
 import json
@@ -112,7 +112,7 @@ def begin(
 
 
 def known(session: Session, owner: User, watch_id: str) -> Run | None:
-    """Return the run of this id that somebody has sent before."""
+    """Return the user's watched run of this id, if it exists."""
     return session.scalar(select(Run).where(Run.owner_id == owner.id, Run.watch_id == watch_id))
 
 
@@ -160,7 +160,7 @@ def _note_environment(
 
 
 def _check_is_kept(run: Run) -> None:
-    """See that nobody has deleted a run. Raises Ended."""
+    """Check that a run is not deleted. Raises Ended."""
     if run.deleted_at is not None:
         raise Ended(runs.IN_THE_TRASH.format(run.id) + " Until then it takes nothing more.")
 
@@ -171,9 +171,9 @@ def _close_node(session: Session, run: Run) -> None:
 
 
 def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, WatchedAttempt]:
-    """Lock and return a watched run and its attempt, which is heard of now.
+    """Lock and return a watched run and its attempt, and update its last report.
 
-    Raises NotFound, NotYours, Fenced if a later attempt has begun, Ended if a person ended it.
+    Raises NotFound, NotOwner, StaleAttempt if a later attempt has begun, Ended if a user ended it.
     """
     run = session.get(Run, run_id, with_for_update=True, populate_existing=True)
     if run is None or run.source != WATCH or attempt > run.attempt:
@@ -198,7 +198,7 @@ def attempt_of(session: Session, run: Run) -> WatchedAttempt | None:
 
 
 def check_place(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> None:
-    """See that bytes from here on are the next ones. Raises Ended, Misplaced."""
+    """Check that a piece starts at the current position. Raises Ended, OffsetMismatch."""
     if run.status in ENDED:
         raise Ended(_ended(run))
     is_next = (sequence, offset) == (place.sequence, place.offset)
@@ -207,7 +207,7 @@ def check_place(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> 
 
 
 def _is_stopped(run: Run) -> bool:
-    """Return whether a person has ended a run; its uploader may repeat what it sent itself."""
+    """Return whether a user has ended a run; its uploader may repeat its own end."""
     return run.status == Status.CANCELLED and run.stop_reason != INTERRUPTED
 
 
@@ -225,7 +225,7 @@ def record(
     end: tuple[int, int],
     remarks: Sequence[str] = (),
 ) -> None:
-    """Write items, and where they end: the sequence and the offset to go on from."""
+    """Write items and the position after them: sequence and offset."""
     last = series.log_lines(session, run.id, most=1)
     recording = Recording(
         run.id,
@@ -328,7 +328,7 @@ def awaited(
 ) -> list[CheckpointFile | Artifact]:
     """Return the rows that name a file of the run's folder on the training machine.
 
-    Raises NotFound if there is none, Invalid if they tell of another size or hash.
+    Raises NotFound if there is none, Invalid if they have another size or hash.
     """
     rows: list[CheckpointFile | Artifact] = []
     for table in (CheckpointFile, Artifact):
@@ -345,7 +345,7 @@ def awaited(
 
 
 def stored(run: Run, rows: Sequence[CheckpointFile | Artifact], key: str) -> None:
-    """Say that a file lies in the store by now."""
+    """Record that a file is stored."""
     run.revision += 1
     run.files_revision = run.revision
     for row in rows:

@@ -1,4 +1,4 @@
-"""The latest point of each metric of a run, kept so that lists of runs need read no other."""
+"""The latest point of each metric of a run, so that lists read no other points."""
 
 import json
 from collections.abc import Collection
@@ -100,7 +100,7 @@ def points(
     run_ids: Collection[int],
     names: Collection[str] | Select[Any] | None = None,
 ) -> dict[int, dict[str, Point]]:
-    """Return by run and name the latest point of each metric that was told; of names, or all."""
+    """Return the latest points by run and name; of these names, or all."""
     query = select(LatestMetric.run_id, LatestMetric.name, LatestMetric.step, LatestMetric.value)
     query = query.where(LatestMetric.run_id.in_(run_ids))
     if names is not None:
@@ -112,7 +112,7 @@ def points(
 
 
 def take_back(connection: Connection, run_id: int, *, after: int) -> None:
-    """Forget what lies beyond a step, where the points themselves are gone already."""
+    """Reset the latest points after a step whose later points were deleted."""
     beyond = (LatestMetric.run_id == run_id, LatestMetric.step > after)
     names = connection.execute(select(LatestMetric.name).where(*beyond)).scalars().all()
     connection.execute(delete(LatestMetric).where(*beyond))

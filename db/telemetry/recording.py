@@ -1,7 +1,7 @@
-"""What becomes of what a training tells: which item becomes which row, and when.
+"""Recording: turns items of a spool into rows.
 
-Shared by all who read a spool: a worker's recorder, and the server, which watched runs are sent to.
-An item is a structured array of steps or an event, as halfstep.telemetry.spool describes them.
+Shared by a worker's recorder and the server's ingest of watched runs. An item is a structured array
+of steps or an event, as halfstep.telemetry.spool describes them.
 """
 
 import math
@@ -68,17 +68,17 @@ class Recording:
 
     @property
     def files(self) -> list[Event]:
-        """What there is to publish: checkpoints, then artifacts."""
+        """Files to publish: checkpoints, then artifacts."""
         return [*self.checkpoints, *self.artifacts]
 
     @property
     def goes_back(self) -> bool:
-        """Whether the training went back, from steps that may be recorded."""
+        """Whether the training rolled back from steps that may be recorded."""
         return bool(self._rolled_back)
 
     @property
     def is_taken(self) -> bool:
-        """Whether there is anything that a spool told."""
+        """Whether there are pending items."""
         told = (self.pending.steps, self._rolled_back, self._configured, self.files)
         return any(map(bool, told))
 
@@ -116,7 +116,7 @@ class Recording:
             self._hold_back()
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Have these files published with what is pending, in place of those that were told."""
+        """Publish these files with the pending items, instead of those of the events."""
         self.checkpoints = [event for event in events if event["event"] == "checkpoint"]
         self.artifacts = [event for event in events if event["event"] == "artifact"]
 
@@ -126,9 +126,9 @@ class Recording:
         checkpoint_keys: Sequence[Sequence[str]],
         artifact_keys: Sequence[str],
     ) -> None:
-        """Write what was taken; it stays, so that a write that fails can be repeated.
+        """Write the pending items; they stay, so that a failed write can be repeated.
 
-        checkpoint_keys, artifact_keys: where their files lie in the store. Raises Fenced.
+        checkpoint_keys, artifact_keys: keys of the files in the store. Raises StaleAttempt.
         """
         run_id, attempt = self._run_id, self._attempt
         if self._begins:
@@ -160,7 +160,7 @@ class Recording:
             run.precision = "fp16" if is_scaled else ""
 
     def forget(self) -> None:
-        """Let go of what was written, once it is committed."""
+        """Drop the pending items, once they are committed."""
         self.has_begun = self.has_begun or self._begins
         self.pending, self.checkpoints, self.artifacts = telemetry.Flush(), [], []
         self._rolled_back, self._configured = [], None
@@ -187,7 +187,7 @@ class Recording:
             telemetry.truncate(session, self._run_id, self._attempt, after=step)
 
     def _take_back(self, event: Event) -> None:
-        """Let go of what waits to be written of the steps that the training went back from."""
+        """Drop pending items of the steps that the training rolled back from."""
 
         def stays(told: Event) -> bool:
             return bool(told["step"] <= event["step"]) or told["event"] in telemetry.OUTLAST
@@ -200,7 +200,7 @@ class Recording:
         self.early = [told for told in self.early if stays(told)]
 
     def _hold_back(self) -> None:
-        """Let events of new steps wait for the first of these, lest `_begin` forget them."""
+        """Hold events of new steps until their first step, or `_begin` would delete them."""
         after: float = self.resumed["step"] if self.resumed else 0
         if self.has_begun or self.pending.steps or self._rolled_back or self._is_known_whence:
             after = math.inf

@@ -1,4 +1,4 @@
-"""Read what trainings told: charts, events, log lines, and what is new since a cursor."""
+"""Reads of telemetry: charts, events, log lines, and changes since a cursor."""
 
 import math
 from collections.abc import Collection
@@ -31,10 +31,10 @@ LOOKED_UP = 30_000
 
 @dataclass(frozen=True)
 class Cursor:
-    """How much of a run somebody has seen; `str` and `parse` carry it through an address.
+    """The position of a viewer in a run; `str` and `parse` convert it for URLs.
 
-    files: the run's files_revision.  waiting: a mark of what a queued run waits for.  rewinds: how
-    often the run had gone back.
+    files: the run's files_revision.  waiting: mark of a queued run's pending reason.  rollbacks:
+    number of the run's rollbacks.
     """
 
     attempt: int = 0
@@ -72,11 +72,11 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Changes:
-    """Everything about a run that lies between two cursors.
+    """The changes of a run between two cursors.
 
-    checkpoints, artifacts: those that changed; has_new_files: also if they were merely deleted.
-    goes_back: steps were taken back, so that whoever shows events begins anew.
-    is_over: nothing more will come.
+    checkpoints, artifacts: the changed ones; has_new_files: also if some were only deleted.
+    goes_back: steps were withdrawn, so events must be shown from scratch.
+    is_over: there will be no more changes.
     """
 
     run: Run
@@ -97,10 +97,10 @@ class Changes:
 def changes(
     session: Session, run_id: int, since: Cursor, *, waiting: int = 0, most: int = 5000
 ) -> Changes | None:
-    """Return what is new since a cursor, at most `most` rows of each kind, or None.
+    """Return the changes since a cursor, at most `most` rows of each kind, or None.
 
-    After a resume or a rewind the cursor is taken back to the step of its checkpoint: whoever
-    applies the changes replaces from their first step on.
+    After a resume or rollback the cursor is reset to the step of its checkpoint: a viewer replaces
+    its data from the first step of the changes on.
     """
     run = session.get(Run, run_id, populate_existing=True)
     if run is None or (run.revision, waiting) == (since.revision, since.waiting):
@@ -270,7 +270,7 @@ def count_log_lines(session: Session, run_id: int) -> int:
 
 
 def metrics(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
-    """Return a page of what a recipe named itself, in the order in which it was recorded.
+    """Return a page of a run's metric points, in the order of recording.
 
     The index of (run_id, id) has that order: by step all points would be sorted for each page.
     """

@@ -1,7 +1,6 @@
-"""What is kept of a stretch of steps: how it is made, merged, and packed into bytes.
+"""Summaries of step ranges: creation, merging and packing into bytes.
 
-A summary depends on nothing but the points below it, so however these arrived, it is the same to
-the bit.
+A summary depends only on its points, so it is the same bit for bit, however they arrived.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -153,7 +152,7 @@ def _mean(
 
 
 def pack(summaries: Summaries, series: tuple[Series, ...], size: int) -> list[bytes]:
-    """Lay summaries of `size` steps out in bytes, as `layout` says."""
+    """Pack summaries of `size` steps into bytes, by `layout`."""
     packed = np.zeros(len(summaries), layout(series, size))
     for name in ("steps", "skips", "elapsed_ms"):
         packed[name] = getattr(summaries, name)
@@ -223,7 +222,7 @@ def _with_last(packed: list[bytes], series: tuple[Series, ...], size: int) -> by
 
 @cache
 def layout(series: tuple[Series, ...], size: int) -> np.dtype[np.void]:
-    """Return the little-endian record that a summary of `size` steps is kept as.
+    """Return the little-endian record of a summary of `size` steps.
 
     min_at and max_at count steps from the bucket's start.
     """

@@ -1,6 +1,6 @@
-"""Write what trainings tell: steps, scaler events, metrics, log lines, samples of the machine.
+"""Writes of telemetry: steps, scaler events, metrics, log lines, system samples.
 
-A flush is one fenced transaction and may be repeated: a row that is there already is replaced.
+A flush is one fenced transaction and can be repeated: existing rows are replaced.
 """
 
 from collections.abc import Iterable, Sequence
@@ -144,19 +144,18 @@ def _record_lines(connection: Connection, run_id: int, lines: list[dict[str, Any
 
 
 def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None:
-    """Forget what was recorded beyond a step: another attempt does it over, not bit for bit.
+    """Delete what was recorded after a step, which another attempt repeats inexactly.
 
-    Raises Fenced.
+    Raises StaleAttempt.
     """
     run = held(session, run_id, attempt)
     _forget(session, run, after=after)
 
 
 def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]) -> None:
-    """Forget the steps that a training went back from, and say so; the spike itself stays known.
+    """Delete the steps that a training rolled back from, and record it; the spike itself stays.
 
-    event: rewound, as the spool has it. Told again, of a spool that is read again, it is said once.
-    Raises Fenced.
+    event: rolled_back, as in the spool; read twice, it is recorded once. Raises StaleAttempt.
     """
     run = held(session, run_id, attempt)
     after = event["step"]
@@ -177,7 +176,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]
 
 
 def _forget(session: Session, run: Run, *, after: int, kept: Sequence[str] = ()) -> None:
-    """Delete what lies beyond a step. kept: kinds of diagnoses that stay."""
+    """Delete rows after a step. kept: kinds of diagnoses that stay."""
     for table in (Step, ScalerEvent, Metric):
         session.execute(delete(table).where(table.run_id == run.id, table.step > after))
     latest_metrics.take_back(session.connection(), run.id, after=after)
@@ -236,7 +235,7 @@ def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, A
 
 
 def _count(run: Run, steps: np.ndarray[Any, Any]) -> None:
-    """Count the steps that are new; those done over bit for bit, and told twice, are not."""
+    """Count new steps; repeated ones are not counted."""
     is_new = steps["step"] > run.step
     run.recorded_steps += int(is_new.sum())
     run.recorded_skips += int((is_new & (steps["flags"] & SKIPPED != 0)).sum())
