@@ -1,4 +1,4 @@
-"""What people can be told of a run: each condition, and in what words it is told when it holds."""
+"""Conditions of alert rules, with the texts of their alerts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

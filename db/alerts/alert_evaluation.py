@@ -1,9 +1,9 @@
-"""Look which rules' conditions hold, and write notices: of a rule and a run one, until it was well.
+"""Evaluation of alert rules: opens one alert per rule and run, and resolves it.
 
-A look reads only runs that changed since the last one of this server, and writes only if something
-came to hold, or holds no longer. What two servers find at once, one of them writes: each look that
-writes raises the turn that it began at, and one that finds it raised drops what it found. Should
-that ever fail, the index of open notices has room for one of a rule and a run.
+An evaluation reads only runs that changed since this server's last one, and writes only changes. If
+two servers evaluate at once, one of them writes: each write increments the turn that it began at,
+and an evaluation that finds it incremented is dropped. As a second guard, a unique index allows one
+open alert per rule and run.
 """
 
 import json
@@ -51,7 +51,7 @@ LOOKED_AT = (*ACTIVE, Status.PAUSED)
 
 @dataclass
 class Seen:
-    """What a server knows of its looks: by run the mark of when it was looked at last."""
+    """The state of a server's evaluations: by run, its mark at the last one."""
 
     since: float | None = None
     rules: Any = None
@@ -60,7 +60,7 @@ class Seen:
 
 @dataclass
 class _Found:
-    """What a look found: what came to hold, with its words, and the notices that no longer do."""
+    """The result of an evaluation: new alerts with their texts, and alerts to resolve."""
 
     turn: int
     moment: float
@@ -126,9 +126,9 @@ def _lately(since: float) -> CompoundSelect[int, int, int, str, Status]:
 
 
 class _Concerning:
-    """Which rules concern a run; found once for all runs of an owner and a project.
+    """The rules that apply to a run, computed once per owner and project.
 
-    seen: of each person, the projects whose runs they see; None: all.
+    seen: for each user, the visible projects; None: all.
     """
 
     def __init__(self, rules: list[AlertRule], seen: Mapping[int, Collection[str] | None]) -> None:
@@ -239,7 +239,7 @@ def _write(session: Session, found: _Found, address: str) -> int:
 
 
 def _content(rule: AlertRule, run: Run, text: str, moment: float, address: str) -> dict[str, Any]:
-    """Return what channels are told; docs/how-to/alerts.md describes it."""
+    """Return the payload for channels; docs/how-to/alerts.md describes it."""
     return {
         "event": "alert",
         "condition": rule.condition,

@@ -1,4 +1,4 @@
-"""Read what conditions go by: a fixed number of queries for many runs, and only what is asked."""
+"""Facts that conditions need, read for many runs in a fixed number of queries."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any

@@ -1,5 +1,6 @@
-"""Channels: how somebody is told. What it takes to reach one is kept encrypted, as secrets are:
-the URL of a webhook lets whoever knows it write there.
+"""Notification channels.
+
+Their addresses are encrypted, like secrets: a webhook's URL allows anyone who knows it to post.
 """
 
 import json
@@ -32,7 +33,7 @@ EMAIL_ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class Reach:
-    """What it takes: an address, that is a URL or of e-mail; of a webhook what it is signed by."""
+    """The address of a channel: URL or e-mail; for a webhook with its signing key."""
 
     kind: str
     address: str
@@ -40,7 +41,7 @@ class Reach:
 
 
 def listed(session: Session, user: User) -> list[Channel]:
-    """List somebody's channels by name."""
+    """Return a user's channels by name."""
     query = select(Channel).where(Channel.user_id == user.id)
     return list(session.scalars(query.order_by(Channel.name, Channel.id).limit(MOST)))
 
@@ -55,9 +56,9 @@ def make(
     address: str,
     forbidden: str = "",
 ) -> tuple[Channel, str]:
-    """Make a channel; return it, and of a webhook the secret, which is not told again.
+    """Create a channel; return it and a webhook's secret, which is not shown again.
 
-    forbidden: why alerts may not go to the address. Raises Invalid.
+    forbidden: why the address is not allowed. Raises Invalid.
     """
     name, address = name.strip(), address.strip()
     wrong = _mistakes(kind, name, address)
@@ -84,12 +85,12 @@ def make(
 
 
 def reach(key_file: Path, channel: Channel) -> Reach:
-    """Return what it takes to reach a channel. Raises secrets.Unreadable."""
+    """Return the decrypted address of a channel. Raises secrets.Unreadable."""
     return Reach(channel.kind, **json.loads(secrets.decrypt(key_file, channel.ciphertext)))
 
 
 def switch(session: Session, user: User, channel_id: int, *, is_on: bool) -> Channel:
-    """Switch a channel on or off: what is to go through one that is off goes nowhere."""
+    """Enable or disable a channel; nothing is delivered through a disabled one."""
     row = mine(session, user, channel_id)
     row.is_on = is_on
     return row
@@ -104,7 +105,7 @@ def delete(session: Session, user: User, channel_id: int) -> None:
 
 
 def mine(session: Session, user: User, channel_id: int) -> Channel:
-    """Return a channel of somebody's. Raises NotFound."""
+    """Return a user's channel. Raises NotFound."""
     row = session.get(Channel, channel_id, with_for_update=True)
     if row is None or row.user_id != user.id:
         raise NotFound(f"You have no channel {channel_id}.")
@@ -126,7 +127,7 @@ def _mistakes(kind: str, name: str, address: str) -> dict[str, str]:
 
 
 def _url_mistake(address: str) -> str:
-    """Say what is wrong with a URL, without repeating it: it may be a secret."""
+    """Return the error of a URL, without repeating it: it may be a secret."""
     if len(address) > ADDRESS_CHARACTERS:
         return f"it has {len(address):,} characters of at most {ADDRESS_CHARACTERS:,}"
     if not address.isascii() or not address.isprintable() or " " in address:

@@ -1,8 +1,8 @@
-"""Deliveries: notices on their way through channels, tried again with growing pauses.
+"""Deliveries of alerts through channels, retried with growing pauses.
 
-A server that takes one puts off when it is due, in the statement by which it takes it: so no other
-takes it too, and if the server ends before it has an answer, it is tried again. A receiver may
-therefore hear of one twice, by the same number.
+A server takes a delivery by postponing its due time in one statement, so no other server takes it,
+and it is retried if the server dies before the response. A receiver may therefore get a delivery
+twice, with the same id.
 """
 
 import json
@@ -41,14 +41,14 @@ class Outcome:
 
 
 def listed(session: Session, user: User, *, after: str = "", limit: int) -> Page:
-    """Return a page of somebody's deliveries with their channels, newest first."""
+    """Return a page of a user's deliveries with their channels, newest first."""
     query = select(Delivery, Channel).join(Channel, Channel.id == Delivery.channel_id)
     query = query.where(Delivery.user_id == user.id)
     return page(session, query, (Delivery.id,), after=after, limit=limit, newest_first=True)
 
 
 def test(session: Session, user: User, channel_id: int, address: str) -> Delivery:
-    """Send a test through a channel of somebody's. Raises NotFound, Conflict."""
+    """Send a test through a user's channel. Raises NotFound, Conflict."""
     channel = channels.mine(session, user, channel_id)
     waiting = select(Delivery.id).where(
         Delivery.user_id == user.id, Delivery.alert_id.is_(None), Delivery.ended_at.is_(None)
@@ -64,7 +64,7 @@ def test(session: Session, user: User, channel_id: int, address: str) -> Deliver
 
 
 def is_any_due(session: Session) -> bool:
-    """Tell whether there is something to take; to ask costs nobody a lock."""
+    """Return whether a delivery is due, without taking a lock."""
     return session.scalar(_due().limit(1)) is not None
 
 

@@ -30,7 +30,7 @@ TURN_SECONDS = 5.0
 
 
 def tell(session: Session, *worker_ids: int) -> None:
-    """Have these workers told, or ANYBODY, once the session's transaction is committed."""
+    """Notify these workers, or all, when the session's transaction commits."""
     session.info.setdefault(_PENDING, set()).update(worker_ids)
 
 

@@ -22,7 +22,7 @@ LARGEST_VALUE = 1e300
 
 
 def rules(session: Session, user: User) -> list[AlertRule]:
-    """List somebody's rules, newest first."""
+    """Return a user's rules, newest first."""
     query = select(AlertRule).where(AlertRule.user_id == user.id)
     return list(session.scalars(query.order_by(AlertRule.id.desc()).limit(MOST)))
 
@@ -39,9 +39,9 @@ def make(
     project: str = "",
     channel_ids: Collection[int] | None = None,
 ) -> AlertRule:
-    """Make a rule, or return the one that says the same already, switched on.
+    """Create a rule, or enable and return an equal one.
 
-    channel_ids: all of the user's that are on, if not told. Raises Invalid.
+    channel_ids: by default all enabled channels of the user. Raises Invalid.
     """
     mine = [channel.id for channel in channels.listed(session, user) if channel.is_on]
     if channel_ids is not None:
@@ -81,7 +81,7 @@ def make(
 
 
 def switch(session: Session, user: User, rule_id: int, *, is_on: bool) -> AlertRule:
-    """Switch a rule on or off. One that is switched on looks at what is so from then on."""
+    """Enable or disable a rule. An enabled rule applies from then on."""
     rule = _mine(session, user, rule_id)
     rule.is_on = is_on
     return rule
@@ -96,7 +96,7 @@ def delete(session: Session, user: User, rule_id: int) -> None:
 
 
 def describe(rule: AlertRule) -> str:
-    """Say a rule in words, after "Tell me when"."""
+    """Return a rule in words."""
     condition = CONDITIONS[rule.condition]
     of = {
         RUN: f"run {rule.run_id}",

@@ -1,6 +1,4 @@
-"""Files that recipes leave after an evaluation, files of the log, and what was found out about
-runs and steps.
-"""
+"""Artifacts of runs, files of the log, and diagnoses."""
 
 from collections.abc import Collection
 from typing import Any

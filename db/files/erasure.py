@@ -1,8 +1,8 @@
-"""Erase runs of the trash for good: their files first, then their rows, a batch a transaction.
+"""Erasure of runs in the trash: first their files, then their rows, one batch per transaction.
 
-Each step may be done again, and nothing is written down but that a run is being erased: whatever
-stopped in the middle, the next look goes on. The run's own row stays, emptied: its number is never
-given again, what points to it still does, and every machine learns from it whose folder may go.
+Each step can be repeated, and only the fact that a run is being erased is stored, so an interrupted
+erasure continues. The run's row stays, emptied: its id is not reused, references stay valid, and
+every machine reads from it whose folder to delete.
 """
 
 import shutil

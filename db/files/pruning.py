@@ -1,8 +1,7 @@
-"""Free the disk by rules: what they would delete, run by run, and that it is deleted.
+"""Pruning of files by retention rules: preview and deletion, run by run.
 
-Only of runs that have ended, and neither of those that another started from nor of those that
-people have tagged `pinned`. The rows go first: what is stopped before the files are gone leaves
-files that no row names, which `halfstep storage check --mend` deletes.
+Only of ended runs that no other run started from and that are not tagged `pinned`. Rows are deleted
+first: an interruption leaves files without a row, which `halfstep storage check --mend` deletes.
 """
 
 from collections.abc import Collection, Iterator

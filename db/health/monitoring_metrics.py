@@ -1,4 +1,4 @@
-"""What an operator's monitoring is told of the service: six queries, however much there is."""
+"""Metrics of the service for monitoring: six queries, independent of the amount of data."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Sudden rises of a run's loss, as its training told them."""
+"""Spikes of a run's loss, as recorded by its training."""
 
 from functools import cache
 from typing import Any

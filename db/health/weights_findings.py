@@ -1,4 +1,4 @@
-"""What the weights that a run started from leave out, or hold too much."""
+"""Findings about initial weights: missing, unexpected and mismatched ones."""
 
 from collections.abc import Iterator
 from typing import Any

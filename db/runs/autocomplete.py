@@ -1,4 +1,4 @@
-"""The words that a filter of runs can be completed with: what there is, a bounded part of it."""
+"""Completions of filter terms, bounded in number."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Any runs side by side: what is to be known of many at once, in a few queries for all of them."""
+"""Data of comparisons, read for many runs in a few queries."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""What each attempt of a run was started in, so that it can be said later, and done again."""
+"""The environment of each attempt: machine, versions, source, git."""
 
 import zlib
 from typing import Any, NamedTuple

@@ -1,7 +1,7 @@
-"""The list of runs, grouped by what they have in common: how many, how they stand, and figures.
+"""Groups of runs with a common value: counts, statuses, and statistics of their values.
 
-One query, whatever there is: a figure's mean is a window over its group, so that its spread is the
-sum of squared distances from it, which loses no digits as a difference of squares would.
+One query: a mean is a window over its group, so the spread is the sum of squared distances from it,
+which keeps the digits that a difference of squares would lose.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What a viewer of a run gets whole, never sampled: scaler events and steps with a flag."""
+"""Scaler events and flagged steps of a run, which are never sampled."""
 
 from functools import cache
 from typing import Any

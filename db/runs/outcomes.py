@@ -1,4 +1,4 @@
-"""What a run's status leaves unsaid of its end: of a run that is read, and as a condition.
+"""Outcomes that refine a run's status, for a loaded run and as a query condition.
 
 unapplied: finished, and each of its steps was skipped. diverged: finished, and the loss of its last
 step is known and not finite. stopped: failed by a rule of its configuration, not by code or

@@ -1,4 +1,4 @@
-"""Presets: what the form of a new run is filled with, under a name, of each project."""
+"""Presets of a project: named values for the form of a new run."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -1,9 +1,8 @@
-"""What runs are listed by: conditions that a filter is made of, and orders, as SQL.
+"""Filters and orders of the list of runs, as SQL.
 
-What a filter may say is app/runs/filters.py's; here is what it means. A name is one of NUMBERS, or
-else of a setting, by its path or the last part of it, or of a metric, whose latest value counts.
-With "metrics." or "settings." before it, it is a metric or a setting, also if a column has that
-name.
+app/runs/filters.py parses a filter; this module translates it. A name is one of NUMBERS, or else a
+setting, by its path or the last part of it, or a metric, by its latest value. The prefixes
+"metrics." and "settings." select a metric or setting also if a column has that name.
 """
 
 import math
@@ -64,7 +63,7 @@ _PERHAPS_PAUSED = (Status.PAUSED, Status.QUEUED, Status.CANCELLED)
 
 
 def seconds_until(moment: Any) -> ColumnElement[Any]:
-    """Return for how long a run has gone on since its first start, its pauses left out."""
+    """Return the duration of a run since its first start, without pauses."""
     paused, later = aliased(RunStatus), aliased(RunStatus)
     after = select(later.time).where(later.run_id == paused.run_id, later.id > paused.id)
     resumed_at = after.order_by(later.id).limit(1).correlate(paused).scalar_subquery()
@@ -130,7 +129,7 @@ MOST_KEPT = 200
 
 @dataclass(frozen=True)
 class Word:
-    """A text anywhere in what a row says: name, recipe, precision, tags, owner or project."""
+    """A text in name, recipe, precision, tags, owner or project."""
 
     text: str
 
@@ -329,9 +328,9 @@ def _parts(name: str) -> tuple[str, list[str]]:
 
 @dataclass(frozen=True)
 class Order:
-    """What runs are listed by, equals by id; those that lack it come last.
+    """An order of runs; equal ones by id, runs without the value last.
 
-    keys: what is compared.  joined: what the keys need besides runs and users, each with how.
+    keys: compared expressions.  joined: tables that the keys need besides runs and users.
     """
 
     keys: tuple[ColumnElement[Any], ...]

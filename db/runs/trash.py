@@ -1,6 +1,6 @@
-"""The trash: ended runs that were deleted, out of every list, and can be restored for some days.
+"""The trash: deleted runs, hidden from lists, which can be restored for some days.
 
-What becomes of them after those days is `db.files.erasure`'s.
+`db.files.erasure` erases them afterwards.
 """
 
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ def restorable(session: Session, run_id: int | None) -> Run | None:
 
 
 def contents(session: Session) -> Contents:
-    """Count what is in the trash."""
+    """Return number and size of the runs in the trash."""
     count, size = session.execute(select(*_CONTENTS).where(IN_TRASH)).one()
     return Contents(count, int(size))
 

@@ -1,4 +1,4 @@
-"""Saved views: with which filter, order, columns and grouping a person looks at the runs."""
+"""Saved views: filter, order, columns and grouping of the list of runs, per user."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def save(
     columns: str,
     group: str = "",
 ) -> SavedView:
-    """Save a view, in place of one's own of the same name. Raises Invalid."""
+    """Save a view; replaces the user's view of the same name. Raises Invalid."""
     name = checked_name(name, most=NAME_CHARACTERS)
     # Of two at once the second waits.
     session.execute(select(User.id).where(User.id == user.id).with_for_update(key_share=True))
@@ -49,7 +49,7 @@ def save(
 
 
 def delete(session: Session, user: User, view_id: int) -> SavedView:
-    """Delete one of a person's own views and return what it was. Raises NotFound."""
+    """Delete a user's view and return it. Raises NotFound."""
     view = session.get(SavedView, view_id)
     if view is None or view.user_id != user.id:
         raise NotFound(f"You have no view {view_id}.")

@@ -1,4 +1,4 @@
-"""Who may do what: accounts, projects, tokens, shared links, and the log of deeds."""
+"""Tables of access: accounts, projects, tokens, shared links, audit log."""
 
 from sqlalchemy import ForeignKey, Index, false, true
 from sqlalchemy.orm import Mapped, mapped_column
@@ -16,7 +16,7 @@ SENDING = (WRITE, ONE_RUN)
 
 
 class User(Table):
-    """Somebody who may sign in, or might before.
+    """A user, also a deactivated or removed one.
 
     key: the name as it is compared, so that no two look alike; see db.names.
     subject: what a provider of identities knows them by, its issuer before it.
@@ -70,7 +70,7 @@ class Membership(Table):
 
 
 class SignInLink(Table):
-    """A link that signs in once; only the hash of its token is kept."""
+    """A one-time sign-in link; only the hash of its token is stored."""
 
     __tablename__ = "sign_in_links"
 
@@ -80,7 +80,7 @@ class SignInLink(Table):
 
 
 class SignInSession(Table):
-    """A signed-in browser; only the hash of its cookie is kept. by_link: not by a password."""
+    """A browser session; only the hash of its cookie is stored. by_link: not by a password."""
 
     __tablename__ = "sessions"
 
@@ -93,7 +93,7 @@ class SignInSession(Table):
 
 
 class LoginAttempts(Table):
-    """How often somebody was wrong at signing in. kind: address or name, and who of it."""
+    """Failed sign-in attempts. kind: address or name; who: its value."""
 
     __tablename__ = "login_attempts"
     __table_args__ = (Index("ix_login_attempts_tried_at", "tried_at"),)
@@ -106,7 +106,7 @@ class LoginAttempts(Table):
 
 
 class Secret(Table):
-    """What a command is given in its environment, encrypted; see db.access.secrets."""
+    """An encrypted environment variable of commands; see db.access.secrets."""
 
     __tablename__ = "secrets"
 
@@ -117,7 +117,7 @@ class Secret(Table):
 
 
 class ApiToken(Table):
-    """A token for scripts; only its hash is kept.
+    """An API token; only its hash is stored.
 
     kind: one of TOKENS.  project: the only one that it opens.  run_id: the only watched run that it
     sends.  expires_at: null: never.
@@ -138,7 +138,7 @@ class ApiToken(Table):
 
 
 class SharedLink(Table):
-    """A read-only link, which shows runs to whoever has it; only the hash of its secret is kept.
+    """A read-only link to runs; only the hash of its secret is stored.
 
     user_id: of its maker, who has to be one who may share these runs.
     """
@@ -163,7 +163,7 @@ class SharedRun(Table):
 
 
 class AuditEvent(Table):
-    """Who changed what, when and from where; rows are neither changed nor deleted.
+    """An audit event: who changed what, when and from where. Rows are never changed or deleted.
 
     user_id: null of who typed it on the server's machine, or tried to sign in as nobody.
     token: the name of the one that a script came with.  deed: method and path.  detail: of what was

@@ -1,4 +1,4 @@
-"""Who wants to be told of what, what there was to tell, and by which way it went."""
+"""Tables of alerts: rules, alerts, channels and deliveries."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ IS_OPEN, IS_DUE = text("resolved_at IS NULL"), text("ended_at IS NULL")
 
 
 class AlertRule(Table):
-    """Of what somebody wants to be told: a condition, of which runs, and by which channels.
+    """A user's alert rule: condition, scope and channels.
 
     scope: run, project, mine or all.  value: of conditions that have one; metric: likewise.
     """
@@ -45,10 +45,10 @@ class AlertEvaluation(Table):
 
 
 class Alert(OfRun, Table):
-    """That a rule's condition came to hold for a run; resolved_at: when it was so no longer.
+    """A rule's condition became true for a run; resolved_at: when it ceased to be true.
 
-    While it holds there is one notice of a rule and a run, which its index decides. content is what
-    channels are told, as docs/how-to/alerts.md describes it. rule_id is NULL once the rule is
+    A unique index allows one open alert per rule and run. content is the payload for channels, see
+    docs/how-to/alerts.md. rule_id is NULL once the rule is
     deleted.
     """
 
@@ -76,10 +76,10 @@ class Alert(OfRun, Table):
 
 
 class Channel(Table):
-    """How somebody is told: kind is webhook, slack or email.
+    """A notification channel: kind is webhook, slack or email.
 
-    target is what pages show of it: an address of e-mail, or of a URL no more than the host.
-    ciphertext: what it takes to reach it, see db.alerts.channels.
+    target: shown on pages, the e-mail address or the host of a URL.  ciphertext: the encrypted
+    address, see db.alerts.channels.
     """
 
     __tablename__ = "channels"
@@ -95,10 +95,10 @@ class Channel(Table):
 
 
 class Delivery(Table):
-    """A notice on its way through a channel, or a test, which has no notice and no run.
+    """A delivery of an alert through a channel, or a test, which has no alert and no run.
 
-    body is what is sent.  due_at: when it is tried next; a server that tries it puts that off, so
-    that no other does.  answer: to the last attempt.  ended_at: since when it is tried no more.
+    body: the payload.  due_at: time of the next attempt; a server that takes it postpones it.
+    answer: response to the last attempt.  ended_at: end of the attempts.
     """
 
     __tablename__ = "deliveries"

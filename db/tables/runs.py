@@ -1,4 +1,4 @@
-"""Runs and the sweeps that make them: what is asked, where they are, what became of them."""
+"""Tables of runs and sweeps."""
 
 from enum import StrEnum
 from typing import Any
@@ -226,7 +226,7 @@ class RunStatus(OfRun, Table):
 
 
 class RunEnvironment(OfRun, Table):
-    """What an attempt was started in.
+    """The environment of an attempt.
 
     content: {worker, host, platform, devices, versions, command, folder, file, git}, of which file
     and git may be null. source, diff: the file's text and what git said had changed, compressed.
@@ -261,7 +261,7 @@ class WatchedAttempt(OfRun, Table):
 
 
 class ControlRequest(OfRun, Table):
-    """Something a person asked of a running run, and when the training told that it had obeyed.
+    """A control request to a running training, and when it was acknowledged.
 
     kind: checkpoint; scale, with the new scale as value; replay, with the step as value.
     """

@@ -1,4 +1,4 @@
-"""What people keep beside their runs: notes, presets, views, and rules of what goes."""
+"""Tables of notes, presets, views and retention rules."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a training tells: steps, events, metrics, diagnoses, samples, log lines, and files."""
+"""Tables of telemetry: steps, events, metrics, diagnoses, samples, log lines, files."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ class StepBucket(OfRun, Table):
 
 
 class ScalerEvent(OfRun, Table):
-    """What the scaler did after a step: skip, growth, backoff or set. Never sampled.
+    """A scaler event after a step: skip, growth, backoff or set. Never sampled.
 
     One skip row for each optimizer that skipped. culprits: [{name}] in forward order, the
     parameters whose gradients were not finite.

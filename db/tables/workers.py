@@ -1,4 +1,4 @@
-"""Workers, what they hold of runs, and what is placed on clusters for them."""
+"""Tables of workers, nodes and cluster placements."""
 
 from typing import Any
 
