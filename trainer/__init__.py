@@ -1,1 +1,1 @@
-"""The training process: the loop, the recipes, and what looks into a training. No database."""
+"""The training process: loop, recipes and diagnosis. Without a database."""

@@ -1,4 +1,4 @@
-"""What a person types about recipes: joins the `halfstep` command by its entry points."""
+"""The `halfstep recipe` commands, registered as an entry point."""
 
 import os
 import sys

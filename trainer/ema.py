@@ -1,5 +1,4 @@
-"""An exponential moving average of the weights, on the device, beside the training that it changes
-nothing of.
+"""An exponential moving average of the weights, on the device, without effect on the training.
 
 After each update of the weights w, with n of them so far,
 
@@ -34,7 +33,7 @@ class Ema:
         modules: Mapping[str, nn.Module],
         optimizers: Mapping[str, WatchedOptimizer],
     ) -> None:
-        """Begin with the weights as they are.  modules: without wrappers."""
+        """Start with the current weights.  modules: without wrappers."""
         self._decay, self._modules = decay, modules
         self._weights: dict[str, list[Tensor]] = {
             name: list(each.parameters) for name, each in optimizers.items()

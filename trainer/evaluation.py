@@ -1,4 +1,4 @@
-"""What a recipe shows between steps: its metrics, those of the averaged weights, its files."""
+"""Evaluation between steps: metrics, metrics of the averaged weights, artifacts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ def evaluate_average(
 
 
 def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, Any]:
-    """Return what the recipe makes to be looked at."""
+    """Return the artifacts of the recipe."""
     with torch.no_grad(), evaluation_mode(recipe), autocast:
         return recipe.artifacts()
 

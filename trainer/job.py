@@ -78,7 +78,7 @@ class Job:
 
 
 class ControlFile:
-    """What the supervisor wants, read anew only when the file has changed."""
+    """The control file of the supervisor, read again only when it has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,9 +88,9 @@ class ControlFile:
         self._taken: set[int] = set()  # ids: a request stands in the file until it is recorded
 
     def read(self) -> Control:
-        """Return what is wanted now. One stat, a microsecond, while nothing changes.
+        """Return the current control state. Costs one stat, a microsecond, while nothing changes.
 
-        A stop lasts; a request is returned once, the next one by the next call.
+        A stop persists; a request is returned once, the next one by the next call.
         """
         try:
             status = os.stat(self._path)  # noqa: PTH116 (a third of the time of Path.stat)

@@ -1,4 +1,4 @@
-"""How often to tell which layer's gradients are how large; see halfstep.monitor.layers."""
+"""The interval of gradient norms per layer; see halfstep.monitor.layers."""
 
 import math
 
@@ -8,6 +8,6 @@ MOST_SAMPLES = 2000  # of a run, however long: as many as a screen has columns
 
 
 def layer_interval(steps: int, diagnosis: Diagnosis) -> int:
-    """Return every how many steps to tell of the layers, 0: never."""
+    """Return the interval in steps of norms per layer; 0: never."""
     wanted = diagnosis.layer_norms_every_steps
     return wanted and max(wanted, math.ceil(steps / MOST_SAMPLES))

@@ -25,7 +25,7 @@ class Guard(threading.Thread):
         self._asks = False
 
     def asks(self) -> bool:
-        """Tell whether it is time to leave a checkpoint and end."""
+        """Return whether it is time to save a checkpoint and end."""
         return self._asks
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What a recipe tells of its steps by itself: numbers come to the host without a wait."""
+"""Values that a recipe logs in its steps; numbers reach the host asynchronously."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ Save: TypeAlias = Callable[[int, Mapping[str, bytes]], None]  # of a step, files
 
 
 class Logged(Observer):
-    """Takes what `Recipe.log` is told while a step is made, and in no replay or evaluation."""
+    """Collects the values of `Recipe.log` during steps, not in replays or evaluations."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Logged(Observer):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait until what was handed over is kept, after a step that raised too."""
+        """Wait until all values are stored, also after a step that raised."""
         self._writer.close()
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Take what is told of the step under way. Raises RecipeError for what cannot be shown.
+        """Log values of the current step. Raises RecipeError for values that cannot be shown.
 
-        Of several numbers the mean is told, of anything else the last. A number whose name nobody
-        could record is left out, which is said once.
+        Several numbers of a name are averaged; of other values the last counts. A number with an
+        invalid name is left out, with one warning.
         """
         if self._step is None:
             return
@@ -74,7 +74,7 @@ class Logged(Observer):
         self._step, self._told, self._seen = step, {}, {}
 
     def after_step(self, result: StepResult) -> None:
-        """Send off the step's numbers, and report what has arrived."""
+        """Queue the copy of the step's numbers, and report those that have arrived."""
         if self._step is not None and self._told:
             means = [
                 torch.stack(each).mean() if len(each) > 1 else each[0]
@@ -89,13 +89,13 @@ class Logged(Observer):
         self._parcels.report()
 
     def drain(self) -> None:
-        """Wait for the device and the disk, and report what is left."""
+        """Wait for the device and the disk, and report the rest."""
         self._parcels.report(wait=True)
         self._writer.wait()
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Take nothing meanwhile: what is done is no part of the step."""
+        """Ignore logged values meanwhile: the work is not part of the step."""
         step, self._step = self._step, None
         try:
             yield

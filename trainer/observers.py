@@ -1,16 +1,16 @@
-"""Those who follow a training step by step: telemetry, histogram, replay, stop rules.
+"""Observers of a training: telemetry, histogram, replay, stop rules.
 
-The loop calls each of them at the same moments, in the order in which they joined:
+The loop calls each of them at the same hooks, in the order in which they joined:
 
     before_step     before the step's batch is drawn
     unscaled        an optimizer's gradients are unscaled, and not clipped yet
     before_update   the weights are about to change, for the first time in this step
     after_step      all of the step is queued on the device
     arrived         records of steps have reached the host, some steps later
-    drain           wait for the device and tell what is left: before whatever waits for it anyway
+    drain           wait for the device and report the rest: before work that waits for it anyway
 
-None of them changes a bit of what is trained. A *diagnosis* does not end a run either: if it
-raises, say for want of memory, that is told as an event, and it is asked no more.
+None of them changes a bit of the training. A *diagnosis* that raises, for lack of memory for
+example, does not end the run: the failure is reported as an event, and the observer is switched off.
 """
 
 import sys
@@ -31,25 +31,25 @@ class Observer:
     is_diagnosis: bool = False
 
     def before_step(self, step: int) -> None:
-        """Hear which step comes."""
+        """Receive the number of the next step."""
 
     def unscaled(self, optimizer: "WatchedOptimizer") -> None:
-        """Look at an optimizer's gradients."""
+        """Read an optimizer's unscaled gradients."""
 
     def before_update(self) -> None:
-        """Look at the weights of the step before, for the last time."""
+        """Read the weights of the previous step, for the last time."""
 
     def after_step(self, result: "StepResult") -> None:
-        """Queue what is to be known of this step."""
+        """Queue the measurements of this step."""
 
     def arrived(self, records: Steps) -> None:
-        """Look at records, in order of their steps."""
+        """Receive records, in order of their steps."""
 
     def drain(self) -> None:
-        """Wait for the device and tell what is left."""
+        """Wait for the device and report the rest."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run's observer has to know."""
+        """Return the state that a resumed run needs."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class Observers:
         self._call("before_update")
 
     def after_step(self, result: "StepResult") -> None:
-        """Say what became of the step, as far as the device knows."""
+        """Pass on the result of the step, as tensors on the device."""
         self._call("after_step", result)
 
     def arrived(self, records: Steps) -> None:
@@ -102,7 +102,7 @@ class Observers:
         self._call("arrived", records)
 
     def drain(self) -> None:
-        """Wait for the device; have everything told that is known by then."""
+        """Wait for the device; have everything reported."""
         self._call("drain")
 
     def _call(self, moment: str, *arguments: object) -> None:
@@ -123,7 +123,7 @@ class Observers:
 
 @contextmanager
 def best_effort(name: str, step: int, on_event: Callable[[Event], None]) -> Iterator[None]:
-    """Do what a run can do without: should it raise, that is told, and the run goes on."""
+    """Run optional work: an exception is reported, and the run continues."""
     try:
         yield
     except Exception as error:
@@ -131,7 +131,7 @@ def best_effort(name: str, step: int, on_event: Callable[[Event], None]) -> Iter
 
 
 def tell_failed(name: str, step: int, error: Exception, on_event: Callable[[Event], None]) -> None:
-    """Tell of a diagnosis that raised: in the run's log with the traceback, and as an event."""
+    """Report a failed diagnosis: in the run's log with the traceback, and as an event."""
     sys.stderr.write(f"Halfstep: the {name} failed; the run goes on without it.\n")
     sys.stderr.write("".join(traceback.format_exception(error)))
     text = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS].replace("\0", "")

@@ -1,6 +1,6 @@
-"""Optimizers, watched: whether the scaler skipped them, and how large their gradients were.
+"""Optimizers with their skips and gradient norms, as tensors on the device.
 
-All of it stays on the device, as tensors that nobody has read yet.
+The host does not read them here.
 """
 
 import math
@@ -21,7 +21,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Update(NamedTuple):
-    """What became of one optimizer in one step: tensors on the device, not read by the host."""
+    """The result of one optimizer in one step: tensors on the device, not read by the host."""
 
     found_inf: Tensor  # 0-dim: 1 if the scaler skipped it
     total_norm: Tensor  # 0-dim: L2 over all its gradients, unscaled, before the clip
@@ -32,7 +32,7 @@ class Update(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What became of one step."""
+    """The result of one step."""
 
     loss: Tensor  # 0-dim, as all of these
     scale: Tensor  # the one used for this step
@@ -44,7 +44,7 @@ class StepResult(NamedTuple):
 
 
 class WatchedOptimizer:
-    """An optimizer that says whether the scaler skipped it, as a tensor, not by asking the device.
+    """An optimizer that returns whether the scaler skipped it as a tensor, without synchronisation.
 
     A fused optimizer is always called: during its step it carries `found_inf`, on the device,
     and skips inside its kernel. An unfused one is called only if nothing was found, after the
@@ -144,7 +144,7 @@ class WatchedOptimizer:
 
 
 def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:
-    """Give fused SGD its momentum before the first step, lest that step be skipped.
+    """Initialise the momentum of fused SGD before the first step, which may be skipped.
 
     torch allocates it uninitialised and lets the kernel fill it in, which a skipped step does not:
     the next one would go on from whatever was there. Zeros do the same as torch's own first step,

@@ -1,7 +1,7 @@
-"""Files of recipes that this machine's workers offer, as `halfstep recipe add` keeps them.
+"""Recipe files that this machine's workers offer, registered by `halfstep recipe add`.
 
-They stand in recipes.json in the data folder, each with what the check said of it last. Workers see
-when it is changed.
+recipes.json in the data folder lists them, each with the last result of its check. Workers reload
+it when it changes.
 """
 
 import json
@@ -27,7 +27,7 @@ class NotRegisteredError(Exception):
 
 
 def path() -> Path:
-    """Return where the list lies: in the folder that the workers' own settings name."""
+    """Return the path of the list, in the workers' data folder."""
     return Path(os.environ.get("HALFSTEP_DATA", "data")).resolve() / "recipes.json"
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of each step, and what a skipped step means to it.
+"""The learning rate of each step, by attempted or applied steps.
 
 Either the schedule counts attempted steps: the host knows them, and the rate is a Python number.
 Or it counts applied steps: with a fused optimizer only the device knows which steps were skipped,
@@ -19,7 +19,7 @@ from halfstep.run_config import ConfigError
 
 
 class Schedule(Protocol):
-    """Sets the learning rate before a step, and hears of the step after it."""
+    """Sets the learning rate before a step, and receives its result."""
 
     def apply(self, step: int) -> None:
         """Set every group's rate: a number, or a 0-dim device tensor."""
@@ -28,10 +28,10 @@ class Schedule(Protocol):
         """Count a step. found_inf: of the optimizers that took part, 0-dim, 1 if skipped."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what the next rate depends on, apart from the number of attempted steps."""
+        """Return the state of the next rate, besides the number of attempted steps."""
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
 
 
 def make_schedule(
@@ -71,7 +71,7 @@ def _check_own_schedulers(training: Training, optimizers: Mapping[str, Optimizer
 
 
 class RecipesSchedule:
-    """Leaves the rates alone: the recipe sets them, in training_step or after_step."""
+    """Does not change the rates: the recipe sets them, in training_step or after_step."""
 
     def apply(self, step: int) -> None:
         """Nothing."""
@@ -160,13 +160,13 @@ class AppliedSchedule:
         return dict(self._applied)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on counting from there."""
+        """Continue counting from a state."""
         for name, applied in self._applied.items():
             applied.copy_(state[name])
 
 
 def learning_rate_factor(training: Training, step: int) -> float:
-    """Return what the peak learning rate is multiplied by at this step, counted from 1."""
+    """Return the factor of the peak learning rate at this step, counted from 1."""
     if step <= training.warmup_steps:
         return step / training.warmup_steps
     if training.schedule == "constant":

@@ -313,7 +313,7 @@ def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torc
 def with_steps_of_epochs(
     config: RunConfig[Any], train_size: int, world_size: int
 ) -> RunConfig[Any]:
-    """Return the configuration with as many steps as its epochs come to, the last one whole."""
+    """Return the configuration with the steps of its epochs, the last one complete."""
     training = config.training
     if train_size == UNKNOWN_SIZE:
         raise ConfigError(
@@ -333,7 +333,7 @@ def transform(
     config: RunConfig[Any],
     device: torch.device,
 ) -> None:
-    """Do to the modules, in place, what the configuration wants of their numbers and memory."""
+    """Apply the configured precisions, activation checkpoints and memory format to the modules."""
     training = config.training
     if config.precision == "fp8":  # first, for what is put round a forward calls the one it finds
         load_torchao("precision fp8")

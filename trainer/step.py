@@ -111,9 +111,9 @@ def all_skipped(result: StepResult) -> bool:
 def retry_in_fp32(
     context: StepContext, batches: Iterable[Any], step: int, device: torch.device
 ) -> Event:
-    """Attempt the same batches without autocast; return the event that says what came of it.
+    """Attempt the same batches without autocast; return the event with the result.
 
-    The weights are those of the skipped attempt. Dropout draws anew, and BatchNorm counts the
+    The weights are those of the skipped attempt. Dropout draws new masks, and BatchNorm counts the
     batch twice. A scaler of scale 1 still skips what is not finite in fp32 either.
     """
     plain = GradScaler(device.type, init_scale=1.0, growth_interval=2**31 - 1)
@@ -206,7 +206,7 @@ def backward(
 
 
 def update_weights(context: StepContext, watched: WatchedOptimizer) -> Update:
-    """Unscale, clip and step or skip; return what the scaler decided, as tensors of the device."""
+    """Unscale, clip and step or skip; return the scaler's decision as tensors on the device."""
     training, scaler = context.training, context.scaler
     # Unscale first: a clip of scaled gradients would cut them by the scale, some 65,536 times
     # too much. inf and NaN are found in the same pass, and kept on the device.
@@ -234,8 +234,9 @@ def update_weights(context: StepContext, watched: WatchedOptimizer) -> Update:
 
 
 def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocast:
-    """Return the autocast of this precision, of fp8 bf16's; one that is switched off in fp32, and
-    where shards are cast as they are gathered.
+    """Return the autocast of this precision; of bf16 for fp8.
+
+    Disabled in fp32, and where shards are cast when they are gathered.
     """
     dtype = torch.float16 if config.precision == "fp16" else torch.bfloat16
     casts = config.precision != "fp32" and config.training.shard_casts == "autocast"

@@ -1,11 +1,10 @@
-"""What each step of the loop was like, measured on the device and brought to the host unawaited.
+"""Telemetry of each step, measured on the device and copied to the host asynchronously.
 
 The row of a step goes through halfstep.monitor.ring, and is read by
 halfstep.monitor.telemetry_rows, which has its layout.
 
-What it costs: beside what the clip needs anyway, two kernels a step for the row and one for each
-optimizer's flag, however many parameters there are; on a CPU no kernel, for there the values are
-read where they lie.
+Cost, in addition to the norms that clipping needs: two kernels a step for the row and one for each
+optimizer's flag, for any number of parameters; on a CPU no kernel, since values are read directly.
 """
 
 import time
@@ -29,7 +28,7 @@ from trainer.optimizers import StepResult, WatchedOptimizer
 
 
 class Telemetry(Observer):
-    """A row a step, and what the host makes of it: records and scaler events."""
+    """Writes a row per step, and turns arrived rows into records and scaler events."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Telemetry(Observer):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Hand over what is left. After an error the device may be lost: that error goes first."""
+        """Flush the rest. After an error the device may be lost: that error takes precedence."""
         with suppress(*([RuntimeError] if kind else [])):
             self.drain()
 

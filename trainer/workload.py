@@ -1,4 +1,4 @@
-"""What a step is made of: examples, tokens, operations; and what its devices could do at most.
+"""Workload of a step: examples, tokens, operations, and the peak rate of its devices.
 
 Peaks are dense tensor-core rates of NVIDIA's data sheets, which print twice as much for sparse
 matrices. A device that is not listed has none, and no utilisation is claimed.
@@ -33,7 +33,7 @@ PEAKS: dict[str, tuple[float, float | None, float | None, float]] = {
 
 
 def workload(recipe: Recipe, config: RunConfig[Any], device: torch.device, devices: int) -> Event:
-    """Return the event that tells of it. devices: over all ranks."""
+    """Return the workload event. devices: over all ranks."""
     training = config.training
     examples = training.batch_size * training.accumulation_steps * devices
     tokens, flops = recipe.tokens_per_example, recipe.flops()
@@ -50,7 +50,7 @@ def workload(recipe: Recipe, config: RunConfig[Any], device: torch.device, devic
 
 
 def peak_flops(name: str, config: RunConfig[Any]) -> float | None:
-    """Return what a device does at most in a second, in the precision of its matrix products."""
+    """Return a device's peak operations per second, in the precision of its matrix products."""
     for pattern, (fp16, bf16, tf32, fp32) in PEAKS.items():
         if re.fullmatch(pattern, name):
             plain = tf32 if config.training.tf32 else fp32

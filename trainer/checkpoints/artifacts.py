@@ -1,4 +1,4 @@
-"""Artifacts: what a recipe leaves to look at, after an evaluation or of a step: texts, images.
+"""Artifacts: texts, images and tables of a recipe, after an evaluation or of a step.
 
 <run folder>/artifacts/step-00000400/<name>
 """
@@ -19,7 +19,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")
 
 
 def files_of(told: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files that show what a recipe told, by their names.
+    """Return the files of logged values, by name.
 
     Bytes, and texts with a suffix to their names, are files already. Raises RecipeError for what
     cannot be shown.

@@ -1,7 +1,7 @@
-"""When a run saves: a checkpoint of everything that decides the next step, and artifacts.
+"""Checkpointing: saves everything that decides the next step, and artifacts.
 
-The loop is held while the state is copied, and while the save before is still under way, of which
-there is one at a time. A thread writes the copy to the disk and tells of it.
+The loop waits while the state is copied, and for the previous save, of which there is one at a
+time. A thread writes the copy to the disk and reports it.
 """
 
 import time
@@ -45,10 +45,10 @@ class Stateful(Protocol):
 
 
 class Saver:
-    """Saves for all ranks: rank 0 writes, and the others what they have in shards.
+    """Saves for all ranks: rank 0 writes, and the others write their shards.
 
-    As a context it ends when all is on the disk. What a write raised, `check`, the next save or the
-    end raises.
+    As a context it ends when everything is on the disk. `check`, the next save or the end raise the
+    error of a write.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for what is under way. After an error of the training that error goes first."""
+        """Wait for the current save. An error of the training takes precedence."""
         try:
             with suppress(*([Exception] if kind else [])):
                 self._writer.wait()
@@ -113,7 +113,7 @@ class Saver:
             self._writer.begin(partial(self._staging.make_room, size_bytes))
 
     def check(self) -> None:
-        """Raise what a write raised that is over, a full disk say. Waits for nothing."""
+        """Raise the error of a finished write, such as a full disk. Does not wait."""
         self._writer.check()
 
     def save(
@@ -160,18 +160,18 @@ class Saver:
         gather(None)  # the others wait on the host: a slow disk must not outlast NCCL's patience
 
     def finish(self) -> None:
-        """Wait until what is under way is on the disk, for all ranks. Raises what it raised."""
+        """Wait until the current save is on the disk, for all ranks. Raises its error."""
         self._writer.wait()
         self._ranks.gather(None)
 
     def save_artifacts(self, step: int, found: Mapping[str, Any]) -> None:
-        """Save what the recipe made to look at, and tell of it."""
+        """Save artifacts, and report them."""
         if self._artifact_folder is not None and self._ranks.rank == 0:
             for event in save_artifacts(self._artifact_folder, step, found):
                 self._on_event(event)
 
     def _take_shards(self, state: dict[str, Any]) -> Snapshot:
-        """Copy what this rank has of the shards; as rank 0 what is none as well."""
+        """Copy this rank's shards; as rank 0 also the rest."""
         from trainer.checkpoints.shard_files import cut
 
         rest, shards = cut(state)
@@ -195,7 +195,7 @@ class Saver:
         snapshot: Snapshot,
         event: Event,
     ) -> None:
-        """Write a checkpoint and tell of it; in the thread."""
+        """Write a checkpoint and report it. Called in the thread."""
         snapshot.wait()
         started = time.perf_counter()
         files = [_file(folder.parent, *each) for each in write(folder, snapshot.state)]

@@ -1,7 +1,7 @@
-"""Where a run starts from weights alone: no optimizer, no scale, no step of another training.
+"""Initial weights: a run that starts from weights only, without optimizer, scale or step.
 
-A file's names and the recipe's need not begin alike: a wrapper's "module." or "_orig_mod.", or the
-"model." of a network within a network, is left out on either side where more of them fit then.
+Prefixes of names may differ: a wrapper's "module." or "_orig_mod.", or the "model." of a nested
+network, is removed on either side if more names match then.
 """
 
 from collections.abc import Callable, Iterator, Mapping

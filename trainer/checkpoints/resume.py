@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: of an earlier attempt, of another run, or back from a spike."""
+"""Resume from a checkpoint: of an earlier attempt, of another run, or after a spike."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,12 +29,12 @@ def go_on_from(
     is_fork: bool,
     is_checked: bool,
 ) -> tuple[Progress, Mapping[str, Any], list[str]]:
-    """Put a checkpoint's state in place; return how far it was, and its parts (inherited_parts).
+    """Load a checkpoint's state; return its progress, its parts (inherited_parts), and notes.
 
-    is_checked: somebody has compared the file's bytes with its SHA-256 just now.
+    is_checked: the file's SHA-256 was verified just now.
 
-    The notes say why the run may not go on bit-exactly; none is a proof that it does, as far as
-    one can be had: the same settings, software and device, and the same batch comes next.
+    The notes list reasons why the run may not continue bit-exactly. No notes means the same
+    settings, software and device, and the same next batch.
     """
     state, progress, notes = restored(
         resume, recipe, modules, config, device, ranks, is_checked=is_checked

@@ -1,8 +1,7 @@
-"""Going back from a spike of the loss, to the last checkpoint before it, with other examples.
+"""Rollback after a spike of the loss, to the last checkpoint before it, with other examples.
 
-The host waits for the device at fixed steps, and looks there alone: a run repeated, or resumed
-after a kill, goes back from the same steps and to the same ones. So only checkpoints saved at an
-interval count, which are at fixed steps as well.
+The host waits for the device at fixed steps and checks only there: a repeated or resumed run rolls
+back from and to the same steps. So only checkpoints saved at an interval are used.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ class SpikeError(RuleError):
 
 
 class Rollback:
-    """Says when to look for a spike, and where to go back to."""
+    """Decides when to check for a spike, and to which checkpoint to return."""
 
     def __init__(
         self, config: RunConfig[Any], spikes: Spikes, folder: Path | None, ranks: Ranks
@@ -44,7 +43,7 @@ class Rollback:
         return step == self._last or any(step % every == 0 for every in looks)
 
     def look(self, finish_saves: Callable[[], None]) -> Path | None:
-        """Return the checkpoint to go back to, None to go on.
+        """Return the checkpoint to return to; None to continue.
 
         finish_saves: waits for the disk, which may still be busy with that very checkpoint.
         Of a spike without one, and of one too many, nothing comes but its event; or SpikeError.

@@ -1,8 +1,8 @@
-"""Checkpoints of which each rank writes what it has, by torch.distributed.checkpoint.
+"""Sharded checkpoints by torch.distributed.checkpoint: each rank writes its shards.
 
-A folder has a file a rank, and `.metadata`, which says what lies where: torch's own tools read it.
-What is no shard lies in a .pt beside the folder, in which names stand for the tensors. Who reads it
-takes as much of each tensor as it wants, so that the number of ranks may be another.
+A folder has a file per rank and `.metadata`, the index; torch's own tools read it. The rest is in a
+.pt next to the folder, in which names replace the tensors. A reader loads the needed part of each
+tensor, so the number of ranks may change.
 """
 
 import mmap

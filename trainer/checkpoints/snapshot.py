@@ -1,4 +1,4 @@
-"""The state of a run as it is at one step boundary, in host memory, while training goes on.
+"""A copy of a run's state at a step boundary, in host memory, while training continues.
 
 Everything mutable is copied. Of tensors the copies are by storage, so that what shares memory, tied
 weights say, shares it in the copy too, and a file made of it is the same to the last byte. On CUDA

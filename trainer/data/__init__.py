@@ -1,1 +1,1 @@
-"""What a step is trained on: which examples, who reads them, and how they come to the device."""
+"""Training data: the order of examples, loading in workers, and the copy to the device."""

@@ -24,7 +24,7 @@ ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+")
 
 @dataclass(frozen=True)
 class _Ahead:
-    """A step whose first micro-batch is drawn."""
+    """A step with its first micro-batch already drawn."""
 
     first: Any
     others: Iterator[Any]
@@ -33,7 +33,7 @@ class _Ahead:
 
 
 class Batches:
-    """Draws what the sampler says, at most one micro-batch before it is wanted."""
+    """Draws the sampler's batches, at most one micro-batch ahead."""
 
     def __init__(self, sampler: Sampler, source: Source, again: Source | None) -> None:
         """again: draws what was drawn before, and does not disturb the source."""

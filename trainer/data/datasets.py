@@ -1,4 +1,4 @@
-"""What a recipe says about its training data, before the first of them is read."""
+"""Checks of a recipe's training data before the first example is read."""
 
 from torch.utils.data import IterableDataset
 

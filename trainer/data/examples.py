@@ -28,7 +28,7 @@ class DataError(Exception):
 
 
 class RemoteTraceback(Exception):
-    """What was raised where the data were read, as a traceback has it."""
+    """The traceback of an error in a data-loader worker."""
 
     def __str__(self) -> str:
         """Stand by itself below the name of this class."""

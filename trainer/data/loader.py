@@ -1,4 +1,4 @@
-"""Reading ahead: worker processes read batches, a thread brings them to the device.
+"""Prefetching: worker processes read batches, a thread copies them to the device.
 
 torch's DataLoader does the work between processes. Its workers are forked: a dataset need not be
 pickled, the memory that it lies in is shared, and they are there in milliseconds; see decision 12.

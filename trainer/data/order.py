@@ -1,4 +1,4 @@
-"""The order in which the examples come, computed where it is wanted: no epoch's list is held.
+"""The order of examples, computed on demand without a list per epoch.
 
 An epoch's order is a Feistel network, a permutation by construction: a place is a cell of a grid
 with hardly more cells than there are examples, its column and its row are moved in turns, each by

@@ -1,4 +1,4 @@
-"""Which training examples a step sees: a seeded order of each epoch, one after another.
+"""The sampler: the examples of each step, by a seeded order of each epoch.
 
 All examples form one endless stream, epoch 0's order followed by epoch 1's, and so on. The only
 state is the position in it, so a run can be resumed anywhere, at once (see order.py): the same

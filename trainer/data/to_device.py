@@ -1,4 +1,4 @@
-"""Bringing batches from the host to the device, beside the device's own work."""
+"""Asynchronous copies of batches from the host to the device."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class ToDevice:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def begin(self, batch: Any) -> "OnTheWay":
-        """Queue the copy of a batch; the host goes on, if it lies in pinned memory."""
+        """Queue the copy of a batch; asynchronous if it is in pinned memory."""
         if self._stream is None:
             return OnTheWay(tree_map(self._moved, batch), None)
         with torch.cuda.stream(self._stream):
@@ -32,7 +32,7 @@ class ToDevice:
 
 
 class OnTheWay:
-    """A batch whose copy is queued."""
+    """A batch with a queued copy."""
 
     def __init__(self, batch: Any, arrives: "torch.cuda.Event | None") -> None:
         self._batch, self._arrives = batch, arrives

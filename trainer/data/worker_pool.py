@@ -1,7 +1,7 @@
-"""The worker processes that read data: where each of them is, and whether it still lives.
+"""The pool of data-loader workers: the state and liveness of each.
 
-What a worker does stands in memory that it shares with the training, so that it can be told of a
-worker that was killed or hangs, too.
+A worker's state is in memory shared with the training, so it can be reported also for a worker that
+was killed or hangs.
 """
 
 import faulthandler
