@@ -1,9 +1,9 @@
 """Device memory that recipes need before their first batch: `python -m trainer.memory gpt`.
 
 Counted on the meta device, whose tensors have no memory, with the recipe's defaults: a network of
-any size is counted on any machine. Activations depend on the batch and are not counted. Prints one JSON
-object by reference; recipes that cannot be created there, for example because they read values of
-their tensors, are left out.
+any size is counted on any machine. Activations depend on the batch and are not counted. Prints one
+JSON object by reference; recipes that cannot be created there, for example because they read values
+of their tensors, are left out.
 """
 
 import json

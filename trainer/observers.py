@@ -10,7 +10,8 @@ The loop calls each of them at the same hooks, in the order in which they joined
     drain           wait for the device and report the rest: before work that waits for it anyway
 
 None of them changes a bit of the training. A *diagnosis* that raises, for lack of memory for
-example, does not end the run: the failure is reported as an event, and the observer is switched off.
+example, does not end the run: the failure is reported as an event, and the observer is switched
+off.
 """
 
 import sys

@@ -53,10 +53,10 @@ the bounds of every field; an event out of bounds is not written, and is read as
                 largest_input, limit, loss_nonfinite, culprits
                 [{"optimizer", "name", "inf", "nan"}]; see replay.py
     spike       step, loss, z: a sudden rise of the loss; rolled_back_to: the step that the run
-                was rewound to for it, written after the rewind
-    rewound     step, from_step, spike, loss, z, examples, rewinds: after from_step the run went
+                was rolled back to for it, written after the rollback
+    rolled_back step, from_step, spike, loss, z, examples, rollbacks: after from_step the run went
                 back to step, for the spike; earlier records of later steps no longer count;
-                examples: number left out; rewinds: number so far
+                examples: number left out; rollbacks: number so far
     weights     step 0, source, loaded, count, missing, unexpected, mismatched and for each of
                 these three its _count: loaded of count weights of the recipe's modules came from
                 a file; only the first of many names; see trainer/checkpoints/initial_weights.py
