@@ -1,4 +1,4 @@
-"""The folder of a watched run: everything about it, for whoever reads it later, and elsewhere.
+"""The folder of a watched run, with everything about it.
 
     <folder>/<run>/run.json             name, project, configuration, tags, attempts
                    spool/<attempt>-<n>.spool
@@ -43,7 +43,7 @@ PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm",
 
 
 def runs_folder(base: Path = Path()) -> Path:
-    """Return where runs lie if nobody says: an earlier version's folder, if it holds some."""
+    """Return the default folder of runs: an earlier version's, if it contains some."""
     earlier = base / EARLIER_RUNS
     return earlier if any(earlier.glob("*/run.json")) else base / RUNS
 
@@ -134,13 +134,13 @@ def described_in(folder: Path) -> dict[str, Any]:
 
 
 def configure(folder: Path, config: object, secret: str | None = None) -> None:
-    """Write a run's configuration anew. secret: is hidden wherever it is."""
+    """Rewrite a run's configuration. secret: hidden everywhere."""
     described = read_run(folder)
     write_json(folder / "run.json", described | {"config": redaction.without(config, secret)})
 
 
 def last_step(files: AttemptFiles) -> int:
-    """Return the last step that the attempts before this one spooled, as far as it lies here."""
+    """Return the last step in the local spools of earlier attempts."""
     return _last_row(files)[0]
 
 
@@ -181,7 +181,7 @@ def last_logged(files: AttemptFiles) -> int | None:
 
 
 def remember_last_step(folder: Path, step: int) -> None:
-    """Keep what `last_step` finds, before the spool that says it is deleted."""
+    """Store the result of `last_step` before its spool is deleted."""
     temporary = folder / f".{LAST_STEP}"
     temporary.write_text(str(step))
     temporary.replace(folder / LAST_STEP)

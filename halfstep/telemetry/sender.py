@@ -1,7 +1,7 @@
-"""What a run's folder holds, on its way to a server: whatever is there now, and not there yet.
+"""Sends the content of a run's folder that a server does not have yet.
 
-The server alone knows where it stands, and is asked again after every trouble. Beside the spool,
-`uploaded.json` remembers what has gone for good; without it that is offered again, or kept.
+Only the server knows its position, and is queried again after every error. Besides the spool,
+`uploaded.json` lists what is uploaded; without it that is offered again, or kept.
 """
 
 import json
@@ -43,7 +43,7 @@ class RunSending:
         self._damaged: dict[int, str] = {}
 
     def send(self) -> None:
-        """Send what is there now. Raises ApiError; then call it again to go on."""
+        """Send the current content. Raises ApiError; call it again to continue."""
         run = read_run(self.folder)
         for attempt in run["attempts"]:
             number = attempt["attempt"]
@@ -88,13 +88,13 @@ class RunSending:
 
     @property
     def page(self) -> str | None:
-        """Where the run is to be seen, as far as the server has told it."""
+        """The URL of the run's page, if the server has returned it."""
         if recorded := self._recorded:
             return self._ingest.server.url + recorded.page
         return None
 
     def is_sent(self, attempt: int) -> bool:
-        """Tell whether the server had all of this attempt that there was at the last `send`."""
+        """Return whether the server had everything of this attempt at the last `send`."""
         return self._sendings[attempt].is_sent
 
     @property
@@ -135,7 +135,7 @@ class AttemptSending:
             self._described, self.recorded = described, None
 
     def send(self) -> None:
-        """Send what is there now."""
+        """Send the current content."""
         if self._is_over:
             return
         self.is_sent = False
@@ -180,7 +180,7 @@ class AttemptSending:
     # ---- The spool -----------------------------------------------------------------------------
 
     def _send_piece(self, recorded: Recorded) -> bool:
-        """Send the next bytes of the spool; tell whether there may be more."""
+        """Send the next bytes of the spool; return whether there may be more."""
         # List before reading: a file that has a successor here gets no more frames.
         for sequence, path in spool_of(self._files.spool, self._files.attempt):
             if sequence < self._place.sequence:
@@ -208,7 +208,7 @@ class AttemptSending:
     # ---- Files ---------------------------------------------------------------------------------
 
     def _send_files(self, recorded: Recorded) -> None:
-        """Send the files that are named in what the server has recorded by now."""
+        """Send the files that the server's recorded events name."""
         before = self._told_files
         try:
             for event, place in self._naming_files():

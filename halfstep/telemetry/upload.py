@@ -46,7 +46,7 @@ def upload(
     with_checkpoints: bool = False,
     delete: bool = False,
 ) -> Sent:
-    """Send what a run's folder holds now.
+    """Send the current content of a run's folder.
 
     wait: called with seconds between two tries.  delete: the spool of what is over and sent.
     Raises ApiError, of a server that is still away too.

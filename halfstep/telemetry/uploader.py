@@ -235,13 +235,13 @@ def follow(
 
 
 def backoff(tries: int) -> float:
-    """Return seconds until the next try: ever more, and not those of everybody else."""
+    """Return the seconds until the next attempt: exponential, with jitter."""
     longest = min(LONGEST_SECONDS, LOOK_SECONDS * 2.0 ** min(tries, 10))
     return longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
 def main() -> None:
-    """Be an uploader: nobody's child, until all is sent."""
+    """Run the uploader, detached, until everything is sent."""
     if os.fork():
         os._exit(0)
     folder, attempt, origin = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

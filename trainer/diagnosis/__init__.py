@@ -1,1 +1,1 @@
-"""What looks into a training: overflows replayed, gradients binned, recipes checked."""
+"""Diagnosis: replay of overflows, gradient histograms, headroom, recipe checks."""

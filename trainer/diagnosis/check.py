@@ -1,9 +1,8 @@
-"""Try a recipe before it trains for hours: `python -m trainer.diagnosis.check mine.py`.
+"""Recipe checks before a long training: `python -m trainer.diagnosis.check mine.py`.
 
-It runs five steps of the real loop in each precision on the CPU, with CUDA's autocast, then a step
-on the meta device, whose tensors have no values, so that whatever would make the host wait raises,
-and compares four steps with two, a resume and two more. What is wrong is said in words, with the
-line. Exit code 1 if there is an error; warnings are for judgement.
+Runs five steps of the real loop in each precision on the CPU, with CUDA's autocast; a step on the
+meta device, whose tensors have no values, so that any synchronisation raises; and compares four
+steps with two, a resume and two more. Findings name the line. Exit code 1 if there is an error.
 """
 
 import argparse
@@ -74,7 +73,7 @@ class Report:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check one recipe, print what is wrong, and write it down where the recipe is kept."""
+    """Check one recipe, print the findings, and store them with a registered recipe."""
     reference, report = tell(arguments)
     note(reference, report)
     if report.errors:
@@ -82,9 +81,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def tell(arguments: list[str] | None = None) -> tuple[str, Report]:
-    """Check one recipe and print what is wrong; return its reference, and the report.
+    """Check one recipe and print the findings; return its reference and the report.
 
-    The reference of a file has its whole path and its class.
+    The reference of a file has its full path and its class.
     """
     parser = argparse.ArgumentParser(prog="python -m trainer.diagnosis.check", description=__doc__)
     parser.add_argument("recipe", help="path/to/file.py, path/to/file.py:Class, or a known name")
@@ -128,9 +127,9 @@ def _findings(report: Report) -> list[dict[str, Any]]:
 
 
 def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
-    """Return what five steps in each precision, and some questions besides, say of a recipe.
+    """Check a recipe by five steps in each precision and further checks.
 
-    values: settings, as a run has them.  Raises ConfigError for those.
+    values: settings of a run.  Raises ConfigError for invalid ones.
     """
     with cudas_autocast():
         return _check(recipe_class, values)

@@ -1,7 +1,6 @@
-"""What fp8 makes of each layer's numbers, at the interval of headroom: their largest magnitudes,
-which the scales follow, and the share that is cast to 0 although it is not.
+"""Ranges of fp8 layers, at the interval of headroom: largest magnitudes and underflow to 0.
 
-By hooks that are there in those steps alone; beside torch.compile there are none.
+Measured by hooks that exist only in those steps; not with torch.compile.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ KINDS = ("activation", "weight", "gradient")
 
 
 class Fp8Ranges(Observer):
-    """Measures what is cast in the steps that are due."""
+    """Measures casts to fp8 at an interval."""
 
     is_diagnosis = True
 
@@ -52,7 +51,7 @@ class Fp8Ranges(Observer):
             self._hooks = [each.register_forward_hook(self._passed) for each in self._names]
 
     def after_step(self, result: StepResult) -> None:
-        """Send off what was measured, and report what has arrived."""
+        """Queue the copy of the measurements, and report those that have arrived."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -63,7 +62,7 @@ class Fp8Ranges(Observer):
         self._parcels.report()
 
     def drain(self) -> None:
-        """Wait for the device and report what is left."""
+        """Wait for the device and report the rest."""
         self._parcels.report(wait=True)
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Headroom of activations and gradients in fp16; see halfstep.monitor.headroom.
 
-Every so many steps, by a hook that is there in those steps alone. Beside torch.compile there is
-none: a hook that comes and goes would have the network compiled anew each time.
+Measured at an interval, by a hook that exists only in those steps. Not with torch.compile: adding
+and removing hooks would recompile the network each time.
 """
 
 import sys
@@ -56,7 +56,7 @@ class Headroom(Observer):
             sys.stderr.write(f"Halfstep: no headroom is measured. {error}.\n")
 
     def after_step(self, result: StepResult) -> None:
-        """Send off what was measured, and report what has arrived."""
+        """Queue the copy of the measurements, and report those that have arrived."""
         if self._measuring.is_on:
             self._measuring.end()
             measured, numbers = self._measuring.measured()
@@ -66,7 +66,7 @@ class Headroom(Observer):
         self._parcels.report()
 
     def drain(self) -> None:
-        """Wait for the device and report what is left."""
+        """Wait for the device and report the rest."""
         self._parcels.report(wait=True)
 
     @contextmanager

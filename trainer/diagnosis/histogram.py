@@ -1,7 +1,7 @@
 """Histograms of gradient exponents at an interval; see halfstep.monitor.exponents.
 
-Counted between unscaling and the clip. In the other steps it costs nothing. Of gradients in shards
-each rank counts its own, and the counts are added up: so none of them may give up alone.
+Counted between unscaling and the clip; other steps cost nothing. Sharded gradients are counted by
+each rank and summed, so an error must end the run on all ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ class Histogram(Observer):
         self._exponents.count(self._counts, zip(optimizer.names, gradients, strict=True))
 
     def after_step(self, result: StepResult) -> None:
-        """Send off what was counted, and report what has arrived."""
+        """Queue the copy of the counts, and report those that have arrived."""
         if self._counts is not None:
             report = partial(self._report, self._step)
             self._parcels.send(report, result.scale, sum_(self._counts, self._shared_with))
@@ -62,7 +62,7 @@ class Histogram(Observer):
         self._parcels.report()
 
     def drain(self) -> None:
-        """Wait for the device and report what is left."""
+        """Wait for the device and report the rest."""
         self._parcels.report(wait=True)
 
     def _report(self, step: int, arrived: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Updates that round away, of weights in bf16, every so many steps.
+"""Lost updates: updates of bf16 weights that round to nothing, counted at an interval.
 
 A weight whose gradient is not 0 and that is what it was before the step: the optimizer's update is
 less than half the distance to the next number of its type. Of fp32 weights next to none are, so
@@ -103,7 +103,7 @@ class Updates(Observer):
             self._before, self._error = [], error
 
     def after_step(self, result: StepResult) -> None:
-        """Send off what was counted, and report what has arrived."""
+        """Queue the copy of the counts, and report those that have arrived."""
         if self._error is not None:
             raise self._error
         if self._before:
@@ -114,7 +114,7 @@ class Updates(Observer):
         self._parcels.report()
 
     def drain(self) -> None:
-        """Wait for the device and report what is left."""
+        """Wait for the device and report the rest."""
         self._parcels.report(wait=True)
 
     def _report(self, step: int, names: list[str], arrived: list[Tensor]) -> None:

@@ -15,7 +15,7 @@ NAMES = 50  # of an event, at most
 
 
 class MissingGradients(Observer):
-    """Looks at which gradients there are, in the first steps of each optimizer."""
+    """Checks which gradients exist, in the first steps of each optimizer."""
 
     is_diagnosis = True
 

@@ -1,4 +1,4 @@
-"""Operations that raise on CUDA where deterministic algorithms are asked for.
+"""Operations that raise on CUDA with deterministic algorithms.
 
 On a CPU they have deterministic kernels, and a check that passes there says nothing of them.
 Source: the documentation of `torch.use_deterministic_algorithms`. (interpolate falls back to a
@@ -50,7 +50,7 @@ EMBEDDING_BAG_OF_MAXIMA = 2  # the mode's number
 
 
 class Nondeterminism(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells `found` the name of each such operation that is called while it is entered."""
+    """Calls `found` with the name of each such operation while the context is active."""
 
     def __init__(self, found: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

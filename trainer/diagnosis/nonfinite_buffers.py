@@ -1,4 +1,4 @@
-"""Buffers that an overflow has left with an inf or a NaN, named once a skip was heard of.
+"""Buffers that an overflow left with an inf or NaN, reported after a skip.
 
 A skipped step leaves the weights alone, but a BatchNorm's running statistics have taken the batch
 in, and no later batch takes an inf out again: so it is enough to look when the skip's row has come
@@ -23,7 +23,7 @@ NAMES_TOLD = 50
 
 
 class NonfiniteBuffers(Observer):
-    """Looks at floating-point buffers after skips."""
+    """Checks floating-point buffers after skips."""
 
     is_diagnosis = True
 
@@ -36,7 +36,7 @@ class NonfiniteBuffers(Observer):
         self._parcels = HostCopies()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which buffers are not finite, since when, and what of it was told."""
+        """Return the nonfinite buffers, since when, and which of them are reported."""
         if self._by_design is None:
             return {}
         by_design, told = sorted(self._by_design), sorted(self._told)
@@ -49,23 +49,23 @@ class NonfiniteBuffers(Observer):
         self._since = dict(state["since"])
 
     def before_step(self, step: int) -> None:
-        """Look at the buffers before the first step."""
+        """Check the buffers before the first step."""
         if not self._has_begun:
             self._has_begun = True
             self._look(None)
 
     def arrived(self, records: Steps) -> None:
-        """Look at the buffers if any of these steps was skipped."""
+        """Check the buffers if any of these steps was skipped."""
         skipped = records["step"][records["flags"] & SKIPPED != 0]
         if len(skipped):
             self._look(int(skipped[0]))
 
     def after_step(self, result: StepResult) -> None:
-        """Tell what has arrived."""
+        """Report the results that have arrived."""
         self._parcels.report()
 
     def drain(self) -> None:
-        """Wait for the device and tell what is left."""
+        """Wait for the device and report the rest."""
         self._parcels.report(wait=True)
 
     def _look(self, step: int | None) -> None:

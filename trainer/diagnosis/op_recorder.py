@@ -1,6 +1,6 @@
-"""What a recipe does in its steps, seen from outside: every function of torch that it calls.
+"""The op recorder: observes every torch function that a recipe calls in its steps.
 
-Only `check` uses it: looking at each call, and at values, costs far too much for training.
+Only `check` uses it: it is far too slow for training.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ class OpRecorder(TorchFunctionMode):
         self.findings.setdefault(Finding(severity, text, place))
 
     def __enter__(self) -> Self:
-        """Look at what is called from here on."""
+        """Start observing."""
         super().__enter__()  # type: ignore[no-untyped-call]
         self.is_looking = True
         return self
@@ -172,7 +172,7 @@ class OpRecorder(TorchFunctionMode):
             )
 
     def _see_singular(self, operation: str, value: Any) -> None:
-        """Look at the argument of a logarithm, or at a denominator."""
+        """Check the argument of a logarithm, or a denominator."""
         if not (isinstance(value, Tensor) and value.is_floating_point()):
             return
         place = self.place()

@@ -1,4 +1,4 @@
-"""Questions to a recipe besides its steps: each is asked of an instance of its own, on the CPU.
+"""Recipe checks besides its steps, each with its own instance on the CPU.
 
 Only `check` uses them.
 """

@@ -112,7 +112,7 @@ class _Step:
 
 
 class Replay(Observer):
-    """Watches for the first skips after calibration, and for steps asked for by hand."""
+    """Replays the first skips after calibration, and steps requested by users."""
 
     is_diagnosis = True
 
@@ -156,7 +156,7 @@ class Replay(Observer):
         self._kept: _Step | None = None
 
     def arrived(self, records: Steps) -> None:
-        """Look at the steps that have arrived: which were skipped, and at what scale."""
+        """Read the arrived steps: which were skipped, and at what scale."""
         for record in records[records["flags"] & SKIPPED != 0]:
             self._heard.append(int(record["step"]))
             self._scales[int(record["step"])] = float(record["scale"])
@@ -167,7 +167,7 @@ class Replay(Observer):
             del self._scales[next(iter(self._scales))]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run has to know, so as to replay the skips that this one would."""
+        """Return the state that a resumed run needs to replay the same skips."""
         return {
             "calibration": self._calibration.state_dict(),
             "replayed": self._replayed,
@@ -191,7 +191,7 @@ class Replay(Observer):
         )
 
     def before_step(self, step: int) -> None:
-        """Keep what makes this step, if it may have to be replayed: before its batch is drawn."""
+        """Save what this step needs for a replay, before its batch is drawn."""
         self._look_at_batch(step)
         self._now, self._coming = step, None
         self._listen()
@@ -267,7 +267,7 @@ class Replay(Observer):
         return position - sum(examples for last, examples in self._left_out if step <= last)
 
     def before_update(self) -> None:
-        """Replay the step before, if it was skipped: the weights are still what they were."""
+        """Replay the previous step if it was skipped: its weights are still unchanged."""
         kept, self._kept = self._kept, None
         if kept is None or kept.flags is None:
             return

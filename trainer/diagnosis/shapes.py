@@ -1,4 +1,4 @@
-"""Sizes that miss tensor cores, told once, before the first step.
+"""Layer sizes that are unsuitable for tensor cores, reported before the first step.
 
 Tensor cores take fp16 and bf16 numbers in pieces of 16 bytes, eight at a time. A matrix product
 one of whose sizes is no multiple of 8 is padded, or left to slower kernels. The sizes are those

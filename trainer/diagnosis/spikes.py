@@ -1,4 +1,4 @@
-"""Sudden rises of the loss: found in the records that have reached the host, without a wait.
+"""Spikes of the loss, detected in records on the host, without synchronisation.
 
 A spike is a loss above every one of the window before it, and so many robust standard deviations
 above their median: z = (loss - median) / (1.4826 · median absolute deviation). What comes later has
@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 
 class Spikes(Observer):
-    """Tells of spikes, and keeps the first that is to be gone back from."""
+    """Reports spikes, and holds the first that needs a rollback."""
 
     is_diagnosis = True
 
@@ -46,7 +46,7 @@ class Spikes(Observer):
         self.left_out: list[tuple[int, int]] = []
 
     def arrived(self, records: Steps) -> None:
-        """Look at steps, in order."""
+        """Check steps, in order."""
         if self._threshold is None:
             return
         steps, losses = records["step"], records["loss"].astype(np.float64)
@@ -76,7 +76,7 @@ class Spikes(Observer):
         self.left_out[:] = state["left_out"]  # others look at this very list
 
     def _lost(self, records: Steps, is_finite: NDArray[np.bool_]) -> dict[int, tuple[float, float]]:
-        """Return the steps whose loss is not finite and that were applied all the same."""
+        """Return the applied steps whose loss is not finite."""
         lost = records[~is_finite & (records["flags"] & SKIPPED == 0)]
         return {int(each["step"]): (float(each["loss"]), math.inf) for each in lost}
 
@@ -107,7 +107,7 @@ class Spikes(Observer):
 
 
 def robust_z(loss: float, window: Floats) -> float:
-    """Return how many robust standard deviations a loss lies above the median of a window."""
+    """Return the robust z-score of a loss against a window."""
     median = float(np.median(window))
     spread = CONSISTENCY * float(np.median(np.abs(window - median)))
     return (loss - median) / max(spread, LEAST_SPREAD * abs(median), sys.float_info.min)

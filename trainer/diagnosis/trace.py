@@ -1,4 +1,4 @@
-"""Trace: which operation makes the first inf or NaN out of finite numbers, and in which module.
+"""Trace: the operation and module that produce the first inf or NaN from finite numbers.
 
 Forward, a dispatch mode sees every operation with its inputs and outputs, below autocast: what it
 shows as fp16 was computed in fp16. Backward, each node of the autograd graph is hooked; a node
@@ -132,7 +132,7 @@ class Trace:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at every operation of a forward pass until there is a finding."""
+    """Checks every operation of a forward pass until there is a finding."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What in a recipe is not finite in fp32, and so in every precision and at every loss scale.
+"""Nonfinite numbers of a recipe in fp32, hence in every precision and at every loss scale.
 
 The evidence is that of a watched script (halfstep.evidence.origin): one step under hooks, and the
 first module or operation whose number is not finite.

@@ -1,4 +1,4 @@
-"""Modules that a setting names and that the first step does not call: it says nothing of them.
+"""Modules that a setting names but the first step does not call.
 
 Such is the out_proj of a MultiheadAttention, whose weights that one uses by itself. Hooks are there
 for the first step alone, and not at all in a compiled network, which would be compiled anew.
@@ -45,7 +45,7 @@ class UnusedModules(Observer):
             self._hooks.append(module.register_forward_pre_hook(self._called(name)))
 
     def after_step(self, result: StepResult) -> None:
-        """Tell which were not called, once."""
+        """Report the modules that were not called, once."""
         for hook in self._hooks:
             hook.remove()
         if self._hooks and self._waiting:
