@@ -1,4 +1,4 @@
-"""What a client does with alerts: rules, notices, channels and deliveries."""
+"""Client calls about alerts: rules, alerts, channels and deliveries."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -40,17 +40,17 @@ class AlertCalls:
         return list(self._get("/api/v1/alerts/rules"))
 
     def delete_alert(self, rule_id: int) -> None:
-        """Delete a rule of yours; what it told you stays."""
+        """Delete a rule of yours; its alerts stay."""
         self._delete(f"/api/v1/alerts/rules/{rule_id}")
 
     def alerts(self) -> Iterator[dict[str, Any]]:
-        """Yield what your rules told you, newest first."""
+        """Yield your alerts, newest first."""
         return self._pages("/api/v1/alerts/inbox", "alerts")
 
     def add_channel(self, kind: str, address: str, *, name: str = "") -> dict[str, Any]:
-        """Add a way to be told: webhook or slack, with a URL, or email.
+        """Add a channel: webhook or slack, with a URL, or email.
 
-        A webhook's `secret`, with which what it gets is signed, is in this answer alone.
+        The `secret` that signs a webhook's payloads is only in this response.
         """
         wanted = {"kind": kind, "address": address, "name": name}
         return self._post("/api/v1/alerts/channels", wanted)
@@ -60,7 +60,7 @@ class AlertCalls:
         return list(self._get("/api/v1/alerts/channels"))
 
     def test_channel(self, channel_id: int) -> dict[str, Any]:
-        """Send a test through a channel; `deliveries` tell what came of it."""
+        """Send a test through a channel; `deliveries` has the result."""
         return self._post(f"/api/v1/alerts/channels/{channel_id}/tests")
 
     def delete_channel(self, channel_id: int) -> None:
@@ -68,5 +68,5 @@ class AlertCalls:
         self._delete(f"/api/v1/alerts/channels/{channel_id}")
 
     def deliveries(self) -> Iterator[dict[str, Any]]:
-        """Yield what went through your channels, or is to, newest first."""
+        """Yield sent and pending deliveries of your channels, newest first."""
         return self._pages("/api/v1/alerts/deliveries", "deliveries")

@@ -1,4 +1,4 @@
-"""What a server answers, and what becomes of it when it refuses or does not answer at all."""
+"""Responses of the server, and errors when it refuses or does not respond."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

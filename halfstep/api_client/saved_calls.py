@@ -1,4 +1,4 @@
-"""What a client does with what is kept beside runs: presets, notes, views, rules of retention."""
+"""Client calls about presets, notes, views and retention rules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

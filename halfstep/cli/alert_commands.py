@@ -1,4 +1,4 @@
-"""What a person types about alerts: `halfstep alert COMMAND`."""
+"""`halfstep alert COMMAND`: alert rules and channels."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ def rules(words: list[str]) -> None:
 
 
 def add(words: list[str]) -> None:
-    """Be told when a condition comes to hold: `alert add collapsing`, `alert add no_progress
+    """Add an alert rule: `alert add collapsing`, `alert add no_progress
     --value 30 --run 7`.
     """
     parser = parser_of("alert add", add, "The conditions are in docs/how-to/alerts.md")
@@ -54,7 +54,7 @@ def add(words: list[str]) -> None:
 
 
 def remove(words: list[str]) -> None:
-    """Delete a rule; what it told you stays."""
+    """Delete a rule; its alerts stay."""
     parser = parser_of("alert remove", remove)
     parser.add_argument("rule", type=int)
     options = parser.parse_args(words)
@@ -64,7 +64,7 @@ def remove(words: list[str]) -> None:
 
 
 def test(words: list[str]) -> None:
-    """Send a test through a channel; `deliveries` of the client and the page tell its answer."""
+    """Send a test through a channel; `deliveries` of the client and the page show the response."""
     parser = parser_of("alert test", test)
     parser.add_argument("channel", type=int, help="its number, as `alert list` has it")
     options = parser.parse_args(words)
@@ -77,7 +77,7 @@ ALERT = {"list": rules, "add": add, "remove": remove, "test": test}
 
 
 def alert(words: list[str]) -> None:
-    """List, add or remove rules by which you are told of runs, or test a channel."""
+    """List, add or remove alert rules, or test a channel."""
     carry_out("alert", alert, ALERT, words)
 
 

@@ -1,4 +1,4 @@
-"""What a person types about runs, at any machine that reaches the server."""
+"""Commands about runs, on any machine that reaches the server."""
 
 import http
 import json
@@ -145,12 +145,12 @@ def pause(words: list[str]) -> None:
 
 
 def resume(words: list[str]) -> None:
-    """Queue a paused run again, which goes on from its last checkpoint."""
+    """Resume a paused run from its last checkpoint."""
     act("run resume", resume, Client.resume, words)
 
 
 def follow(words: list[str]) -> None:
-    """Tell of a run whenever it has changed, until it is over; the exit code says how it ended."""
+    """Follow a run until it ends; the exit code reports the outcome."""
     parser = parser_of("follow", follow, EXITS)
     parser.add_argument("run", type=int)
     options = parser.parse_args(words)
@@ -161,7 +161,7 @@ def follow(words: list[str]) -> None:
 
 
 def log(words: list[str]) -> None:
-    """Print what a run has written to its log: once it has ended, all of it."""
+    """Print a run's log: once it has ended, the whole log."""
     parser = parser_of("log", log)
     parser.add_argument("run", type=int)
     options = parser.parse_args(words)
@@ -232,7 +232,7 @@ def run(words: list[str]) -> None:
 
 
 def workers(words: list[str]) -> None:
-    """List the workers of a server; `workers drain NAME` has one take no more, `undrain` again."""
+    """List workers; `workers drain NAME` stops one from claiming runs, `undrain` reverses it."""
     parser = parser_of("workers", workers)
     parser.add_argument("command", nargs="?", choices=["list", "drain", "undrain"], default="list")
     parser.add_argument("name", nargs="?", help="of a worker")
@@ -264,7 +264,7 @@ def workers(words: list[str]) -> None:
 
 
 def login(words: list[str]) -> None:
-    """Keep a server's address and a token for it, in a file that you alone can read."""
+    """Store a server's URL and a token, in a file that only you can read."""
     parser = parser_of("login", login)
     parser.add_argument("url", nargs="?", default=URL, help=f"of the server; {URL} if not told")
     options = parser.parse_args(words)
@@ -309,7 +309,7 @@ def _tell_notes(notes: Sequence[str], *, as_json: bool) -> None:
 
 
 def upload(words: list[str]) -> None:
-    """Send watched runs from their folders: half of one, or what was sent before, does no harm."""
+    """Upload watched runs from their folders; complete, partial or repeated."""
     parser = parser_of("upload", upload)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs, or above")
     parser.add_argument("--checkpoints", action="store_true", help="all of them, not as watched")

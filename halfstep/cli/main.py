@@ -1,8 +1,8 @@
-"""The `halfstep` command: the front door.
+"""The `halfstep` command.
 
-Whatever is installed beside this package joins it by an entry point of the group
-`halfstep.commands`: a callable that takes the words typed after its name, and whose docstring's
-first line is its help. Server, worker and recipes add theirs so.
+Other packages add commands by entry points of the group `halfstep.commands`: a callable that takes
+the arguments after its name, and whose docstring's first line is its help. Server, worker and
+recipes are such commands.
 """
 
 import argparse
@@ -157,7 +157,7 @@ def _first_line(text: str | None) -> str:
 
 
 def _lacks(error: ModuleNotFoundError) -> str:
-    """Say what an installation without some extra has not: a server has no `worker`."""
+    """Return a hint if a command needs an extra that is not installed."""
     return f"needs {error.name}, which is not installed here"
 
 

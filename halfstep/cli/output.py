@@ -1,4 +1,4 @@
-"""What a command that runs for long prints: nobody need be reading any more."""
+"""print() that ignores a closed pipe or a full disk."""
 
 import os
 import sys

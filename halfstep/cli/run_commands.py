@@ -1,4 +1,4 @@
-"""What a person types to read a run's numbers, and to have it go on otherwise."""
+"""Commands that read a run's numbers, and control it."""
 
 import csv
 import json
@@ -49,7 +49,7 @@ def series(words: list[str]) -> None:
 
 
 def events(words: list[str]) -> None:
-    """Tell what the scaler did: each skip with its culprits, growth and backoff."""
+    """Print scaler events: skips with their culprits, growth and backoff."""
     parser = parser_of("run events", events)
     parser.add_argument("run", type=int)
     options = parser.parse_args(words)
@@ -59,7 +59,7 @@ def events(words: list[str]) -> None:
 
 
 def findings(words: list[str]) -> None:
-    """Say what is wrong with a run and what to do, the gravest first."""
+    """Print the findings of a run, the gravest first."""
     parser = parser_of("run findings", findings)
     parser.add_argument("run", type=int)
     options = parser.parse_args(words)
@@ -69,7 +69,7 @@ def findings(words: list[str]) -> None:
 
 
 def compare(words: list[str]) -> None:
-    """Lay runs side by side as CSV, a line a run: figures, and settings that are not the same."""
+    """Compare runs as CSV, a line per run: summary values and settings that differ."""
     parser = parser_of("run compare", compare)
     parser.add_argument("run", type=int, nargs="+")
     options = parser.parse_args(words)
@@ -98,7 +98,7 @@ def compare(words: list[str]) -> None:
 
 
 def scale(words: list[str]) -> None:
-    """Ask a running fp16 run to go on with another loss scale from its next step on."""
+    """Set the loss scale of a running fp16 run from its next step on."""
     parser = parser_of("run scale", scale)
     parser.add_argument("run", type=int)
     parser.add_argument("scale", type=float)
@@ -126,7 +126,7 @@ def fork(words: list[str]) -> None:
 
 
 def go_on(words: list[str]) -> None:
-    """Queue what a cancelled or failed run has not made, from its last checkpoint."""
+    """Continue a cancelled or failed run from its last checkpoint, as a new run."""
     act("run go-on", go_on, Client.go_on, words)
 
 

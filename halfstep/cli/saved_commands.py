@@ -1,4 +1,4 @@
-"""What a person types about what is kept beside runs: presets, notes, and rules of retention."""
+"""Commands about presets, notes and retention rules."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ def presets(words: list[str]) -> None:
 
 
 def save_preset(words: list[str]) -> None:
-    """Save what a run would be submitted with: `preset save quick digits --set training.steps=9`.
+    """Save a preset: `preset save quick digits --set training.steps=9`.
 
     One of the project's that is called so already makes way.
     """
@@ -104,14 +104,14 @@ def rules(words: list[str]) -> None:
 
 
 def preview(words: list[str]) -> None:
-    """Say what a rule would delete now: `retention preview --project vision --checkpoints 30`."""
+    """Preview what a rule deletes: `retention preview --project vision --checkpoints 30`."""
     options = _rule_parser("preview", preview).parse_args(words)
     with Client() as client:
         _tell_preview(client, options)
 
 
 def add(words: list[str]) -> None:
-    """Set a rule, once you have seen what it deletes, in place of the one before."""
+    """Set a rule, after a preview; replaces the previous one."""
     parser = _rule_parser("add", add)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     options = parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""What a person types about sweeps: `halfstep sweep COMMAND`."""
+"""`halfstep sweep COMMAND`."""
 
 import argparse
 import json
@@ -73,7 +73,7 @@ def sweeps(words: list[str]) -> None:
 
 
 def show(words: list[str]) -> None:
-    """Show a sweep's runs, the best first: what each tried, and the value that it came to."""
+    """Show a sweep's runs with settings and values, the best first."""
     parser = parser_of("sweep show", show)
     parser.add_argument("sweep", type=int)
     options = parser.parse_args(words)

@@ -1,4 +1,4 @@
-"""What commands have in common: how they explain themselves, read settings, tell runs, and end."""
+"""Shared parts of commands: help, parsing of settings, output, exit codes."""
 
 import argparse
 import json
