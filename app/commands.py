@@ -102,7 +102,7 @@ def up() -> None:
 
 @command
 def server() -> None:
-    """Start the server alone."""
+    """Start only the server."""
     close_to_others()
     settings, database = _open()
     check_store(settings)
@@ -141,7 +141,7 @@ def migrate(
 
 
 def storage(words: list[str]) -> None:
-    """What runs take on disk, and what may go: `storage runs`, `prune` and `check`."""
+    """Manage storage: `storage runs`, `prune` and `check`."""
     run_command(STORAGE, words, "storage")
 
 
@@ -319,7 +319,7 @@ def _expiry(secret: dict[str, Any]) -> str:
 def rebuild(
     run: Annotated[int, typer.Argument(help="Number of the run")], as_json: AsJson = False
 ) -> None:
-    """Sum up a run's steps and metrics for its charts anew."""
+    """Rebuild the summaries of a run's steps and metrics."""
     with installed() as (_settings, database):
         with database.writing() as session:
             row = runs.get(session, run, lock=True)  # its recorder waits meanwhile

@@ -21,7 +21,7 @@ Project = Annotated[str, typer.Option(help="A project; empty: the one that there
 
 
 def user(words: list[str]) -> None:
-    """Who may sign in: `user add`, `list`, `role`, `change`, `subject` and `token`."""
+    """Manage users: `user add`, `list`, `role`, `change`, `subject` and `token`."""
     run_command(USER, words, "user")
 
 

@@ -135,7 +135,7 @@ def submit(words: list[str]) -> None:
 
 
 def cancel(words: list[str]) -> None:
-    """End a run; one that trains leaves a checkpoint first."""
+    """Cancel a run; a training run saves a checkpoint first."""
     act("cancel", cancel, Client.cancel, words)
 
 
@@ -369,7 +369,7 @@ def _in_a_line(sent: Sent) -> str:
 
 
 def projects(words: list[str]) -> None:
-    """List projects; operators `projects rename NAME NEW_NAME`, and `delete NAME` an empty one."""
+    """List projects; admins: `projects rename NAME NEW_NAME`, and `delete NAME` an empty one."""
     parser = parser_of("projects", projects)
     commands = {"list": 0, "rename": 2, "delete": 1}
     parser.add_argument("command", nargs="?", choices=commands, default="list")

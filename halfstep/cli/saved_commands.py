@@ -60,7 +60,7 @@ PRESET = {"list": presets, "save": save_preset, "remove": remove_preset}
 
 
 def preset(words: list[str]) -> None:
-    """List, save or remove presets: what runs are submitted with, under a name."""
+    """List, save or remove presets of runs."""
     carry_out("preset", preset, PRESET, words)
 
 
@@ -90,7 +90,7 @@ NOTE = {"show": show_note, "write": write_note}
 
 
 def note(words: list[str]) -> None:
-    """Show or write the note on a project, or on runs side by side."""
+    """Show or write the note on a project or a comparison."""
     carry_out("note", note, NOTE, words)
 
 
@@ -140,7 +140,7 @@ RETENTION = {"list": rules, "add": add, "preview": preview, "remove": remove}
 
 
 def retention(words: list[str]) -> None:
-    """List, preview, add or remove rules by which what of ended runs is deleted."""
+    """List, preview, add or remove retention rules for ended runs."""
     carry_out("retention", retention, RETENTION, words)
 
 

@@ -130,7 +130,7 @@ SWEEP = {
 
 
 def sweep(words: list[str]) -> None:
-    """Begin, list, show, extend, move, pause, resume, cancel sweeps: runs that search settings."""
+    """Begin, list, show, extend, move, pause, resume or cancel sweeps."""
     carry_out("sweep", sweep, SWEEP, words)
 
 

@@ -124,7 +124,7 @@ def _all(settings: Settings, *, is_here_alone: bool) -> Iterator[Finding]:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Say what is missing; exit with 1 if anything is."""
+    """Check the cluster; exit with 1 if anything is missing."""
     parser = Parser(
         prog="halfstep cluster",
         description="Say what is missing for runs over several machines: of this one, and of the "

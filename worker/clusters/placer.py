@@ -148,7 +148,7 @@ def _say(text: str) -> None:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Ask a cluster for workers, run by run."""
+    """Request workers from a cluster, run by run."""
     argparse.ArgumentParser(
         prog="halfstep placer",
         description="Ask the cluster that HALFSTEP_PLACEMENT names for workers, for each run that "
