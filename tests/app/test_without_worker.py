@@ -47,5 +47,5 @@ def test_help_says_what_the_worker_needs() -> None:
     """The server's commands are explained; the worker's names what is not there."""
     text = run_without_worker("from halfstep.cli.main import main; main(['--help'])")
     text = re.sub(r"\s+", " ", text)
-    assert "server Start the server alone" in text
+    assert "server Start only the server" in text
     assert re.search(r"worker needs \w+, which is not installed here", text)

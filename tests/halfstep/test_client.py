@@ -787,7 +787,7 @@ def test_rules_of_retention_from_a_script(
     assert (asked.returncode, "allowed: with --yes" in asked.stderr) == (2, True)
     assert client.retention() == []
     added = halfstep("retention", "add", *words, "--yes", **known).stdout
-    assert added == "the first project: logs and samples after 30 days\n"
+    assert added == "Default project: logs and samples after 30 days\n"
     made = client.set_retention(checkpoint_days=90)
     assert (made["scope"], made["checkpoint_days"], made["log_days"]) == ("all", 90, None)
     assert [each["scope"] for each in client.retention()] == ["all", "in:"]

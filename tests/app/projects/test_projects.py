@@ -370,7 +370,7 @@ def test_who_makes_more_of_a_project_waits_for_who_renames_it(
     else:
         end(database, start_run(database, ada, project="vision"), Status.FAILED, 40)
 
-    def continue_run() -> None:
+    def add_a_run() -> None:
         with database.writing() as session:
             if what == "watched":
                 make_watched(session, ada, project="vision")
@@ -382,7 +382,7 @@ def test_who_makes_more_of_a_project_waits_for_who_renames_it(
     with ThreadPoolExecutor() as pool:
         with database.writing() as session:
             session.execute(select(Project).where(Project.name == "vision").with_for_update())
-            going_on = pool.submit(continue_run)
+            going_on = pool.submit(add_a_run)
             while not blocked(database) and not going_on.done():
                 pass
             projects.rename(session, "vision", "sight")

@@ -38,7 +38,7 @@ def test_those_are_told_who_have_something_to_do(
     other = add_worker(database, "w2", [DIGITS], [CPU])
     with listening(database) as (listener, heard):
         assert heard() == {SIGNED_IN}
-        assert (listener.is_listening, listener.failure_kind) == (True, None)
+        assert (listener.is_listening, listener.problem) == (True, None)
         with database.writing() as session:
             first, second = (submit(session, ada, nodes=2) for _ in range(2))
         assert heard() == {SIGNED_IN}
@@ -80,7 +80,7 @@ def test_a_listener_that_was_cut_off_comes_back_and_looks_anew(
                 )
             )
         assert heard() == {SIGNED_IN}
-        assert (listener.is_listening, listener.failure_kind) == (True, None)
+        assert (listener.is_listening, listener.problem) == (True, None)
 
 
 def test_a_listener_that_is_told_nothing_says_so(
@@ -97,6 +97,6 @@ def test_a_listener_that_is_told_nothing_says_so(
         stack.callback(other.dispose)
         deaf = SimpleNamespace(engine=database.engine, glancing=other.glancing)
         listener, _heard = stack.enter_context(listening(deaf))
-        while listener.failure_kind is None:
+        while listener.problem is None:
             assert not listener.is_listening
-        assert listener.failure_kind == "no word comes, as behind a pooler of transactions"
+        assert listener.problem == "no word comes, as behind a pooler of transactions"

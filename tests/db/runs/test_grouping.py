@@ -14,7 +14,7 @@ from tests.db.conftest import config, submit
 
 @pytest.fixture
 def some(database: Database, ada: User) -> None:
-    """Six runs; the last one is in the bin."""
+    """Six runs; the last one is in the trash."""
     rates, tags = [0.1, 0.1, 0.1, 0.2, None, 0.1], ["a, B", "b", "", "a", "a", "a"]
     losses = [1.0, 2.0, None, 5.0, 1e300, 9.0]
     with database.writing() as session:

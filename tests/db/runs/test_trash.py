@@ -77,7 +77,7 @@ def test_a_deleted_run_is_out_of_every_list(database: Database, ended: int, ada:
         assert runs.with_owners(session, [ended]) == []
         assert [run.id for run, _owner in groups.members(session, ended)] == [other.id]
         assert runs.newest_id(session) == other.id
-        with pytest.raises(NotFound, match="in the bin"):
+        with pytest.raises(NotFound, match="in the trash"):
             runs.get(session, ended)
         [(binned, owner)] = trash.listed(session, limit=10).rows
         assert (binned.id, owner) == (ended, "ada")
@@ -122,9 +122,9 @@ def test_nothing_new_refers_to_a_deleted_run(database: Database, ended: int, ada
         {"parent_id": ended, "parent_step": 10, "config": config(200)},
         {"after_id": ended},
     ):
-        with pytest.raises(Invalid, match="is in the bin"), database.writing() as session:
+        with pytest.raises(Invalid, match="is in the trash"), database.writing() as session:
             submit(session, ada, **changes)
-    with pytest.raises(Invalid, match="is in the bin"), database.writing() as session:
+    with pytest.raises(Invalid, match="is in the trash"), database.writing() as session:
         groups.join(session, submit(session, ada), ended)
 
 
@@ -134,9 +134,9 @@ def test_a_watched_run_in_the_bin_takes_nothing(database: Database, ada: User) -
         run_id = ingest.begin(session, ada, "a" * 32, 1, **WATCHED).run_id
         ingest.end(session, ada, run_id, 1, "finished", step=0, error=None)
     move_to_trash(database, ada, run_id)
-    with pytest.raises(Ended, match="in the bin"), database.writing() as session:
+    with pytest.raises(Ended, match="in the trash"), database.writing() as session:
         ingest.begin(session, ada, "a" * 32, 2, **WATCHED)
-    with pytest.raises(Ended, match="in the bin"), database.writing() as session:
+    with pytest.raises(Ended, match="in the trash"), database.writing() as session:
         ingest.held(session, ada, run_id, 1)
 
 
