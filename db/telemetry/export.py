@@ -100,7 +100,7 @@ def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
 
 
 def _as_text(text: str | None) -> str | None:
-    """Return what a spreadsheet takes for text too, and for no formula, in one row."""
+    """Make text safe for spreadsheets: one line, never a formula."""
     if not text:
         return text
     return ("'" if text.startswith(FORMULAS) else "") + text.replace("\r", " ")
@@ -132,7 +132,7 @@ _IN_PARQUET: dict[type, Callable[[Any], Any]] = {float: _nan_for_null, object: _
 
 
 class _Sink(io.RawIOBase):
-    """A file that is carried away piece by piece while it is written."""
+    """Write-only file whose content is taken out in pieces while it is written."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
