@@ -26,7 +26,7 @@ LAST_STEPS = {
 
 
 class Point(NamedTuple):
-    """One point of a metric. value: None where it was not finite."""
+    """One point of a metric. value: None if it was NaN."""
 
     step: int
     value: float | None
