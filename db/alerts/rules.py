@@ -39,7 +39,7 @@ def make(
     project: str = "",
     channel_ids: Collection[int] | None = None,
 ) -> AlertRule:
-    """Create a rule, or switch on and return an existing identical one.
+    """Create a rule, or return an existing identical one, switched on.
 
     channel_ids: by default all of the user's channels that are on. Raises Invalid.
     """
@@ -81,7 +81,7 @@ def make(
 
 
 def switch(session: Session, user: User, rule_id: int, *, is_on: bool) -> AlertRule:
-    """Switch a rule on or off. A rule applies only to events after it is switched on."""
+    """Switch a rule on or off. A rule that is switched on is evaluated from then on."""
     rule = _mine(session, user, rule_id)
     rule.is_on = is_on
     return rule
