@@ -1,4 +1,4 @@
-"""Facts that conditions need, read for many runs in a fixed number of queries."""
+"""Facts for alert conditions, read for many runs in a fixed number of queries."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from db.telemetry.telemetry import SPIKE
 
 
 def read(session: Session, some_runs: Sequence[Run], needs: set[str], moment: float) -> list[Facts]:
-    """Read the facts of runs. needs: names of fields of Facts, those to be read."""
+    """Read facts of runs. needs: names of the fields of Facts to read; no others are read."""
     found = {
         name: read_one(session, some_runs)
         for name, read_one in _READERS.items()
@@ -47,7 +47,7 @@ def _applied(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
 
 
 def _streaks(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
-    """Return the most skips in a row of the latest steps, those of the first search left out."""
+    """Return the longest run of skips in recent steps, without the first scale search."""
     query = select(Step.run_id, Step.step).join(Run, Run.id == Step.run_id)
     query = query.with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
     searched = func.coalesce(Run.parent_step, 0) + verdict.CALIBRATING_FOR
@@ -70,7 +70,7 @@ def _nonfinite(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
 
 
 def _lost(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
-    """Return from which step on no loss of a finished run was finite."""
+    """Return the first step from which on no loss of a finished run was finite."""
     lost = [
         run
         for run in some_runs
@@ -93,7 +93,7 @@ def _spikes(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
 
 
 def _progress(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
-    """Return when each made its last step, or changed its status, whichever was later."""
+    """Return the time of each run's last step or status change, whichever was later."""
     last = select(Step.elapsed_ms).where(Step.run_id == Run.id)
     last = last.order_by(Step.step.desc()).limit(1).correlate(Run)
     changed = select(RunStatus.time).where(RunStatus.run_id == Run.id)
@@ -107,7 +107,7 @@ def _progress(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
 
 
 def _metrics(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
-    """Return the latest value of each metric that a rule names."""
+    """Return the latest value of each metric that a rule names, by run."""
     named = select(AlertRule.metric).where(AlertRule.is_on, AlertRule.metric != "")
     latest = latest_metrics.points(session, _ids(some_runs), named)
     return {

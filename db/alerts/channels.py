@@ -1,6 +1,6 @@
-"""Notification channels.
+"""Channels: the addresses to which a user's notices are delivered.
 
-Their addresses are encrypted, like secrets: a webhook's URL allows anyone who knows it to post.
+Addresses are encrypted like secrets: anyone who knows the URL of a webhook can write to it.
 """
 
 import json
@@ -20,7 +20,7 @@ from db.names import first_invisible
 from db.tables import Channel, Delivery, User
 
 WEBHOOK, SLACK, EMAIL = KINDS = ("webhook", "slack", "email")
-#: Of one user.
+#: Limit per user.
 MOST = 20
 NAME_CHARACTERS = 100
 ADDRESS_CHARACTERS = 2000
@@ -33,7 +33,7 @@ EMAIL_ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class Reach:
-    """The address of a channel: URL or e-mail; for a webhook with its signing key."""
+    """Address of a channel (URL or e-mail) and, for a webhook, its signing secret."""
 
     kind: str
     address: str
@@ -41,7 +41,7 @@ class Reach:
 
 
 def listed(session: Session, user: User) -> list[Channel]:
-    """Return a user's channels by name."""
+    """List a user's channels by name."""
     query = select(Channel).where(Channel.user_id == user.id)
     return list(session.scalars(query.order_by(Channel.name, Channel.id).limit(MOST)))
 
@@ -56,9 +56,9 @@ def make(
     address: str,
     forbidden: str = "",
 ) -> tuple[Channel, str]:
-    """Create a channel; return it and a webhook's secret, which is not shown again.
+    """Create a channel; return it and a webhook's secret, which is shown only once.
 
-    forbidden: why the address is not allowed. Raises Invalid.
+    forbidden: why the address is not allowed for alerts. Raises Invalid.
     """
     name, address = name.strip(), address.strip()
     wrong = _mistakes(kind, name, address)
@@ -90,7 +90,7 @@ def reach(key_file: Path, channel: Channel) -> Reach:
 
 
 def switch(session: Session, user: User, channel_id: int, *, is_on: bool) -> Channel:
-    """Enable or disable a channel; nothing is delivered through a disabled one."""
+    """Switch a channel on or off. Notices to a channel that is off are not delivered."""
     row = mine(session, user, channel_id)
     row.is_on = is_on
     return row
@@ -105,7 +105,7 @@ def delete(session: Session, user: User, channel_id: int) -> None:
 
 
 def mine(session: Session, user: User, channel_id: int) -> Channel:
-    """Return a user's channel. Raises NotFound."""
+    """Return one of a user's channels. Raises NotFound."""
     row = session.get(Channel, channel_id, with_for_update=True)
     if row is None or row.user_id != user.id:
         raise NotFound(f"You have no channel {channel_id}.")
@@ -127,14 +127,14 @@ def _mistakes(kind: str, name: str, address: str) -> dict[str, str]:
 
 
 def _url_mistake(address: str) -> str:
-    """Return the error of a URL, without repeating it: it may be a secret."""
+    """Return what is wrong with a URL, without repeating it: it may be a secret."""
     if len(address) > ADDRESS_CHARACTERS:
         return f"it has {len(address):,} characters of at most {ADDRESS_CHARACTERS:,}"
     if not address.isascii() or not address.isprintable() or " " in address:
         return "it has characters that a URL has not"
     try:
         parts = urlsplit(address)
-        _ = parts.port  # raises, if it is none
+        _ = parts.port  # raises if it is not a port
     except ValueError:
         return "it is not a URL"
     if parts.scheme not in ("http", "https"):

@@ -1,8 +1,8 @@
-"""Deliveries of alerts through channels, retried with growing pauses.
+"""Deliveries of notices through channels, retried with growing pauses.
 
-A server takes a delivery by postponing its due time in one statement, so no other server takes it,
-and it is retried if the server dies before the response. A receiver may therefore get a delivery
-twice, with the same id.
+A server that takes a delivery postpones its due time in the same statement: no other server takes
+it too, and if the server ends before it has an answer, the delivery is retried. A receiver may
+therefore receive a delivery twice, with the same number.
 """
 
 import json
@@ -20,20 +20,20 @@ from db.errors import Conflict
 from db.paging import Page, page
 from db.tables import Channel, Delivery, Run, User
 
-#: Before the second attempt, the third, …; after the last of them it is given up.
+#: Pauses before the second, third, … attempt; no attempt follows the one after the last pause.
 PAUSES = (10.0, 60.0, 300.0, 1800.0, 7200.0)
-#: An attempt takes less; a server that took one and has not answered by then has ended.
+#: Longer than any attempt: a server without an outcome by then has ended.
 TAKEN_SECONDS = 120.0
 TAKEN_AT_ONCE = 8
 ANSWER_CHARACTERS = 500
 KEPT_SECONDS = 30 * 86_400.0
-#: Tests under way, of one user: each is a message to somebody.
+#: Limit of pending tests per user, because each one sends a message.
 MOST_TESTS = 5
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an attempt. is_final: no other attempt will do better."""
+    """Outcome of an attempt. is_final: retries would not help."""
 
     is_delivered: bool
     answer: str
@@ -48,7 +48,7 @@ def listed(session: Session, user: User, *, after: str = "", limit: int) -> Page
 
 
 def test(session: Session, user: User, channel_id: int, address: str) -> Delivery:
-    """Send a test through a user's channel. Raises NotFound, Conflict."""
+    """Queue a test delivery through a user's channel. Raises NotFound, Conflict."""
     channel = channels.mine(session, user, channel_id)
     waiting = select(Delivery.id).where(
         Delivery.user_id == user.id, Delivery.alert_id.is_(None), Delivery.ended_at.is_(None)
@@ -64,12 +64,12 @@ def test(session: Session, user: User, channel_id: int, address: str) -> Deliver
 
 
 def is_any_due(session: Session) -> bool:
-    """Return whether a delivery is due, without taking a lock."""
+    """Return whether a delivery is due, without taking locks."""
     return session.scalar(_due().limit(1)) is not None
 
 
 class Taken(NamedTuple):
-    """A delivery to be tried. is_visible: whether its user sees its run, if it has one."""
+    """A delivery to attempt. is_visible: whether its user can see its run, if any."""
 
     delivery: Delivery
     channel: Channel
@@ -77,7 +77,7 @@ class Taken(NamedTuple):
 
 
 def take(session: Session) -> list[Taken]:
-    """Take the deliveries that are due, a few of them."""
+    """Take a few of the deliveries that are due."""
     some = _due().order_by(Delivery.due_at).limit(TAKEN_AT_ONCE).with_for_update(skip_locked=True)
     taken = (
         update(Delivery)
@@ -102,7 +102,7 @@ def _sees(projects: set[str] | None, project: str | None) -> bool:
 
 
 def note(session: Session, delivery_id: int, attempt: int, outcome: Outcome) -> None:
-    """Write down what came of an attempt, unless a later one was begun meanwhile."""
+    """Record the outcome of an attempt, unless a later attempt has begun."""
     row = session.get(Delivery, delivery_id, with_for_update=True)
     if row is None or row.attempts != attempt or row.ended_at is not None:
         return
@@ -114,7 +114,7 @@ def note(session: Session, delivery_id: int, attempt: int, outcome: Outcome) -> 
 
 
 def prune(session: Session) -> None:
-    """Forget deliveries that ended long ago."""
+    """Delete deliveries that ended more than KEPT_SECONDS ago."""
     session.execute(delete_from(Delivery).where(Delivery.ended_at < now() - KEPT_SECONDS))
 
 

@@ -1,7 +1,7 @@
-"""Word that something waits, from one process on a PostgreSQL to the others.
+"""Notifications of waiting work between processes, by PostgreSQL NOTIFY.
 
-Word is sent with the transaction that gives cause for it, one NOTIFY at most, and is a hint: who
-misses some learns the same from the database a little later. SQLite has no such thing.
+Each transaction sends at most one NOTIFY when it commits. It is only a hint: a process that misses
+it reads the same from the database a little later. SQLite has no notifications.
 """
 
 import threading
@@ -17,20 +17,20 @@ from sqlalchemy.orm import Session
 from db.database import Database
 from db.tables import Run, Status
 
-#: Of a word, in place of a worker's id: there may be a run for whoever has room.
+#: Payload instead of a worker's id: there may be a run for any worker with free devices.
 SIGNED_IN = 0
 _CHANNEL = "halfstep"
 _PENDING = "word"
-#: PostgreSQL takes 8,000; of more workers than fit everybody is told.
+#: PostgreSQL allows 8,000; a longer list of workers is replaced by SIGNED_IN.
 MOST_CHARACTERS = 7_000
-#: Until a listener that lost its connection tries again, and until it believes that it is not told.
+#: Delay before a listener reconnects, and timeout of its test notification.
 RETRY_SECONDS, PROOF_SECONDS = 5.0, 2.0
-#: How soon one that is closed notices.
+#: Time within which a closed listener stops.
 TURN_SECONDS = 5.0
 
 
 def tell(session: Session, *worker_ids: int) -> None:
-    """Notify these workers, or all, when the session's transaction commits."""
+    """Notify these workers, or SIGNED_IN for all, when the session's transaction commits."""
     session.info.setdefault(_PENDING, set()).update(worker_ids)
 
 
@@ -43,31 +43,32 @@ def _send(session: Session) -> None:
     if len(payload) > MOST_CHARACTERS:
         payload = str(SIGNED_IN)
     word = select(func.pg_notify(_CHANNEL, payload))
-    if told == {SIGNED_IN}:  # an end is of interest to those alone who wait
+    if told == {SIGNED_IN}:  # an end matters only if runs are queued
         word = word.where(exists().where(Run.status == Status.QUEUED))
     session.execute(word)
 
 
 class Listener:
-    """Hears word in a thread of its own, over one connection that is held for it.
+    """Receiver of notifications in its own thread, over a dedicated connection.
 
-    is_listening: it was shown that word comes; else look as often as without.  fault: why not.
+    is_listening: a test notification arrived; otherwise poll as often as without a listener.
+    problem: why it is not listening.
     """
 
     def __init__(self, database: Database, hear: Callable[[set[int]], None]) -> None:
-        """hear: told of whom a word is for, in that thread; of everybody after an interruption."""
+        """hear: called in that thread with the addressed ids; SIGNED_IN after a reconnect."""
         self.is_listening = False
         self.problem: str | None = None
         self._database, self._hear = database, hear
         self._closing = threading.Event()
 
     def start(self) -> None:
-        """Begin, where there is word at all."""
+        """Start the listener if the database is PostgreSQL."""
         if self._database.engine.dialect.name == "postgresql":
             threading.Thread(target=self._run, name="listener", daemon=True).start()
 
     def close(self) -> None:
-        """End soon."""
+        """Request the listener to stop soon."""
         self._closing.set()
 
     def _run(self) -> None:
@@ -86,7 +87,7 @@ class Listener:
     def _listen(self, connection: Any) -> None:
         connection.autocommit = True
         connection.execute(f"LISTEN {_CHANNEL}")
-        # A pooler that lends a connection for each transaction takes LISTEN, and passes nothing on.
+        # A transaction pooler accepts LISTEN but forwards no notifications.
         proof = f"proof {uuid4()}"
         with self._database.glancing() as session:
             session.execute(select(func.pg_notify(_CHANNEL, proof)))
@@ -99,5 +100,5 @@ class Listener:
         self._hear({SIGNED_IN})
         while not self._closing.is_set():
             for word in connection.notifies(timeout=TURN_SECONDS):
-                if word.payload.replace(",", "").isdecimal():  # another's proof is for nobody here
+                if word.payload.replace(",", "").isdecimal():  # not a test notification
                     self._hear(set(map(int, word.payload.split(","))))

@@ -15,14 +15,14 @@ from db.errors import Invalid, NotFound
 from db.tables import Alert, AlertRule, Run, User
 
 RUN, PROJECT, MINE, ALL = SCOPES = ("run", "project", "mine", "all")
-#: Of one user.
+#: Limit per user.
 MOST = 100
 NAME_CHARACTERS = 200
 LARGEST_VALUE = 1e300
 
 
 def rules(session: Session, user: User) -> list[AlertRule]:
-    """Return a user's rules, newest first."""
+    """List a user's rules, newest first."""
     query = select(AlertRule).where(AlertRule.user_id == user.id)
     return list(session.scalars(query.order_by(AlertRule.id.desc()).limit(MOST)))
 
@@ -39,9 +39,9 @@ def make(
     project: str = "",
     channel_ids: Collection[int] | None = None,
 ) -> AlertRule:
-    """Create a rule, or enable and return an equal one.
+    """Create a rule, or return an existing identical one, switched on.
 
-    channel_ids: by default all enabled channels of the user. Raises Invalid.
+    channel_ids: by default all of the user's channels that are on. Raises Invalid.
     """
     mine = [channel.id for channel in channels.listed(session, user) if channel.is_on]
     if channel_ids is not None:
@@ -65,7 +65,7 @@ def make(
         "run_id": run.id if run else None,
         "project": project if scope == PROJECT else "",
     }
-    # Whoever makes two at once is counted, and told of the first, one after the other.
+    # Concurrent requests of a user are serialized, for the limit and the duplicate check.
     session.execute(select(User.id).where(User.id == user.id).with_for_update(key_share=True))
     same = select(AlertRule).filter_by(user_id=user.id, **said).with_for_update()
     if (known := session.scalars(same).first()) is not None:
@@ -81,7 +81,7 @@ def make(
 
 
 def switch(session: Session, user: User, rule_id: int, *, is_on: bool) -> AlertRule:
-    """Enable or disable a rule. An enabled rule applies from then on."""
+    """Switch a rule on or off. A rule that is switched on is evaluated from then on."""
     rule = _mine(session, user, rule_id)
     rule.is_on = is_on
     return rule
@@ -96,7 +96,7 @@ def delete(session: Session, user: User, rule_id: int) -> None:
 
 
 def describe(rule: AlertRule) -> str:
-    """Return a rule in words."""
+    """Describe a rule in words that follow "Tell me when"."""
     condition = CONDITIONS[rule.condition]
     of = {
         RUN: f"run {rule.run_id}",

@@ -1,4 +1,4 @@
-"""Completions of filter terms, bounded in number."""
+"""Completions for run filters: existing names and values, in bounded numbers."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,16 @@ from db.runs.run_filters import named_at_all, qualified
 from db.tables import KEPT, LatestMetric, Run, RunConfigValue, User
 
 MOST_NAMES, MOST_VALUES, NEWEST_RUNS = 500, 200, 2000
-#: Names of settings and metrics are those of so many of these runs, found in so many rows.
+#: Runs and rows that are read for the names of settings and metrics.
 NAMED_RUNS, MOST_ROWS = 500, 20_000
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Names and values, in order. settings: by the last parts of their paths; where several have
-    the same, by the first and the last path too.
+    """Names and values for completion, in order.
+
+    settings: the last parts of their paths; if several paths share one, also the first and the last
+    of these paths.
     """
 
     tags: list[str]
@@ -29,7 +31,7 @@ class Vocabulary:
 
 
 def vocabulary(session: Session) -> Vocabulary:
-    """Return the words of the newest runs that the session's user sees."""
+    """Return completions from the newest runs that the session's user can see."""
     newest = select(Run.id, Run.tags, Run.recipe, Run.project, User.name.label("owner")).where(KEPT)
     newest = newest.join(User, User.id == Run.owner_id)
     rows = session.execute(newest.order_by(Run.id.desc()).limit(NEWEST_RUNS)).all()
@@ -46,7 +48,7 @@ def vocabulary(session: Session) -> Vocabulary:
 
 
 def unknown(session: Session, names: Collection[str]) -> list[str]:
-    """Return those names that no setting and no metric of any run has."""
+    """Return the names that no setting and no metric of any run has."""
     return [name for name in dict.fromkeys(names) if not session.scalar(named_at_all(name))]
 
 
@@ -55,7 +57,7 @@ def _some(values: Collection[str]) -> list[str]:
 
 
 def _settings(session: Session, run_ids: Collection[int]) -> Iterator[str]:
-    """Yield each setting by its name, and where several have it by their paths too."""
+    """Yield each setting's name, and the first and last path if several share it."""
     newest = select(RunConfigValue.name, RunConfigValue.path).where(
         RunConfigValue.run_id.in_(run_ids)
     )
@@ -69,7 +71,7 @@ def _settings(session: Session, run_ids: Collection[int]) -> Iterator[str]:
 
 
 def _metrics(session: Session, run_ids: Collection[int]) -> Sequence[str]:
-    """Return each metric as a filter and an order call it."""
+    """Return the metric names, qualified as in filters and sort orders."""
     newest = select(LatestMetric.name).where(LatestMetric.run_id.in_(run_ids))
     rows = newest.order_by(LatestMetric.run_id.desc()).limit(MOST_ROWS).subquery()
     query = select(rows.c.name).distinct().order_by(rows.c.name).limit(MOST_NAMES)

@@ -1,4 +1,4 @@
-"""Data of comparisons, read for many runs in a few queries."""
+"""Data for comparing runs, read for all of them in a few queries."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -13,13 +13,13 @@ from db.tables import KEPT, LatestMetric, Run, StepBucket
 from db.telemetry.pyramid import SIZES, STEP_SERIES
 from db.telemetry.windows import extremes
 
-#: Forks of forks, back to where the examples of the first are counted from.
+#: Limit of generations of forks that are followed to count examples.
 GENERATIONS = 20
 
 
 @dataclass(frozen=True)
 class Examples:
-    """How many examples a run has gone through: before its own steps, and in each of these."""
+    """Number of examples a run processed before its own steps and in each own step."""
 
     before: int
     each: int
@@ -27,7 +27,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Likely:
-    """A run that is probably to be compared, and why."""
+    """A suggested run for a comparison, with the reason."""
 
     id: int
     name: str
@@ -35,7 +35,7 @@ class Likely:
 
 
 def metric_names(session: Session, run_ids: Collection[int], *, most: int) -> list[str]:
-    """Name the metrics of some runs, in order: of very many those that most of the runs have."""
+    """Return at most `most` sorted metric names of runs, preferring the most shared ones."""
     table = LatestMetric
     shared = func.count()
     query = select(table.name).where(table.run_id.in_(run_ids))
@@ -44,9 +44,10 @@ def metric_names(session: Session, run_ids: Collection[int], *, most: int) -> li
 
 
 def drawn(session: Session, run_ids: Collection[int]) -> list[Run]:
-    """Return runs with no more of them than charts need; ids that there are not are left out.
+    """Return runs with only the columns that charts need; skip unknown ids.
 
-    While they are held, whoever gets one of them by its id gets no more either.
+    While these objects are referenced, getting one by id in this session returns the same partial
+    object.
     """
     return list(session.scalars(_drawn(), {"run_ids": list(run_ids)}))
 
@@ -70,9 +71,9 @@ def lowest_losses(session: Session, run_ids: Collection[int]) -> dict[int, float
 
 
 def examples(session: Session, some_runs: Sequence[Run]) -> dict[int, Examples]:
-    """Return what steps are in examples, of runs for which it is known.
+    """Return how to convert steps to examples, for runs where this is known.
 
-    A fork goes on counting from its parent's; its parents' own steps may have had other batches.
+    A fork continues its parent's count; its ancestors' own steps may have had other batch sizes.
     """
     known = {run.id: (run.parent_id, run.parent_step, _each(run)) for run in some_runs}
     for _ in range(GENERATIONS):
@@ -106,7 +107,7 @@ def _each(run: object) -> int:
 
 
 def likely(session: Session, ids: Collection[int], *, most: int) -> list[Likely]:
-    """Offer runs to lay beside some: parents, forks and groups first, then of the same recipe."""
+    """Suggest runs to compare: parents, forks and groups first, then the same recipe."""
     own = select(Run.parent_id, Run.group_id, Run.recipe, Run.project).where(Run.id.in_(ids))
     shown = session.execute(own).all()
     parents = {run.parent_id for run in shown if run.parent_id}
@@ -137,7 +138,7 @@ def likely(session: Session, ids: Collection[int], *, most: int) -> list[Likely]
 
 
 def _most_common(shown: Sequence[Any]) -> tuple[str, str]:
-    """Return what most of some runs are of: a recipe, or else a project."""
+    """Return the most common recipe of runs, or without recipes the most common project."""
     for kind in ("recipe", "project"):
         of = Counter(getattr(run, kind) for run in shown if getattr(run, kind))
         if of:

@@ -1,4 +1,4 @@
-"""What runs were configured with, setting by setting, so that lists find them by any of these."""
+"""Settings of runs as rows, so that run lists can filter by any of them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,27 +10,27 @@ from sqlalchemy.orm import Session
 
 from db.tables import Run, RunConfigValue
 
-#: What is kept of a configuration that may hold anything: paths as PostgreSQL can index them, and
-#: of a long text its beginning.
+#: Limits for arbitrary configurations: settings, path length that PostgreSQL can index, and length
+#: to which texts are cut.
 MOST, PATH_CHARACTERS, TEXT_CHARACTERS = 1000, 200, 200
 
 
 def note(session: Session, run: Run) -> None:
-    """Write down the settings of a run, in place of those that it had."""
+    """Replace the stored settings of a run."""
     session.execute(delete(RunConfigValue).where(RunConfigValue.run_id == run.id))
     if rows := rows_of(run):
         session.execute(insert(RunConfigValue), rows)
 
 
 def note_script(session: Session, run: Run, config: dict[str, Any]) -> None:
-    """Write down what a command's script says that it is configured with, in place of before."""
+    """Replace the configuration that a command's script reported, and the settings."""
     run.script_config = config
     note(session, run)
 
 
 def rows_of(run: Run) -> list[dict[str, Any]]:
     """Return the rows of a run's settings."""
-    # {"a.b": 1, "a": {"b": 2}} has one path twice.
+    # {"a.b": 1, "a": {"b": 2}} has the same path twice.
     values = dict(islice(_flat(run.whole_config), MOST))
     return [
         {"run_id": run.id, "path": path, "name": path.rpartition(".")[2], **_value(value)}
@@ -51,7 +51,7 @@ def _value(value: Any) -> dict[str, Any]:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return {"number": float(value), "text": None}
-        except OverflowError:  # an earlier version let a run have any number
+        except OverflowError:  # an earlier version accepted any number
             return {"number": None, "text": None}
     text = value if isinstance(value, str) else json.dumps(value)
     return {"number": None, "text": text[:TEXT_CHARACTERS]}

@@ -1,4 +1,4 @@
-"""The environment of each attempt: machine, versions, source, git."""
+"""Environment of each attempt of a run, recorded for reproduction."""
 
 import zlib
 from typing import Any, NamedTuple
@@ -8,12 +8,12 @@ from sqlalchemy.orm import Session, defer
 
 from db.tables import RunEnvironment
 
-#: Of a source and of a diff so much is kept, in UTF-8.
+#: Maximum stored size of a source or a diff, in UTF-8 bytes.
 LONGEST_BYTES = 256_000
 
 
 class Texts(NamedTuple):
-    """The recipe's source or the script, and what git said had changed."""
+    """Source of the recipe or script, and the git diff."""
 
     source: str | None
     diff: str | None
@@ -22,7 +22,7 @@ class Texts(NamedTuple):
 def record(
     session: Session, run_id: int, attempt: int, content: dict[str, Any], texts: Texts
 ) -> None:
-    """Keep it; whoever calls holds the run."""
+    """Store the environment of an attempt. The caller must hold the run."""
     session.merge(
         RunEnvironment(
             run_id=run_id,
@@ -36,7 +36,7 @@ def record(
 
 
 def newest(session: Session, run_id: int) -> RunEnvironment | None:
-    """Return that of the latest attempt, without its texts."""
+    """Return the environment of the latest attempt, without its texts."""
     query = (
         select(RunEnvironment)
         .options(defer(RunEnvironment.source), defer(RunEnvironment.diff))
@@ -48,14 +48,14 @@ def newest(session: Session, run_id: int) -> RunEnvironment | None:
 
 
 def texts(environment: RunEnvironment) -> Texts:
-    """Read the texts of one."""
+    """Return the texts of an environment."""
     return Texts(_unpacked(environment.source), _unpacked(environment.diff))
 
 
 def _packed(text: str | None) -> bytes | None:
     if text is None:
         return None
-    # A character that the limit cuts in two is left out.
+    # A character that the limit splits is dropped.
     kept = text.encode(errors="replace")[:LONGEST_BYTES].decode(errors="ignore")
     return zlib.compress(kept.encode())
 

@@ -1,7 +1,7 @@
-"""Groups of runs with a common value: counts, statuses, and statistics of their values.
+"""The run list grouped by a common value, with counts, statuses and statistics.
 
-One query: a mean is a window over its group, so the spread is the sum of squared distances from it,
-which keeps the digits that a difference of squares would lose.
+Always one query: a figure's mean is a window function over its group, so that its deviation is
+computed from squared distances to the mean, without the cancellation of a difference of squares.
 """
 
 import math
@@ -36,12 +36,12 @@ from db.runs.run_filters import NUMBERS, SYNONYMS, Filter, is_metric, paths_of
 from db.tables import KEPT, LatestMetric, Run, RunConfigValue, Status, Trial, User
 
 MOST_GROUPS = 200
-#: Beyond it a figure counts as not finite: its square would be.
+#: Larger figures count as nonfinite, because their squares could be.
 LARGEST = 1e150
 TAG, SWEEP = "tag", "sweep"
 _OWNER = select(User.name).where(User.id == Run.owner_id).scalar_subquery()
 _SWEEP = select(Trial.sweep_id).where(Trial.run_id == Run.id).scalar_subquery()
-#: What is grouped by besides settings, tags and sweeps.
+#: Columns to group by, apart from settings, tags and sweeps.
 TEXTS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
     {
         "recipe": Run.recipe.expression,
@@ -57,8 +57,9 @@ STATES = (*ENDINGS, *map(str, Status))
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure of some runs. count: those that have a finite one; deviation: of the sample, None
-    where there is but one.
+    """Statistics of a figure over runs.
+
+    count: runs with a finite figure.  deviation: sample standard deviation, None for one run.
     """
 
     count: int
@@ -70,9 +71,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that have a value in common; None: that have none.
+    """Runs with the same value; None for runs without a value.
 
-    statuses: how many are so, by status or ending.  spreads: by the names asked for.
+    statuses: number of runs by status or ending.  spreads: by requested name.
     """
 
     value: float | str | None
@@ -84,14 +85,17 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class Grouped:
-    """The first groups, and how many there are. path: of a setting that has but one, that."""
+    """The first groups and their total number.
+
+    path: of a setting with only one path, that path; else the requested name.
+    """
 
     groups: list[RunGroup]
     total: int
     path: str
 
 
-class _place_of_comma(FunctionElement[int]):  # noqa: N801 - reads as the SQL function that it is
+class _place_of_comma(FunctionElement[int]):  # noqa: N801 - named like the SQL function that it is
     inherit_cache = True
 
 
@@ -113,11 +117,11 @@ def grouped(
     conditions: Filter = (),
     sort: str = "-id",
 ) -> Grouped:
-    """Group the runs that fulfil all conditions.
+    """Group the runs that match all conditions.
 
-    by: one of GROUPED_BY, or a setting.  names: of NUMBERS, settings or metrics.  sort: one of
-    them, by its mean; "runs", by how many; by, by what groups have in common; else the groups come
-    by their newest runs. Downwards with "-" before it.
+    by: one of GROUPED_BY, or a setting.  names: names in NUMBERS, settings or metrics.  sort: one
+    of the names for its mean, "runs" for the number of runs, the value of `by` for the common
+    value; otherwise groups are sorted by their newest runs. A "-" prefix means descending.
     """
     paths = [] if by in GROUPED_BY else paths_of(session, by)
     falls, ordered = sort.startswith("-"), SYNONYMS.get(sort.lstrip("-"), sort.lstrip("-"))
@@ -183,7 +187,7 @@ def _with_means(runs: Subquery, count: int) -> Subquery:
 def _runs(
     session: Session, by: str, paths: Sequence[str], names: Sequence[str], conditions: Filter
 ) -> Subquery:
-    """Select the runs, each with its state, what it is grouped by, and the figures."""
+    """Select the runs, each with its state, group value and figures."""
     paths_by_name = {name: paths_of(session, name) for name in _own(names)}
     all_paths = {*paths, *chain.from_iterable(paths_by_name.values())}
     settings = _settings(all_paths)
@@ -230,7 +234,7 @@ def _own(names: Sequence[str]) -> list[str]:
 
 
 def _settings(paths: Collection[str]) -> Subquery:
-    """Select settings of runs, a row each: number:path and text:path."""
+    """Select settings, one row per run, with columns number:path and text:path."""
     columns = [
         func.max(case((RunConfigValue.path == path, column))).label(f"{kind}:{path}")
         for path in sorted(paths)
@@ -243,7 +247,7 @@ def _settings(paths: Collection[str]) -> Subquery:
 
 
 def _metrics(names: Collection[str]) -> Subquery:
-    """Select the latest points of runs, a row each, by name."""
+    """Select the latest metric values, one row per run, one column per name."""
     columns = [func.max(case((is_metric(name), LatestMetric.value))).label(name) for name in names]
     wanted = or_(false(), *(is_metric(name) for name in names))
     query = select(LatestMetric.run_id, *columns).where(wanted)
@@ -256,7 +260,7 @@ def _finite(value: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def _tags() -> Subquery:
-    """Select each tag of each run: of what stands between commas, the first, then the rest."""
+    """Select each tag of each run by splitting at commas recursively."""
     whole = select(
         Run.id.label("run_id"),
         cast(literal(""), Text).label("tag"),

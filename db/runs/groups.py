@@ -1,4 +1,4 @@
-"""Runs to be laid side by side: one configuration in several precisions, or a run and a fork."""
+"""Groups of compared runs: one configuration in several precisions, or a run and forks."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ from db.tables import KEPT, RECIPE, Metric, Run, RunNode, Status, User, Worker
 
 TF32, FP8 = "TF32", "fp8"
 MOST_COMPARED = 20
-#: What the configuration of each run of a comparison is given, by the path of the field.
+#: Configuration fields that each variant of a comparison sets, by path.
 VARIANTS: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32", "scaler.enabled": True, "training.tf32": False},
     TF32: {"precision": "fp32", "scaler.enabled": True, "training.tf32": True},
@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def variant(config: dict[str, Any]) -> str:
-    """Name what a configuration is in a comparison."""
+    """Return the name of the variant that a configuration belongs to."""
     precision = str(config["precision"])
     if precision == "fp16" and not config.get("scaler", {}).get("enabled", True):
         return "fp16 without scaler"
@@ -36,7 +36,7 @@ def variant(config: dict[str, Any]) -> str:
 
 
 def members(session: Session, group_id: int) -> list[tuple[Run, str]]:
-    """List a group's runs with their owners' names, as queued. Raises NotFound."""
+    """List a group's runs with their owners' names, in order of id. Raises NotFound."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id)
     query = query.where(Run.group_id == group_id, KEPT).order_by(Run.id)
     found = [(run, owner) for run, owner in session.execute(query)]
@@ -46,9 +46,9 @@ def members(session: Session, group_id: int) -> list[tuple[Run, str]]:
 
 
 def join(session: Session, run: Run, other_id: int) -> None:
-    """Lay a run beside another, and beside those that the other one is compared with already.
+    """Add a run to the comparison group of another run.
 
-    Raises Invalid for a run that there is not, of another recipe, or with many beside it already.
+    Raises Invalid if the other run does not exist or has another recipe, or if its group is full.
     """
     found = session.get(Run, other_id, with_for_update=True)
     other = check_is_kept(found, "compared_with", other_id)
@@ -67,8 +67,9 @@ def join(session: Session, run: Run, other_id: int) -> None:
 
 
 def labels(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """Name configurations in a comparison: by their variants, and the modules that only some have
-    in a precision of their own.
+    """Name configurations in a comparison by their variants.
+
+    If they differ in which modules have their own precision, the names include these modules.
     """
     special = [_special(config) for config in configs]
     is_told = len(set(special)) > 1
@@ -87,7 +88,10 @@ def _special(config: dict[str, Any]) -> str:
 
 
 def is_on_cpu(session: Session, group_id: int) -> bool:
-    """Return whether a run of the group trains on a CPU; before any does, whether all will."""
+    """Return whether a run of the group trains on a CPU.
+
+    Before any has a worker: whether all live workers have only CPUs.
+    """
     owners = select(Worker).join(Run, Run.worker_id == Worker.id).where(Run.group_id == group_id)
     if found := session.scalars(owners).all():
         return any(_has_no_gpu(worker) for worker in found)
@@ -100,7 +104,7 @@ def _has_no_gpu(worker: Worker) -> bool:
 
 
 def devices(session: Session, run_ids: Collection[int]) -> dict[int, str]:
-    """Name the devices that each run has trained on here, over all its attempts."""
+    """Name the workers' devices that each run has trained on, over all its attempts."""
     query = select(RunNode.run_id, RunNode.devices, Worker.devices)
     query = query.join(Worker, Worker.id == RunNode.worker_id)
     query = query.where(RunNode.run_id.in_(run_ids), RunNode.resumed_step.is_not(None))
@@ -114,12 +118,12 @@ def devices(session: Session, run_ids: Collection[int]) -> dict[int, str]:
 
 
 def seconds(session: Session, group_id: int) -> dict[str, float]:
-    """Return how long the finished runs of a group took, by variant."""
+    """Return the duration of the finished runs of a group in seconds, by variant."""
     query = select(Run.config, Metric.value).join(Metric, Metric.run_id == Run.id)
     query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED, KEPT)
     rows = session.execute(query.where(Metric.name == "run/seconds").order_by(Run.id))
     found: dict[str, float] = {}
     for config, value in rows:
-        if value is not None:  # of a variant the first: a fork of it may have been laid beside it
+        if value is not None:  # the first run of a variant: the group may contain a fork of it
             found.setdefault(variant(config), value)
     return found

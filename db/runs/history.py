@@ -1,4 +1,4 @@
-"""Scaler events and flagged steps of a run, which are never sampled."""
+"""Complete, never sampled data of a run: scaler events and flagged steps."""
 
 from functools import cache
 from typing import Any
@@ -22,7 +22,7 @@ from db.telemetry.series import Cursor, json_number
 
 
 def events(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
-    """Return a page of what the scaler did, in order of step."""
+    """Return a page of scaler events in order of step."""
     query = select(ScalerEvent).where(ScalerEvent.run_id == run_id)
     key = (ScalerEvent.step, ScalerEvent.id)
     return page(session, query, key, after=after, limit=limit)
@@ -31,7 +31,7 @@ def events(session: Session, run_id: int, *, after: str = "", limit: int) -> Pag
 def flagged_steps(
     session: Session, run_id: int, *, after: int = 0, limit: int
 ) -> dict[str, list[Any]]:
-    """Return columns of the steps after one that were skipped or whose loss was not finite."""
+    """Return columns of skipped steps and steps with nonfinite loss after a step."""
     found: dict[int, tuple[int, Any]] = {}
     for flag, condition in FLAGGED.items():
         query = _flagged(flag, Step.step, Step.flags, Step.loss)
@@ -47,7 +47,7 @@ def flagged_steps(
 
 
 def count_flagged(session: Session, run_id: int) -> int:
-    """Count the steps that `flagged_steps` returns, page by page."""
+    """Count the steps on all pages of `flagged_steps`."""
     either = [
         _flagged(flag, Step.step).where(Step.run_id == run_id, condition)
         for flag, condition in FLAGGED.items()
@@ -56,12 +56,12 @@ def count_flagged(session: Session, run_id: int) -> int:
 
 
 def _flagged(flag: str, *columns: Any) -> Select[Any]:
-    """Select from the index of a flag: left alone, SQLite would read all steps."""
+    """Select from the index of a flag; without the hint, SQLite would read all steps."""
     return select(*columns).with_hint(Step, f"INDEXED BY ix_steps_{flag}", "sqlite")
 
 
 def resumptions(session: Session, run_id: int) -> dict[int, int]:
-    """Return the last step before each attempt's own, of those that resumed a run."""
+    """Return the last step before the own steps of each attempt that resumed a run."""
     rows = session.connection().execute(_resumptions_query(), {"run_id": run_id})
     return {attempt: step for attempt, step in rows if step is not None}
 
@@ -74,12 +74,12 @@ def _resumptions_query() -> Any:
 
 
 def cursor_now(session: Session, run: Run, *, waiting: int = 0) -> Cursor:
-    """Return the cursor of somebody who has seen all that there is of a run.
+    """Return the cursor of a client that has received all data of a run.
 
-    waiting: the mark of what it waits for.
+    waiting: marker of the reason why a queued run waits.
     """
     newest = session.connection().execute(_newest_query(), {"run_id": run.id}).one()
-    # An attempt that has made no step yet may still take steps back.
+    # An attempt without steps may still delete earlier steps.
     has_begun = run.resumed_step is not None
     return Cursor(
         attempt=run.attempt if has_begun else max(run.attempt - 1, 0),

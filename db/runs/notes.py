@@ -1,4 +1,4 @@
-"""Notes on projects and on runs side by side: what people wrote, in Markdown. A run has its own."""
+"""Markdown notes on projects and on comparisons; a run's note is a column of the run."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ def of_project(name: str) -> str:
 
 
 def of_runs(run_ids: Iterable[int]) -> str:
-    """Return the subject of the note on these runs side by side, in whatever order."""
+    """Return the subject of the note on a comparison of runs, in any order."""
     return f"runs:{','.join(map(str, sorted(set(run_ids))))}"
 
 
@@ -27,16 +27,16 @@ def read(session: Session, subject: str) -> str:
 
 
 def of_projects(session: Session, names: Iterable[str]) -> dict[str, str]:
-    """Return the notes of these projects, of those that have one, by name."""
+    """Return the existing notes of these projects by project name."""
     subjects = {of_project(name): name for name in names}
     query = select(Note).where(Note.subject.in_(subjects))
     return {subjects[note.subject]: note.text for note in session.scalars(query)}
 
 
 def write(session: Session, user: User, subject: str, text: str, seen: str) -> None:
-    """Put a text in a note's place; an empty one takes the note away.
+    """Replace the text of a note; an empty text deletes the note.
 
-    seen: what the note was to whoever wrote this. Raises Invalid, or Changed if it is another now.
+    seen: the text that the author edited. Raises Invalid, or Changed if the note differs now.
     """
     text, error = checked_note(text)
     if error:

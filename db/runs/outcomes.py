@@ -1,8 +1,8 @@
-"""Outcomes that refine a run's status, for a loaded run and as a query condition.
+"""Ending of a run in addition to its status, for a loaded run and as a SQL condition.
 
 unapplied: finished, and each of its steps was skipped. diverged: finished, and the loss of its last
 step is known and not finite. stopped: failed by a rule of its configuration, not by code or
-machine. pruned: cancelled by its sweep, which gave it up.
+machine. pruned: cancelled early by its sweep.
 """
 
 from typing import Literal, get_args
@@ -13,12 +13,12 @@ from db.tables import NONFINITE_LOSS, Diagnosis, Run, Status
 
 Ending = Literal["unapplied", "diverged", "stopped", "pruned"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
-#: Whose doing it was that a run ended: the sweep's that it was a trial of.
+#: failure_kind of a trial that its sweep cancelled.
 SWEEP = "sweep"
 
 
 def ending(run: Run, applied: int) -> Ending | None:
-    """Return how a run ended. applied: how many of its own steps changed the weights."""
+    """Return how a run ended, or None. applied: own steps that changed the weights."""
     if run.status == Status.FAILED:
         return "stopped" if run.failure_kind == "rule" else None
     if run.status == Status.CANCELLED:
@@ -31,7 +31,7 @@ def ending(run: Run, applied: int) -> Ending | None:
 
 
 def ended_as(wanted: Ending) -> ColumnElement[bool]:
-    """Return the same as a condition on runs."""
+    """Return the SQL condition for runs with this ending."""
     if wanted == "stopped":
         return and_(Run.status == Status.FAILED, Run.failure_kind == "rule")
     if wanted == "pruned":

@@ -1,4 +1,4 @@
-"""Presets of a project: named values for the form of a new run."""
+"""Presets: named values for the form of a new run, per project."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -11,22 +11,22 @@ from db.errors import Invalid, NotFound
 from db.names import checked_name
 from db.tables import Preset, Project, User
 
-#: Of one project.
+#: Limits on the presets of one project and on the length of a name.
 MOST, NAME_CHARACTERS = 50, 60
-#: Of all projects, that are listed at once.
+#: Presets of all projects that are listed at once.
 MOST_LISTED = 500
-#: Of what is asked of every run, what a preset keeps.
+#: Fields common to all runs that a preset stores.
 PLACE = ("tags", "priority", "nodes", "devices_per_node")
 
 
 def listed(session: Session, names: Collection[str], recipe: str) -> Sequence[Preset]:
-    """List a recipe's presets of these projects, by name."""
+    """List the presets of a recipe in these projects, by name."""
     query = select(Preset).where(Preset.project.in_(names), Preset.recipe == recipe)
     return session.scalars(query.order_by(Preset.name, Preset.project).limit(MOST)).all()
 
 
 def found(session: Session, names: Collection[str], *, name: str | None = None) -> Sequence[Preset]:
-    """List the presets of these projects by name. name: those that are called so."""
+    """List the presets of these projects, by name. name: only presets of this name."""
     query = select(Preset).where(Preset.project.in_(names))
     if name is not None:
         query = query.where(Preset.name == name)
@@ -50,13 +50,13 @@ def save(
     config: Mapping[str, Any],
     place: Mapping[str, Any],
 ) -> Preset:
-    """Save a preset, in place of the project's own of the same name. Raises Invalid.
+    """Save a preset, replacing the project's preset of the same name. Raises Invalid.
 
-    config: the settings that are not the recipe's defaults.
+    config: the settings that differ from the recipe's defaults.
     """
     name = checked_name(name, most=NAME_CHARACTERS)
     projects.get(session, project)
-    # Of two at once the second waits.
+    # Of two concurrent saves, the second waits.
     session.execute(select(Project.name).where(Project.name == project).with_for_update())
     preset = session.scalar(
         select(Preset).where(Preset.project == project, Preset.name == name)

@@ -1,8 +1,8 @@
-"""Filters and orders of the list of runs, as SQL.
+"""SQL conditions and sort orders of run lists.
 
-app/runs/filters.py parses a filter; this module translates it. A name is one of NUMBERS, or else a
-setting, by its path or the last part of it, or a metric, by its latest value. The prefixes
-"metrics." and "settings." select a metric or setting also if a column has that name.
+app/runs/filters.py parses filters; this module translates them to SQL. A name is one of NUMBERS, or
+else a setting (by its path or the last part of it) or a metric (by its latest value). The prefixes
+"metrics." and "settings." select a metric or a setting even if a column has the same name.
 """
 
 import math
@@ -54,16 +54,16 @@ COMPARISONS: MappingProxyType[str, Callable[[Any, Any], Any]] = MappingProxyType
         "=": operator.eq,
     }
 )
-#: How people also call what a column, or a setting, is called here.
+#: Alternative names of columns and short names of settings.
 SYNONYMS = MappingProxyType({"skips": "skipped", "speed": "steps_per_second"})
 SHORT_NAMES = MappingProxyType({"lr": "learning_rate"})
 METRICS, SETTINGS = "metrics.", "settings."
-#: A first attempt that is in none of them has had no pause.
+#: A first attempt in any other status has not been paused.
 _PERHAPS_PAUSED = (Status.PAUSED, Status.QUEUED, Status.CANCELLED)
 
 
 def seconds_until(moment: Any) -> ColumnElement[Any]:
-    """Return the duration of a run since its first start, without pauses."""
+    """Return a run's duration in seconds since its first start, without pauses."""
     paused, later = aliased(RunStatus), aliased(RunStatus)
     after = select(later.time).where(later.run_id == paused.run_id, later.id > paused.id)
     resumed_at = after.order_by(later.id).limit(1).correlate(paused).scalar_subquery()
@@ -79,7 +79,7 @@ def seconds_until(moment: Any) -> ColumnElement[Any]:
     )
 
 
-#: Columns that are compared as numbers.
+#: Columns compared as numbers.
 NUMBERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
     {
         "id": Run.id.expression,
@@ -94,7 +94,7 @@ NUMBERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
         "stored_bytes": Run.stored_bytes.expression,
     }
 )
-#: Columns that a text is compared with, whole; of a name a part will do, of tags one.
+#: Columns compared with a whole text; a name by a substring, tags by one tag.
 TEXTS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
     {
         "name": Run.name.expression,
@@ -106,7 +106,7 @@ TEXTS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
         "source": Run.source.expression,
     }
 )
-#: What runs can be listed by, besides settings and metrics.
+#: Sort keys of runs, apart from settings and metrics.
 ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
     {
         **NUMBERS,
@@ -116,20 +116,20 @@ ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
         "created": Run.created_at.expression,
     }
 )
-#: Names that a filter, an order or a list of columns has for something else than a metric.
+#: Names with a meaning other than a metric in filters, sort orders or lists of columns.
 TAKEN = frozenset(
     {*ORDERS, *TEXTS, *SYNONYMS}
     | {"since", "before", "sweep", "has", "verdict", "size", "device", "runs"}
 )
-#: A setting that goes by its last part may be at several paths: so many of them are looked at.
+#: Limit of paths that are searched for a setting given by the last part of its path.
 MOST_PATHS = 5
-#: Queries that were put together once, of names that people type.
+#: Cache size for queries built from names that users type.
 MOST_KEPT = 200
 
 
 @dataclass(frozen=True)
 class Word:
-    """A text in name, recipe, precision, tags, owner or project."""
+    """A text anywhere in name, recipe, precision, tags, owner or project."""
 
     text: str
 
@@ -142,7 +142,7 @@ class Word:
 
 @dataclass(frozen=True)
 class InStatus:
-    """One of some statuses."""
+    """A status in a set of statuses."""
 
     statuses: tuple[Status, ...]
 
@@ -153,7 +153,7 @@ class InStatus:
 
 @dataclass(frozen=True)
 class EndedAs:
-    """Ended so, whatever its status."""
+    """An ending as defined in db.runs.outcomes."""
 
     ending: Ending
 
@@ -164,7 +164,7 @@ class EndedAs:
 
 @dataclass(frozen=True)
 class Created:
-    """Made before, or since, a moment; or that many seconds ago."""
+    """Created before or since a time, given absolutely or as seconds ago."""
 
     is_before: bool
     moment: float | None = None
@@ -174,14 +174,14 @@ class Created:
         """Return the condition."""
         if self.moment is not None:
             moment: ColumnElement[float] = literal(self.moment)
-        else:  # asked once: PostgreSQL looks nothing up by a clock that goes on
+        else:  # a subquery: PostgreSQL uses no index for a volatile clock
             moment = select(now() - self.seconds_ago).scalar_subquery()
         return Run.created_at < moment if self.is_before else Run.created_at >= moment
 
 
 @dataclass(frozen=True)
 class Text:
-    """One of TEXTS."""
+    """A comparison of one of TEXTS with a text."""
 
     name: str
     text: str
@@ -201,7 +201,7 @@ class Text:
 
 @dataclass(frozen=True)
 class InSweep:
-    """A trial of a sweep, or, without its number, of any."""
+    """A trial of a sweep, or of any sweep without a sweep_id."""
 
     sweep_id: int | None = None
 
@@ -215,7 +215,7 @@ class InSweep:
 
 @dataclass(frozen=True)
 class Has:
-    """Has one of TEXTS, a setting or a metric, whatever it is."""
+    """Presence of one of TEXTS, a setting or a metric, with any value."""
 
     name: str
 
@@ -230,9 +230,9 @@ class Has:
 
 @dataclass(frozen=True)
 class Compared:
-    """A number by its name, or, where it is equal to a text that is none, a setting.
+    """A comparison of a named number or, if the text is not a number, of a setting.
 
-    sign: one of COMPARISONS.
+    sign: one of COMPARISONS. A text that is not a number is compared for equality.
     """
 
     name: str
@@ -241,7 +241,7 @@ class Compared:
     text: str
 
     def sql(self) -> ColumnElement[bool]:
-        """Return the condition; of what is not known it is false."""
+        """Return the condition, false for unknown values."""
         compare, value = COMPARISONS[self.sign], literal(self.value, Double[float]())
         if self.name in NUMBERS:
             return func.coalesce(compare(NUMBERS[self.name], value), false())
@@ -263,7 +263,7 @@ Condition: TypeAlias = Word | InStatus | EndedAs | Created | Text | InSweep | Ha
 
 @dataclass(frozen=True)
 class Term:
-    """A condition, or its contrary."""
+    """A condition or its negation."""
 
     condition: Condition
     is_negated: bool = False
@@ -276,7 +276,7 @@ class Term:
 
 Filter: TypeAlias = Sequence[Term]
 
-#: "active": neither over nor paused by a person; and all that is over.
+#: "active": neither ended nor paused by a user.  "ended": all ended statuses.
 STATUS_GROUPS = MappingProxyType({"active": (Status.QUEUED, *ACTIVE), "ended": ENDED})
 
 _ROW = func.lower(
@@ -292,12 +292,12 @@ _ROW = func.lower(
 
 
 def is_metric(name: str) -> ColumnElement[bool]:
-    """Return the condition that a latest point is of a metric that goes by a name."""
+    """Return the condition that a latest point belongs to a metric of this name."""
     return LatestMetric.name.in_(_metric_names(name))
 
 
 def qualified(metric: str) -> str:
-    """Return the name of a metric as a filter or an order has it."""
+    """Return the name of a metric as used in filters and sort orders."""
     return METRICS + metric if metric in TAKEN else metric
 
 
@@ -312,7 +312,7 @@ def _settings_called(name: str) -> ColumnElement[bool]:
 
 
 def _paths(name: str) -> list[str]:
-    """Return the paths that a name stands for; none: any path that ends in it."""
+    """Return the paths that a name refers to; empty for any path that ends in it."""
     prefix, names = _parts(name)
     if prefix in ("", SETTINGS):
         return []
@@ -321,16 +321,17 @@ def _paths(name: str) -> list[str]:
 
 
 def _parts(name: str) -> tuple[str, list[str]]:
-    """Return what stands before the last part of a name, and what that part may be."""
+    """Return the prefix before the last part of a name, and the candidates for that part."""
     last = name.rpartition(".")[2]
     return name.removesuffix(last), [each for each in (last, SHORT_NAMES.get(last)) if each]
 
 
 @dataclass(frozen=True)
 class Order:
-    """An order of runs; equal ones by id, runs without the value last.
+    """Sort order of runs, with ties sorted by id and missing values last.
 
-    keys: compared expressions.  joined: tables that the keys need besides runs and users.
+    keys: sort keys.  falls: descending.  joined: tables that the keys need besides runs and users,
+    each with its join condition.
     """
 
     keys: tuple[ColumnElement[Any], ...]
@@ -339,7 +340,7 @@ class Order:
 
     @classmethod
     def of(cls, session: Session, sort: str) -> "Order":
-        """Return the order by a column, a setting or a metric; "-" before it: downwards."""
+        """Return the order by a column, setting or metric; a "-" prefix means descending."""
         name, falls = sort.removeprefix("-"), sort.startswith("-")
         name = SYNONYMS.get(name, name)
         last = -math.inf if falls else math.inf
@@ -347,7 +348,7 @@ class Order:
             return cls((Run.id.expression,), falls)
         if name == "owner":
             return cls((User.name.expression, Run.id.expression), falls, _OWNER)
-        if name == "duration":  # by one clock, or a run that trains would come again, a page later
+        if name == "duration":  # at one fixed time, or a training run could repeat on a later page
             seconds = func.coalesce(seconds_until(session.scalars(select(now())).one()), last)
             return cls((seconds, Run.id.expression), falls)
         if name in NUMBERS:
@@ -358,11 +359,11 @@ class Order:
         return _order_by_name(tuple(paths_of(session, name)), metrics, falls=falls)
 
     def joined_to(self, query: Select[Any]) -> Select[Any]:
-        """Return a query of runs that can be ordered so."""
+        """Return a query of runs with the joins that this order needs."""
         for table, on in self.joined:
             query = query.outerjoin(table, on)
             if inspect(table).mapper.class_ is RunConfigValue:
-                # By the index of a run's settings SQLite would look two places up for each run.
+                # With the index of a run's settings SQLite would do two look-ups for each run.
                 query = query.with_hint(table, f"INDEXED BY {_BY_NAME}", "sqlite")
         return query
 
@@ -382,7 +383,7 @@ def _order_by_name(paths: tuple[str, ...], metrics: tuple[str, ...], *, falls: b
         metric = aliased(LatestMetric)
         joined.append((metric, and_(metric.run_id == Run.id, metric.name == name)))
         numbers.append(metric.value)
-    if not joined:  # of what nothing is called: as they are without an order
+    if not joined:  # unknown name: the default order
         return Order((Run.id.expression,), True)
     last = -math.inf if falls else math.inf
     keys = (func.coalesce(*numbers, last), func.coalesce(*texts, "", ""), Run.id.expression)
@@ -404,14 +405,14 @@ def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
 
 @lru_cache(MOST_KEPT)
 def named_at_all(name: str) -> Select[Any]:
-    """Ask whether any run has a setting or a metric of this name."""
+    """Select whether any run has a setting or a metric of this name."""
     setting = select(RunConfigValue.run_id).where(_settings_called(name)).limit(1)
     metric = select(LatestMetric.run_id).where(is_metric(name)).limit(1)
     return select(setting.exists() | metric.exists())
 
 
 def paths_of(session: Session, name: str) -> list[str]:
-    """Return the paths of the settings that go by a name, the first few of them."""
+    """Return the first few paths of the settings that a name refers to."""
     names = _parts(name)[1]
     asked = [(_PATH, path) for path in _paths(name)] or [(_PATHS, each) for each in names]
     found = [
@@ -423,14 +424,14 @@ def paths_of(session: Session, name: str) -> list[str]:
 
 
 def is_logged(session: Session, name: str) -> bool:
-    """Return whether any run has a metric of this very name."""
+    """Return whether any run has a metric of exactly this name."""
     return bool(session.scalar(_IS_LOGGED, {"called": name}))
 
 
 def distinct(column: Any, *conditions: ColumnElement[bool]) -> Select[Any]:
-    """Return the values of an indexed column, each found by a look-up after the one before.
+    """Select the distinct values of an indexed column by one look-up per value.
 
-    DISTINCT would read the index whole, on both databases.
+    DISTINCT would read the whole index on both databases.
     """
     least = func.min(column)
     found = select(least.label("value")).where(*conditions).cte("found", recursive=True)
@@ -450,7 +451,7 @@ _IS_LOGGED = select(
 
 
 def values_of(session: Session, run_ids: Sequence[int], name: str) -> dict[int, float | str | None]:
-    """Return what some runs have by a name: a setting, or else the latest value of a metric."""
+    """Return each run's setting of a name, or else the latest value of the metric."""
     metrics = select(LatestMetric.run_id, LatestMetric.value).where(
         LatestMetric.run_id.in_(run_ids), is_metric(name)
     )

@@ -1,4 +1,4 @@
-"""What people call a run and write of it: its name, tags and note."""
+"""User-editable metadata of a run: name, tags and note."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from db.names import cleaned
 from db.runs import runs
 from db.tables import Run, User
 
-#: Characters; of tags, all together with what is between them.
+#: Length limits in characters; for tags, of all tags with separators.
 LENGTHS = {"name": 100, "tags": 200, "note": 20_000}
 
 
@@ -21,10 +21,10 @@ def edit(
     wanted: Mapping[str, Any],
     seen: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Change what is wanted of name, tags and note; the rest stays.
+    """Change the fields in `wanted` (name, tags, note) of a run; the others stay.
 
-    seen: what they were to whoever wrote this. Raises Invalid, or Changed if somebody else has
-    changed one of them since, to something else.
+    seen: the values that the author edited. Raises Invalid, or Changed if one of them has since
+    been changed to another value.
     """
     run = runs.get(session, run_id, lock=True)
     new = {field: _checked(field, value) for field, value in wanted.items()}
@@ -41,27 +41,27 @@ def edit(
 
 
 def add_tag(session: Session, run_id: int, user: User, tag: str) -> Run:
-    """Give a run a tag; one that it has is enough. Raises Invalid."""
+    """Add a tag to a run, unless it has the tag. Raises Invalid."""
     return _retag(session, run_id, user, tag, is_wanted=True)
 
 
 def remove_tag(session: Session, run_id: int, user: User, tag: str) -> Run:
-    """Take a tag from a run; one that it has not is gone already. Raises Invalid."""
+    """Remove a tag from a run, if it has the tag. Raises Invalid."""
     return _retag(session, run_id, user, tag, is_wanted=False)
 
 
 def checked_note(text: str) -> tuple[str, str]:
-    """Return a note as it is kept, and what is wrong with it."""
+    """Return a note as it is stored, and an error message or an empty string."""
     return _checked("note", text)
 
 
 def tags_of(run: Run) -> list[str]:
-    """List a run's tags."""
+    """Return the list of a run's tags."""
     return parted(run.tags)
 
 
 def parted(tags: str) -> list[str]:
-    """List tags that have commas between them."""
+    """Split comma-separated tags into a list."""
     return _parts(tags.split(","))
 
 
@@ -79,7 +79,7 @@ def _retag(session: Session, run_id: int, user: User, tag: str, *, is_wanted: bo
 
 
 def _checked(field: str, value: str | Sequence[str]) -> tuple[str, str]:
-    """Return a value as it is kept, and what is wrong with it."""
+    """Return a value as it is stored, and an error message or an empty string."""
     if isinstance(value, str):
         text = value.replace("\r\n", "\n").rstrip() if field == "note" else cleaned(value)
     else:

@@ -1,4 +1,4 @@
-"""Runs from the side of the people who submit them: submit, and look."""
+"""Submission, listing and status of runs."""
 
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -40,17 +40,17 @@ from db.tables import (
 )
 from db.telemetry import pyramid
 
-#: An uploader calls every few seconds; one that has not for so long is told of.
+#: Uploaders report every few seconds; a longer silence than this is shown.
 SILENCE_SECONDS = 30.0
 IN_THE_TRASH = "Run {} was deleted. It is in the trash, from where it can be restored."
 GONE = "Run {} was deleted for good."
 
 
 class Progress(NamedTuple):
-    """How far a run has come.
+    """Progress of a run.
 
-    applied: own steps that changed the weights, not skipped or retried in fp32.
-    seconds: for how long it has gone on, pauses left out; None before the start.
+    applied: own steps that changed the weights: not skipped, or retried in fp32.
+    seconds: duration without pauses; None before the start.
     """
 
     applied: int
@@ -76,11 +76,11 @@ def submit(
     idempotency_key: str | None = None,
     request_hash: str | None = None,
 ) -> Run:
-    """Queue a run behind the others of its priority. The configuration must be valid already.
+    """Queue a run behind the others of its priority. The configuration must be validated.
 
-    after_id: it does not start before that run has ended.
-    parent_id, parent_step: it starts from that checkpoint, and counts its steps on from there.
-    Raises Invalid for a run or a checkpoint that there is not.
+    after_id: the run does not start before that run has ended.
+    parent_id, parent_step: the run starts from that checkpoint and continues its step count.
+    Raises Invalid for a run or a checkpoint that does not exist.
     """
     if after_id is not None:
         check_is_kept(session.get(Run, after_id), "after_id", after_id)
@@ -125,9 +125,9 @@ def submit_command(
     idempotency_key: str | None = None,
     request_hash: str | None = None,
 ) -> Run:
-    """Queue a command behind the others of its priority; it must be valid already.
+    """Queue a command behind the others of its priority. It must be validated.
 
-    command, config: as the table of runs describes them.  after_id: as above. Raises Invalid.
+    command, config: as described in the runs table.  after_id: as in `submit`. Raises Invalid.
     """
     if after_id is not None:
         check_is_kept(session.get(Run, after_id), "after_id", after_id)
@@ -163,7 +163,7 @@ def _queue(session: Session, run: Run, owner: User) -> None:
 def _check_parent(
     session: Session, recipe: str, config: dict[str, Any], parent_id: int, parent_step: int | None
 ) -> None:
-    """See that a run can start from another's checkpoint. Raises Invalid."""
+    """Check that a run can start from another's checkpoint. Raises Invalid."""
     parent = check_is_kept(session.get(Run, parent_id), "parent_id", parent_id)
     steps = session.scalars(
         select(CheckpointFile.step)
@@ -183,7 +183,7 @@ def _check_parent(
 
 
 def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> None:
-    """Let the parent's pages show the new run beside the checkpoint that it starts from."""
+    """Mark the parent's checkpoint as changed, so that its pages show the new fork."""
     parent = get(session, parent_id, lock=True)
     parent.revision += 1
     parent.files_revision = parent.revision
@@ -196,7 +196,7 @@ def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> Non
 
 
 def check_is_kept(run: Run | None, field: str, run_id: int) -> Run:
-    """Return a run that another is to refer to. Raises Invalid, naming the field, if it is gone."""
+    """Return a run that another will refer to; raise Invalid for the field if deleted."""
     if run is None or run.erasing:
         raise Invalid({field: f"there is no run {run_id}"})
     if run.deleted_at is not None:
@@ -205,21 +205,21 @@ def check_is_kept(run: Run | None, field: str, run_id: int) -> Run:
 
 
 def check_is_ours(run: Run, what: str) -> None:
-    """See that a run's training is one that Halfstep started. Raises Conflict."""
+    """Check that Halfstep started a run's training. Raises Conflict."""
     if run.source == WATCH:
         text = f"Run {run.id} is watched: Halfstep does not train it, so that it cannot {what}."
         raise Conflict(text)
 
 
 def check_has_recipe(run: Run, what: str) -> None:
-    """See that a run's loop is Halfstep's own. Raises Conflict."""
+    """Check that a run uses Halfstep's training loop. Raises Conflict."""
     check_is_ours(run, what)
     if run.source != RECIPE:
         raise Conflict(f"Run {run.id} is a command: its loop is its own, so that it cannot {what}.")
 
 
 def get(session: Session, run_id: int, *, lock: bool = False) -> Run:
-    """Return a run, locked against other writers if asked for. Raises NotFound, if deleted too."""
+    """Return a run. lock: against other writers. Raises NotFound, InTrash if deleted."""
     run = session.get(Run, run_id, with_for_update=lock or None)
     if run is None:
         raise NotFound(f"There is no run {run_id}.")
@@ -236,10 +236,10 @@ def newest(
     before: int | None = None,
     limit: int = 50,
 ) -> list[tuple[Run, str]]:
-    """List runs with their owners' names, newest first if not told otherwise.
+    """List runs with their owners' names, by default newest first.
 
-    conditions: all of them hold.  sort: one of ORDERS, or the name of a setting or metric,
-    downwards with "-" before it.  before: a run id, to page: those that come after it.
+    conditions: all must hold.  sort: one of ORDERS, or the name of a setting or metric; a "-"
+    prefix means descending.  before: a run id for paging: list the runs after it in the order.
     """
     rows = _page(session, conditions, sort, before, limit)
     return [(run, owner) for run, owner in rows]
@@ -253,10 +253,10 @@ def newest_and_count(
     before: int | None = None,
     limit: int = 50,
 ) -> tuple[list[tuple[Run, str]], int]:
-    """List as `newest` does, and count the runs of all its pages.
+    """List runs like `newest`, and count the runs on all pages.
 
-    A first page is filtered once for both. Without a filter all runs are counted by an index, and
-    the newest of them are read without a look at the others.
+    For a first page, one filter pass serves both. Without a filter all runs are counted by an
+    index, and the newest are read without reading the others.
     """
     rows = _page(session, conditions, sort, before, limit, counts=True)
     if not rows:
@@ -265,12 +265,12 @@ def newest_and_count(
 
 
 def count(session: Session, conditions: Filter = ()) -> int:
-    """Count the runs that `newest` would list, page by page."""
+    """Count the runs that `newest` would list on all pages."""
     return session.scalar(_matching(select(func.count()), conditions)) or 0
 
 
 def stored_bytes(session: Session) -> int:
-    """Return what the files of all runs take in the store, those in the trash left out."""
+    """Return the stored bytes of the files of all runs outside the trash."""
     return int(session.scalar(select(func.sum(Run.stored_bytes)).where(KEPT)) or 0)
 
 
@@ -283,7 +283,7 @@ def _page(
     *,
     counts: bool = False,
 ) -> Sequence[Any]:
-    """Read runs in their order, each with its owner's name. counts: and how many there are."""
+    """Read a page of runs with their owners' names. counts: also their total number."""
     order, given = Order.of(session, sort), {"limit": limit}
     if before is not None:
         last = _keys_of(session, before, order)
@@ -294,12 +294,13 @@ def _page(
     return session.execute(query, given).all()
 
 
-@lru_cache(MOST_KEPT)  # it is made of many parts, and the same list is asked for again and again
+@lru_cache(MOST_KEPT)  # slow to build, and the same list is requested repeatedly
 def _page_query(
     conditions: tuple[Term, ...], order: Order, *, is_first: bool, counts: bool
 ) -> Select[Any]:
-    """Select a page of runs. Their rows are long: only those of the page are read, and not while
-    runs are compared.
+    """Select a page of runs.
+
+    Rows are long, so sorting uses only ids and keys, and full rows are read only for the page.
     """
     more = [_total(conditions, is_first=is_first).label("total")] if counts else []
     keys = [key.label(f"key_{n}") for n, key in enumerate(order.keys)]
@@ -330,7 +331,7 @@ def _ordered(query: Any, keys: Iterable[ColumnElement[Any]], *, falls: bool) -> 
 
 
 def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | None:
-    """Return what a run is compared by; by its id also one that is gone."""
+    """Return the sort keys of a run; for an order by id the run need not exist."""
     if len(order.keys) == 1:
         return (run_id,)
     of_run = _joined(select(*order.keys), order).where(Run.id == run_id)
@@ -338,7 +339,7 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
 
 
 def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:
-    # SQLite asks in this order: what reads other tables comes last, for fewer runs.
+    # SQLite evaluates in this order: conditions on other tables come last, for fewer runs.
     terms = sorted(conditions, key=lambda term: isinstance(term.condition, Has | Compared))
     return _joined(query, order).where(KEPT, *(term.sql() for term in terms))
 
@@ -349,7 +350,7 @@ def _joined(query: Any, order: Order | None) -> Any:
 
 
 def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:
-    """Return runs with their owners' names, newest first; ids that there are not are left out."""
+    """Return runs with their owners' names, newest first; skip unknown ids."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id)
     query = query.where(Run.id.in_(run_ids), KEPT).order_by(Run.id.desc())
     return [(run, owner) for run, owner in session.execute(query)]
@@ -368,14 +369,14 @@ def forks(session: Session, run_id: int) -> list[Run]:
 
 
 def newest_id(session: Session) -> int:
-    """Return the id of the newest run, 0 if there is none."""
+    """Return the id of the newest run, or 0 if there is none."""
     return session.scalar(select(func.max(Run.id)).where(KEPT)) or 0
 
 
 def state(session: Session, run_id: int) -> tuple[int, Status, int]:
-    """Return a run's revision and status, and for how long there was no news of it.
+    """Return a run's revision, status and seconds of silence.
 
-    Raises NotFound.
+    The last is the result of `silent_seconds`. Raises NotFound.
     """
     query = select(Run.revision, Run.status, Run.last_report_at, now().label("moment"))
     found = session.execute(query.where(Run.id == run_id)).one_or_none()
@@ -385,9 +386,9 @@ def state(session: Session, run_id: int) -> tuple[int, Status, int]:
 
 
 def silent_seconds(run: Any, moment: float) -> int:
-    """Return for how long a watched run was not heard of, 0 while it is, or need not be.
+    """Return the seconds since a watched run's last report, 0 if recent or not running.
 
-    It is rounded as people would, so that a page that tells it need not change all the time.
+    The value is rounded down to a readable number, so that a page that shows it rarely changes.
     """
     if run.last_report_at is None or run.status != Status.RUNNING:
         return 0
@@ -399,7 +400,7 @@ def silent_seconds(run: Any, moment: float) -> int:
 
 
 def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Progress], float]:
-    """Return how far runs have come, and the database's time."""
+    """Return the progress of runs and the database's time."""
     unskipped, retrying = _unskipped(some_runs), _retrying(some_runs)
     query = _progress(retrying=bool(retrying))
     rows = session.execute(query, {"run_ids": list(unskipped), "retrying": retrying}).all()
@@ -407,7 +408,7 @@ def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Pr
     return found, rows[0][3] if rows else 0.0
 
 
-@cache  # SQLAlchemy takes longer to put this together than the database to answer it
+@cache  # SQLAlchemy takes longer to build this than the database to answer it
 def _progress(*, retrying: bool) -> Select[Any]:
     retried = _retried() if retrying else literal(0)
     mine = Run.id.in_(bindparam("run_ids", expanding=True))
@@ -415,7 +416,7 @@ def _progress(*, retrying: bool) -> Select[Any]:
 
 
 def ends(session: Session, run_ids: Collection[int]) -> list[tuple[float, int]]:
-    """Return when those of these runs ended that have, and their numbers."""
+    """Return end time and id of each of these runs that has ended."""
     query = select(Run.ended_at, Run.id).where(Run.id.in_(run_ids), Run.status.in_(ENDED))
     return [(ended_at or 0.0, run_id) for ended_at, run_id in session.execute(query)]
 
@@ -432,7 +433,7 @@ def _statuses() -> Select[Any]:
 
 
 def last_change(session: Session, run_id: int) -> RunStatus | None:
-    """Return when and why a run's status became what it is; remarks may have followed."""
+    """Return the history entry of a run's last status change, ignoring later remarks."""
     mine = RunStatus.run_id == run_id
     status = select(Run.status).where(Run.id == run_id).scalar_subquery()
     before = select(func.max(RunStatus.id)).where(mine, RunStatus.status != status)
@@ -441,12 +442,12 @@ def last_change(session: Session, run_id: int) -> RunStatus | None:
 
 
 def applied(session: Session, run: Run) -> int:
-    """Return how many of a run's own steps changed the weights: not skipped, or retried in fp32."""
+    """Count a run's own steps that changed the weights: not skipped, or retried in fp32."""
     return applied_of(session, [run])[run.id]
 
 
 def applied_of(session: Session, some_runs: Collection[Run]) -> dict[int, int]:
-    """Return it of each run, in one query."""
+    """Return the result of `applied` for each run, in one query."""
     retrying = _retrying(some_runs)
     query = select(Run.id, _retried()).where(Run.id.in_(bindparam("retrying", expanding=True)))
     rows = session.execute(query, {"retrying": retrying}) if retrying else ()
@@ -460,16 +461,17 @@ def _unskipped(some_runs: Iterable[Run]) -> dict[int, int]:
 
 
 def _retrying(some_runs: Iterable[Run]) -> list[int]:
-    """Return those of these runs that try a skipped step again in fp32."""
+    """Return the ids of the runs that retry skipped steps in fp32."""
     return [run.id for run in some_runs if run.settings.get("scaler", {}).get("retry_in_fp32")]
 
 
 def _retried() -> ColumnElement[int]:
-    """Return how many skipped steps of a run were applied after all; of those that are given as
-    `retrying`.
+    """Return the number of skipped steps of a run that a retry applied.
+
+    It is 0 for runs that are not in the parameter `retrying`.
     """
     mine = (Diagnosis.run_id == Run.id, Diagnosis.kind == "retry")
-    # The spool brings a retry before its step.
+    # In the spool, a retry precedes its step.
     applied = Diagnosis.content["applied"].as_boolean() & (Diagnosis.step <= Run.step)
     count = select(func.count()).select_from(Diagnosis).where(*mine, applied).correlate(Run)
     retrying = Run.id.in_(bindparam("retrying", expanding=True))
@@ -484,7 +486,7 @@ def set_status(
     reason: str | None = None,
     failure_kind: str | None = None,
 ) -> None:
-    """Change a run's status and write down when and why."""
+    """Change a run's status and record the time and reason in its history."""
     run.status, run.failure_kind = status, failure_kind
     if status != Status.QUEUED:
         run.first_since = run.reservation = None
@@ -500,7 +502,7 @@ def set_status(
 def remark(
     session: Session, run: Run, reason: str | None, *, failure_kind: str | None = None
 ) -> None:
-    """Write a line into a run's history, with the status that it has."""
+    """Add a remark with the current status to a run's history."""
     run.revision = (run.revision or 0) + 1
     session.add(
         RunStatus(

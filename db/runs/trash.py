@@ -1,6 +1,6 @@
-"""The trash: deleted runs, hidden from lists, which can be restored for some days.
+"""The trash: deleted runs, hidden from every list, that can be restored for some days.
 
-`db.files.erasure` erases them afterwards.
+Only ended runs can be deleted. `db.files.erasure` erases them after those days.
 """
 
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ from db.runs import runs
 from db.tables import ENDED, IN_TRASH, KEPT, RECIPE, Run, Status, User
 
 DAY_SECONDS = 86_400.0
-#: As a list, an index finds those few.
+#: Listed so that an index finds these few runs.
 UNENDED = [status for status in Status if status not in ENDED]
 _CONTENTS = (func.count(Run.id), func.coalesce(func.sum(Run.stored_bytes), 0))
 
 
 @dataclass(frozen=True)
 class Contents:
-    """How many runs are in the trash, those being erased too, and what their files take."""
+    """Number of runs in the trash, including those being erased, and size of their files."""
 
     runs: int
     stored_bytes: int
 
 
 def delete(session: Session, run_id: int, user: User) -> Run:
-    """Put an ended run into the trash. Asked again, it changes nothing.
+    """Move an ended run to the trash. Idempotent.
 
-    Raises Conflict if it has not ended, or if one that has not is to start from its checkpoints.
+    Raises Conflict if it has not ended, or if a run that has not ended starts from its checkpoints.
     """
     run = _locked(session, run_id)
     if run.deleted_at is not None:
@@ -48,7 +48,7 @@ def delete(session: Session, run_id: int, user: User) -> Run:
 
 
 def restore(session: Session, run_id: int, user: User) -> Run:
-    """Take a run out of the trash. Asked again, it changes nothing.
+    """Restore a run from the trash. Idempotent.
 
     Raises Conflict if it is being erased.
     """
@@ -63,7 +63,7 @@ def restore(session: Session, run_id: int, user: User) -> Run:
 
 
 def erase(session: Session, run_id: int, user: User) -> Run:
-    """Let a run of the trash be erased now; nothing brings it back from here on.
+    """Mark a run in the trash for immediate erasure; it can no longer be restored.
 
     Raises Conflict if it is not in the trash.
     """
@@ -78,20 +78,21 @@ def erase(session: Session, run_id: int, user: User) -> Run:
 
 
 def restorable(session: Session, run_id: int | None) -> Run | None:
-    """Return a run if it is in the trash and can be restored."""
+    """Return a run if it is in the trash and can be restored, else None."""
     run = session.get(Run, run_id) if run_id is not None else None
     return run if run and run.deleted_at is not None and not run.erasing else None
 
 
 def contents(session: Session) -> Contents:
-    """Return number and size of the runs in the trash."""
+    """Return the number of runs in the trash and the size of their files."""
     count, size = session.execute(select(*_CONTENTS).where(IN_TRASH)).one()
     return Contents(count, int(size))
 
 
 def newest_and_contents(session: Session) -> tuple[int, float, Contents]:
-    """Return the id of the newest run that is not in the trash, 0 if there is none, the database's
-    time, and what is in the trash.
+    """Return the newest run id, the database's time and the contents of the trash.
+
+    The id is that of the newest run outside the trash, or 0.
     """
     newest = select(func.coalesce(func.max(Run.id), 0)).where(KEPT).scalar_subquery()
     binned = (select(each).where(IN_TRASH).scalar_subquery() for each in _CONTENTS)
@@ -106,7 +107,7 @@ def listed(session: Session, *, after: str = "", limit: int) -> Page:
 
 
 def erased_after(run: Run, days: float) -> float:
-    """Return when a run of the trash goes for good."""
+    """Return the time from which a run in the trash is erased."""
     return (run.deleted_at or 0.0) + days * DAY_SECONDS
 
 
@@ -120,7 +121,7 @@ def _locked(session: Session, run_id: int) -> Run:
 
 
 def _dependent(session: Session, run_id: int) -> Run | None:
-    """Return a run that has not ended and starts from a checkpoint or the weights of this one."""
+    """Return a run not yet ended that starts from this run's checkpoint or weights."""
     weights = Run.config["weights"]["run"].as_integer() == run_id
     starts = (Run.parent_id == run_id) | ((Run.source == RECIPE) & weights)
     query = select(Run).where(Run.status.in_(UNENDED), starts)

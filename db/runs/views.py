@@ -1,4 +1,4 @@
-"""Saved views: filter, order, columns and grouping of the list of runs, per user."""
+"""Saved views: a user's filters, sort orders, columns and groupings of the run list."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ MOST, NAME_CHARACTERS = 50, 60
 
 
 def listed(session: Session, user: User) -> Sequence[SavedView]:
-    """List a person's own views by name; none for a token of one project."""
+    """List a user's own views by name; none for a token limited to one project."""
     grants = permissions.limits(session)
     if grants is not None and grants.only is not None:
         return ()
@@ -27,14 +27,14 @@ def save(
     user: User,
     name: str,
     *,
-    filter: str,  # noqa: A002 - as the address calls it
+    filter: str,  # noqa: A002 - named as in the URL
     sort: str,
     columns: str,
     group: str = "",
 ) -> SavedView:
-    """Save a view; replaces the user's view of the same name. Raises Invalid."""
+    """Save a view, replacing the user's view of the same name. Raises Invalid."""
     name = checked_name(name, most=NAME_CHARACTERS)
-    # Of two at once the second waits.
+    # Of two concurrent saves, the second waits.
     session.execute(select(User.id).where(User.id == user.id).with_for_update(key_share=True))
     of_user = SavedView.user_id == user.id
     view = session.scalar(select(SavedView).where(of_user, SavedView.name == name))
@@ -49,7 +49,7 @@ def save(
 
 
 def delete(session: Session, user: User, view_id: int) -> SavedView:
-    """Delete a user's view and return it. Raises NotFound."""
+    """Delete one of a user's own views and return it. Raises NotFound."""
     view = session.get(SavedView, view_id)
     if view is None or view.user_id != user.id:
         raise NotFound(f"You have no view {view_id}.")

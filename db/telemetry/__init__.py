@@ -1,1 +1,1 @@
-"""What trainings record: steps, metrics, events, and how they are read back."""
+"""Storage and queries of recorded training data: steps, metrics and events."""

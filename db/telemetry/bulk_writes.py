@@ -1,4 +1,4 @@
-"""Write whole columns at once, the fastest way that each database has."""
+"""Bulk inserts of whole columns, by the fastest method of each database."""
 
 from itertools import repeat
 from typing import Any, TypeAlias
@@ -10,7 +10,7 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 from sqlalchemy import Connection, FromClause
 
-#: Of numbers, of bytes, or of texts.
+#: A column of numbers, bytes or strings.
 Column: TypeAlias = NDArray[Any] | list[bytes] | list[str]
 
 
@@ -22,10 +22,10 @@ def replace(
     *,
     are_new: bool = False,
 ) -> None:
-    """Insert rows, in place of those that have the same primary key. A NaN becomes NULL.
+    """Insert rows and replace those with the same primary key. A NaN becomes NULL.
 
-    key: the part of the primary key that all these rows share.  are_new: the caller knows that
-    there are none such, which spares PostgreSQL a third of the time.
+    key: the part of the primary key that all rows share.  are_new: no row with these primary keys
+    exists yet, which saves PostgreSQL a third of the time.
     """
     if connection.dialect.name == "sqlite":
         _insert(connection, table, key, columns, "", verb="INSERT OR REPLACE")
@@ -45,10 +45,12 @@ def upsert(
     conflict: tuple[str, ...],
     where: str = "",
 ) -> None:
-    """Insert rows, or update those that have the same values in a unique set of columns.
+    """Insert rows, or update those with the same values in the conflict columns.
 
-    No two of the rows may have them. Other columns of a row that is there stay, its id above all.
-    key: values that all rows share.  where: SQL on `excluded` and the table, to update or not.
+    No two of the given rows may share these values. Other columns of an existing row, such as its
+    id, stay unchanged.
+    key: values that all rows share.  conflict: columns with a unique constraint.
+    where: SQL condition on `excluded` and the table for an update.
     """
     changed = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in conflict)
     update = f"ON CONFLICT ({', '.join(conflict)}) DO UPDATE SET {changed}"
@@ -67,7 +69,7 @@ def _insert(
     if connection.dialect.name == "sqlite":
         marks = ", ".join("?" * (len(key) + len(columns)))
         statement = f"{verb} INTO {table} ({names}) VALUES ({marks}) {on_conflict}"
-        shared = map(repeat, key.values())  # without end: the columns decide how many rows
+        shared = map(repeat, key.values())  # infinite: the columns set the number of rows
         rows = zip(*shared, *map(_listed, columns.values()), strict=False)
         connection.exec_driver_sql(statement, list(rows))
     else:
@@ -100,7 +102,7 @@ def _is_float(column: Column) -> bool:
 
 
 class _ArrayDumper(Dumper):
-    """Sends numbers as PostgreSQL's binary array, with no Python object for each of them."""
+    """Dumper of numbers as a binary PostgreSQL array, without a Python object per number."""
 
     format = Format.BINARY
 
@@ -108,7 +110,7 @@ class _ArrayDumper(Dumper):
         oid, kind = (701, ">f8") if _is_float(array) else (20, ">i8")
         items = np.empty(len(array), dtype=[("size_bytes", ">i4"), ("value", kind)])
         items["size_bytes"], items["value"] = 8, array
-        # One dimension, no NULLs, the type of an element; then the length, counted from 1.
+        # Dimensions (1), NULLs (0), element type, length, lower bound (1).
         return np.array([1, 0, oid, len(array), 1], dtype=">i4").tobytes() + items.tobytes()
 
 

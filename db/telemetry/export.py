@@ -1,7 +1,7 @@
-"""All that was recorded of a run, as CSV or Parquet.
+"""Export of a run's recorded data as CSV or Parquet.
 
-Files are yielded piece by piece: a page is read in a transaction of its own and forgotten once it
-is sent, so neither a long run nor a slow reader costs memory or keeps a transaction open.
+Files are yielded in pieces: each page is read in its own transaction and discarded once it is
+sent, so neither a long run nor a slow reader uses memory or keeps a transaction open.
 """
 
 import csv
@@ -17,10 +17,10 @@ from db.tables import Metric, ScalerEvent, Step
 from db.telemetry.series import json_number
 
 PAGE_ROWS = 20_000
-#: What a text begins with that spreadsheets would work out.
+#: First characters of text that spreadsheets would evaluate as a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
-#: What can be exported, and the columns that order it.
+#: The table of each export and the columns that order its rows.
 EXPORTS: dict[str, tuple[FromClause, tuple[str, ...]]] = {
     "steps": (Step.__table__, ("step",)),
     "events": (ScalerEvent.__table__, ("step", "kind", "optimizer")),
@@ -29,9 +29,10 @@ EXPORTS: dict[str, tuple[FromClause, tuple[str, ...]]] = {
 
 
 def as_csv(database: Database, run_id: int, name: str) -> Iterator[bytes]:
-    """Yield one of EXPORTS as CSV: NaN and infinities by name, culprits apart by spaces.
+    """Yield one of EXPORTS as CSV.
 
-    A text that would be a formula has a ' before it.
+    NaN and infinities are written by name, culprits separated by spaces. Text that a spreadsheet
+    would evaluate as a formula is prefixed with '.
     """
     columns = _columns(name)
     yield _csv([[column.name for column in columns]])
@@ -43,8 +44,8 @@ def as_csv(database: Database, run_id: int, name: str) -> Iterator[bytes]:
 
 
 def as_parquet(database: Database, run_id: int, name: str) -> Iterator[bytes]:
-    """Yield one of EXPORTS as Parquet, a row group for each page."""
-    import pyarrow as pa  # 30 MiB that a server without exports need not hold
+    """Yield one of EXPORTS as Parquet, with one row group per page."""
+    import pyarrow as pa  # deferred: uses 30 MiB, needed only for exports
     from pyarrow import parquet
 
     columns = _columns(name)
@@ -99,7 +100,7 @@ def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
 
 
 def _as_text(text: str | None) -> str | None:
-    """Return what a spreadsheet takes for text too, and for no formula, in one row."""
+    """Make text safe for spreadsheets: one line, never a formula."""
     if not text:
         return text
     return ("'" if text.startswith(FORMULAS) else "") + text.replace("\r", " ")
@@ -131,7 +132,7 @@ _IN_PARQUET: dict[type, Callable[[Any], Any]] = {float: _nan_for_null, object: _
 
 
 class _Sink(io.RawIOBase):
-    """A file that is carried away piece by piece while it is written."""
+    """Write-only file whose content is taken out in pieces while it is written."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Numeric diagnoses of a run by step: exponents, layer norms, headroom, lost updates."""
+"""Numeric diagnoses of a run by step: exponents, layer norms, headroom, updates."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,17 @@ from sqlalchemy.orm import Session
 from db.tables import Diagnosis
 
 LARGEST_FP16 = 65504.0
-LARGEST_OF = ("activation", "gradient")  # of a module, in a look at the headroom
+LARGEST_OF = ("activation", "gradient")  # maxima of a module in a headroom measurement
 
 
 def newest(session: Session, run_id: int, kind: str = "histogram") -> Diagnosis | None:
-    """Return the last histogram of a run, or its last diagnosis of another kind."""
+    """Return the latest diagnosis of a kind of a run, by default a histogram."""
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     return session.scalar(query.order_by(Diagnosis.step.desc()).limit(1))
 
 
 def earliest(session: Session, run_id: int, kind: str) -> Diagnosis | None:
-    """Return the first diagnosis of a kind, of those steps that count."""
+    """Return the diagnosis of a kind with the lowest step."""
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == kind)
     return session.scalar(query.order_by(Diagnosis.step).limit(1))
 
@@ -28,10 +28,10 @@ def earliest(session: Session, run_id: int, kind: str) -> Diagnosis | None:
 def of_module(
     session: Session, run_id: int, module: str | None, *, most: int
 ) -> list[dict[str, Any]]:
-    """Return samples in order of step, evenly thinned to about `most`, the last one always there.
+    """Return about `most` evenly spaced histogram samples by step, including the last.
 
-    module: None for all of them together. A sample has step, scale, lowest_exponent, counts (one
-    an exponent, upwards), zeros and nonfinite.
+    module: None for the sum of all modules. A sample has step, scale, lowest_exponent, counts (one
+    per exponent, ascending), zeros and nonfinite.
     """
     return [
         {"step": row.step, "scale": row.content["scale"]}
@@ -41,9 +41,10 @@ def of_module(
 
 
 def layer_norms(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
-    """Return steps, layers in forward order and norms, a list a layer, thinned as samples are.
+    """Return steps, layers in forward order and one list of norms per layer.
 
-    A norm is an L2 norm of unscaled gradients, before the clip; None where a layer was not there.
+    Steps are thinned to about `most`. A norm is the L2 norm of unscaled gradients before clipping;
+    None where the layer is missing.
     """
     rows = _thinned(session, run_id, "layer_norms", most)
     norms = [dict(zip(row.content["layers"], row.content["norms"], strict=True)) for row in rows]
@@ -56,11 +57,11 @@ def layer_norms(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
 
 
 def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
-    """Return the latest headroom: step, scale, and modules, those with the least first.
+    """Return the latest headroom measurement: step, scale and modules, least headroom first.
 
-    A module has name, the largest activation and gradient (times the scale), and left: how many
-    powers of two both are below fp16's largest number, below 0 beyond it, None if all was zero; and
-    smallest_activation, smallest_gradient where they were measured.
+    A module has name, the largest activation and gradient (times the scale), and left: the number
+    of powers of two between the larger one and fp16's largest number, negative above it, None if
+    all was zero; and smallest_activation, smallest_gradient where they were measured.
     """
     newest_look = newest(session, run_id, "headroom")
     if newest_look is None:
@@ -74,9 +75,10 @@ def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
 
 
 def headroom_by_step(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
-    """Return steps, modules in forward order and left, a list a module, thinned as samples are.
+    """Return steps, modules in forward order and one list of `left` per module.
 
-    left: as of `headroom`; None also where a module was not there.
+    Steps are thinned to about `most`. left: as in `headroom`; None also where the module is
+    missing.
     """
     rows = _thinned(session, run_id, "headroom", most)
     looks = [{each["name"]: _left_of(each) for each in row.content["modules"]} for row in rows]
@@ -89,8 +91,10 @@ def headroom_by_step(session: Session, run_id: int, *, most: int) -> dict[str, A
 
 
 def updates(session: Session, run_id: int) -> dict[str, Any] | None:
-    """Return the last count of updates that round away: step, and modules, those that lose most
-    first, each with name, wanted, lost and share.
+    """Return the latest count of weight updates lost to rounding, by module.
+
+    Contains step and modules, largest share of lost updates first; each has name, wanted, lost and
+    share.
     """
     newest_count = newest(session, run_id, "updates")
     if newest_count is None:
@@ -127,7 +131,7 @@ def _thinned(session: Session, run_id: int, kind: str, most: int) -> Sequence[Di
 
 
 def together(modules: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Add up the counts of modules, exponent by exponent."""
+    """Add up the histogram counts of modules per exponent."""
     filled = [each for each in modules if each["counts"]]
     lowest = min((each["lowest_exponent"] for each in filled), default=0)
     end = max((each["lowest_exponent"] + len(each["counts"]) for each in filled), default=0)

@@ -1,6 +1,6 @@
-"""Ingest of watched runs, whose spool is sent to the server in pieces.
+"""Watched runs: external trainings whose spool is uploaded to the server in pieces.
 
-They have no worker and no lease: only their uploader or a user changes them.
+They have no worker and no lease: only the uploader or a user changes their state.
 """
 
 import json
@@ -34,7 +34,7 @@ from db.tables import (
 from db.telemetry import series
 from db.telemetry.recording import Recording, in_words
 
-#: Of events that wait for an attempt's first steps.
+#: Size limit of the events held until an attempt's first steps.
 EARLY_BYTES = 16 * 2**20
 REASON_CHARACTERS = 500
 INTERRUPTED = "interrupted by a new run"
@@ -63,12 +63,12 @@ def begin(
     command: Sequence[str] = (),
     folder: str = "",
 ) -> WatchedAttempt:
-    """Return the attempt of the run that goes by this id, made now if it was not there.
+    """Return an attempt of the watched run with this id; create them if needed.
 
-    project: of one that is made; another may since have been moved.  Raises Fenced if a later
-    attempt has begun, Ended if a person has ended this one.
+    project: of a new run; an existing run may have been moved since.  Raises StaleAttempt if a
+    later attempt has begun, Ended if a user has ended this one.
     """
-    # Of two that come at once the second waits.
+    # Of two concurrent requests, the second waits.
     session.execute(select(User.id).where(User.id == owner.id).with_for_update(key_share=True))
     run = known(session, owner, watch_id)
     if run is not None:
@@ -98,13 +98,13 @@ def begin(
     run.last_report_at = moment
     if attempt > run.attempt:
         _start(session, run, attempt, host, versions)
-        if command:  # which uploaders of earlier versions do not tell
+        if command:  # missing from uploaders of earlier versions
             _note_environment(session, run, host, versions, command, folder)
     elif attempt < run.attempt:
         raise StaleAttempt
     elif _is_stopped(run):
         raise Ended(_ended(run))
-    if run.config != config:  # its script has configured it since
+    if run.config != config:  # the script has changed it since
         run.config = config
         config_values.note(session, run)
         run.revision += 1
@@ -112,12 +112,15 @@ def begin(
 
 
 def known(session: Session, owner: User, watch_id: str) -> Run | None:
-    """Return the user's watched run of this id, if it exists."""
+    """Return the watched run with this id that a user has sent before, or None."""
     return session.scalar(select(Run).where(Run.owner_id == owner.id, Run.watch_id == watch_id))
 
 
 def _check_project(session: Session, owner: User, project: str) -> None:
-    """See that somebody may send runs of a project; an operator's is made now. Raises Invalid."""
+    """Check that a user may send runs to a project.
+
+    An administrator's project is created if missing. Raises Invalid.
+    """
     if owner.is_admin:
         if project != projects.DEFAULT:
             projects.found_or_made(session, project)
@@ -160,7 +163,7 @@ def _note_environment(
 
 
 def _check_is_kept(run: Run) -> None:
-    """Check that a run is not deleted. Raises Ended."""
+    """Check that a run is not in the trash. Raises Ended."""
     if run.deleted_at is not None:
         raise Ended(runs.IN_THE_TRASH.format(run.id) + " Until then it takes nothing more.")
 
@@ -171,7 +174,7 @@ def _close_node(session: Session, run: Run) -> None:
 
 
 def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, WatchedAttempt]:
-    """Lock and return a watched run and its attempt, and update its last report.
+    """Lock and return a watched run and its attempt, and update its last report time.
 
     Raises NotFound, NotOwner, StaleAttempt if a later attempt has begun, Ended if a user ended it.
     """
@@ -193,12 +196,12 @@ def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, 
 
 
 def attempt_of(session: Session, run: Run) -> WatchedAttempt | None:
-    """Return a watched run's present attempt."""
+    """Return the current attempt of a watched run, or None."""
     return session.get(WatchedAttempt, (run.id, run.attempt))
 
 
 def check_place(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> None:
-    """Check that a piece starts at the current position. Raises Ended, OffsetMismatch."""
+    """Check that an upload continues at the expected place. Raises Ended, OffsetMismatch."""
     if run.status in ENDED:
         raise Ended(_ended(run))
     is_next = (sequence, offset) == (place.sequence, place.offset)
@@ -207,7 +210,10 @@ def check_place(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> 
 
 
 def _is_stopped(run: Run) -> bool:
-    """Return whether a user has ended a run; its uploader may repeat its own end."""
+    """Return whether a user has ended a run.
+
+    An end that the uploader reported does not count: the uploader may repeat its requests.
+    """
     return run.status == Status.CANCELLED and run.stop_reason != INTERRUPTED
 
 
@@ -225,7 +231,7 @@ def record(
     end: tuple[int, int],
     remarks: Sequence[str] = (),
 ) -> None:
-    """Write items and the position after them: sequence and offset."""
+    """Write spool items and their end: the sequence and offset to continue from."""
     last = series.log_lines(session, run.id, most=1)
     recording = Recording(
         run.id,
@@ -265,10 +271,10 @@ def end(
     exit_code: int | None = None,
     lost_bytes: int = 0,
 ) -> None:
-    """Close an attempt as its process ended: one of HOW_IT_ENDED.
+    """Close an attempt whose process has ended.
 
-    exit_code: negative for a signal.  lost_bytes: of its spool, damaged.  Repeated, it changes
-    nothing.
+    how: a key of HOW_IT_ENDED.  exit_code: negative for a signal.  lost_bytes: damaged bytes of the
+    spool.  Idempotent.
     """
     run, place = held(session, user, run_id, attempt)
     if run.status in ENDED:
@@ -291,7 +297,7 @@ def end(
 
 
 def _reason(how: str | None, error: str | None, exit_code: int | None) -> str | None:
-    """Return in a line why a process ended, with its exit code or signal."""
+    """Return one line on why a process ended, with its exit code or signal."""
     if exit_code is not None and exit_code < 0 and how:
         return f"{how} by {_signal_name(-exit_code)}" if not error else _last_line(error)
     if error and (line := _last_line(error)):
@@ -312,7 +318,10 @@ def _signal_name(number: int) -> str:
 
 
 def _last_moment(session: Session, run: Run) -> float:
-    """Return when a run made its last step, or logged last, long before it was sent perhaps."""
+    """Return the time of a run's last step or, without steps, of its last metric.
+
+    This may be long before the upload. Infinity if unknown.
+    """
     last = select(Step.elapsed_ms).where(Step.run_id == run.id, Step.step == run.step)
     elapsed_ms = session.scalar(last)
     if elapsed_ms is None:
@@ -326,9 +335,9 @@ def _last_moment(session: Session, run: Run) -> float:
 def awaited(
     session: Session, run_id: int, path: str, *, size_bytes: int, sha256: str
 ) -> list[CheckpointFile | Artifact]:
-    """Return the rows that name a file of the run's folder on the training machine.
+    """Return the rows that name a file in the run's folder on the training machine.
 
-    Raises NotFound if there is none, Invalid if they have another size or hash.
+    Raises NotFound if there are none, Invalid if they name another size or hash.
     """
     rows: list[CheckpointFile | Artifact] = []
     for table in (CheckpointFile, Artifact):
@@ -345,7 +354,7 @@ def awaited(
 
 
 def stored(run: Run, rows: Sequence[CheckpointFile | Artifact], key: str) -> None:
-    """Record that a file is stored."""
+    """Record that a file has been stored under a key."""
     run.revision += 1
     run.files_revision = run.revision
     for row in rows:

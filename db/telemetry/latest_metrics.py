@@ -1,4 +1,4 @@
-"""The latest point of each metric of a run, so that lists read no other points."""
+"""Latest point of each metric of a run, stored so that run lists read no others."""
 
 import json
 from collections.abc import Collection
@@ -13,11 +13,12 @@ from db.telemetry import bulk_writes
 from db.telemetry.metric_points import MetricPoints
 from db.telemetry.summaries import Ints
 
-LARGEST = 1.7976931348623157e308  # finite number
+LARGEST = 1.7976931348623157e308  # largest finite float64
 COLUMNS = ("run_id", "name", "step", "value")
 
 _OF_NAMES = "SELECT name, step FROM latest_metrics WHERE run_id = :run_id AND name"
-#: The last steps of names, which are one parameter: a thousand would be parsed each time.
+#: Queries of the last steps of metrics. The names are one parameter: a thousand would be parsed
+#: each time.
 LAST_STEPS = {
     "sqlite": text(f"{_OF_NAMES} IN (SELECT value FROM json_each(:names))"),  # noqa: S608
     "postgresql": text(f"{_OF_NAMES} = ANY(CAST(:names AS text[]))"),
@@ -25,14 +26,14 @@ LAST_STEPS = {
 
 
 class Point(NamedTuple):
-    """value: None where it was not finite."""
+    """One point of a metric. value: None if it was NaN."""
 
     step: int
     value: float | None
 
 
 def note(connection: Connection, run_id: int, told: MetricPoints) -> None:
-    """Note the last point of each metric, unless a later one is known."""
+    """Store the last point of each metric unless a later one is stored."""
     columns: dict[str, bulk_writes.Column] = {
         "name": told.names,
         "step": told.points.step[told.last],
@@ -49,7 +50,7 @@ def note(connection: Connection, run_id: int, told: MetricPoints) -> None:
 
 
 def last_steps(connection: Connection, run_id: int, names: list[str], *, default: int) -> Ints:
-    """Return the last step of each name, or the default where it has no point yet."""
+    """Return the last step of each metric, or `default` for a metric without points."""
     kind = connection.dialect.name
     given = json.dumps(names) if kind == "sqlite" else names
     rows = connection.execute(LAST_STEPS[kind], {"run_id": run_id, "names": given})
@@ -58,7 +59,10 @@ def last_steps(connection: Connection, run_id: int, names: list[str], *, default
 
 
 class NamesPage(NamedTuple):
-    """Names in order.  total: of all pages, every: of the run; next: None on the last page."""
+    """A page of metric names in order.
+
+    total: names on all pages.  every: names of the run.  next: None on the last page.
+    """
 
     names: list[str]
     total: int
@@ -77,8 +81,8 @@ def page_of_names(
 ) -> NamesPage:
     """Return a page of the names of a run's metrics.
 
-    search: part of the names, in any case.  after: the last name of the page before.  named: names
-    that are added to any page.
+    search: case-insensitive substring.  after: the last name of the previous page.  named: names
+    that are added to every page.
     """
     column = LatestMetric.name
     of_run = select(column).where(LatestMetric.run_id == run_id)
@@ -100,7 +104,10 @@ def points(
     run_ids: Collection[int],
     names: Collection[str] | Select[Any] | None = None,
 ) -> dict[int, dict[str, Point]]:
-    """Return the latest points by run and name; of these names, or all."""
+    """Return the latest point of each metric by run and name.
+
+    names: only these metrics.
+    """
     query = select(LatestMetric.run_id, LatestMetric.name, LatestMetric.step, LatestMetric.value)
     query = query.where(LatestMetric.run_id.in_(run_ids))
     if names is not None:
@@ -112,7 +119,7 @@ def points(
 
 
 def take_back(connection: Connection, run_id: int, *, after: int) -> None:
-    """Reset the latest points after a step whose later points were deleted."""
+    """Revert the latest points to a step, after the later points have been deleted."""
     beyond = (LatestMetric.run_id == run_id, LatestMetric.step > after)
     names = connection.execute(select(LatestMetric.name).where(*beyond)).scalars().all()
     connection.execute(delete(LatestMetric).where(*beyond))
@@ -124,7 +131,7 @@ def take_back(connection: Connection, run_id: int, *, after: int) -> None:
 
 
 def nonfinite(session: Session, run_id: int, *, most: int) -> list[tuple[str, int]]:
-    """Return name and step of metrics whose latest value is not finite, in order of name."""
+    """Return name and step of metrics whose latest value is not finite, by name."""
     value = LatestMetric.value
     is_nonfinite = or_(value.is_(None), func.abs(value) > LARGEST)
     query = select(LatestMetric.name, LatestMetric.step)

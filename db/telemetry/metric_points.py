@@ -1,4 +1,4 @@
-"""Points of several metrics of a run, as one array for all of them."""
+"""Points of several metrics of a run, stored in shared arrays."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,10 @@ from db.telemetry.summaries import Ints, Points
 
 @dataclass(frozen=True)
 class MetricPoints:
-    """Points in order of owner and step; owner: of each point, the place of its name in names."""
+    """Points of metrics in order of owner and step.
+
+    owner: for each point, the index of its name in names.
+    """
 
     names: list[str]
     owner: Ints
@@ -21,9 +24,9 @@ class MetricPoints:
 
     @classmethod
     def of(cls, events: Iterable[dict[str, Any]]) -> Self:
-        """Make points of the spool's events; of one step of a metric the latest counts."""
+        """Convert spool events to points; the last event of a metric and step counts."""
         names: dict[str, int] = {}
-        places: dict[str, int] = {}  # by name as it was given, to clean each only once
+        places: dict[str, int] = {}  # by original name, to clean each only once
         rows: dict[tuple[int, int], tuple[int, float]] = {}
         for event in events:
             if (place := places.get(event["name"])) is None:
@@ -43,16 +46,16 @@ class MetricPoints:
 
     @cached_property
     def first(self) -> Ints:
-        """Where the first point of each name is."""
+        """Index of the first point of each name."""
         return np.searchsorted(self.owner, np.arange(len(self.names)))
 
     @cached_property
     def last(self) -> Ints:
-        """Where the last point of each name is."""
+        """Index of the last point of each name."""
         return np.append(self.first[1:], len(self.owner)) - 1
 
     def of_names(self, places: Ints) -> Self:
-        """Return the points of some names, given in order."""
+        """Return the points of the names at these indices, given in ascending order."""
         mine = np.isin(self.owner, places)
         names = [self.names[place] for place in places.tolist()]
         return type(self)(names, np.searchsorted(places, self.owner[mine]), self.points[mine])

@@ -1,8 +1,8 @@
-"""The pyramids of a run's metrics, of many names at once.
+"""Pyramids of a run's metrics, updated for many names at once.
 
-A bucket is stored when a point of its metric lies beyond it: one row for 64 points of every step,
-instead of five for each point. What follows the stored buckets is read from the points, at most
-64 of them (`extremes`). Which buckets there are depends on nothing but the points.
+A bucket is stored once its metric has a point after it: for a point at every step, one row per 64
+points instead of five per point. The tail after the stored buckets, at most 64 points, is read from
+the points (`extremes`). The stored buckets depend only on the points.
 """
 
 import json
@@ -31,20 +31,20 @@ from db.telemetry.pyramid import (
 )
 from db.telemetry.summaries import Ints, Points, Summaries, in_order, unpack
 
-#: Of a metric without a point before.
+#: Last step of a metric without earlier points.
 NEVER = -1
 
 
 def update(connection: Connection, run_id: int, told: MetricPoints, before: Ints) -> None:
-    """Bring pyramids up to points that were just written.
+    """Update the pyramids for points that were just written.
 
-    before: of each name the last step before these points, or NEVER.
+    before: for each name, the last step before these points, or NEVER.
     """
     lowest, highest = told.points.step[told.first], told.points.step[told.last]
     last = np.maximum(before, highest)
     is_later = (before != NEVER) & (before < last)
     first = np.where(is_later, np.minimum(lowest, before), lowest)
-    # The others complete no bucket and change none that is stored.
+    # The other names complete no bucket and change no stored one.
     busy = np.flatnonzero(first // SIZES[0] < last // SIZES[0])
     for some in _portions(busy, first, last):
         axis = _Axis(first[some], last[some])
@@ -53,7 +53,7 @@ def update(connection: Connection, run_id: int, told: MetricPoints, before: Ints
 
 
 def _portions(names: Ints, first: Ints, last: Ints) -> Iterator[Ints]:
-    """Split names so that the steps of a portion, laid one after the other, can be numbered."""
+    """Split names into portions whose concatenated steps fit in an int64."""
     if not len(names):
         return
     if len(names) == 1 or float(_widths(first[names], last[names]).astype(float).sum()) < END:
@@ -70,10 +70,10 @@ def _widths(first: Ints, last: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class _Axis:
-    """The steps of several names, laid one after the other on one axis.
+    """The step ranges of several names, concatenated on one axis.
 
-    Edges of buckets stay edges there, because each name takes a multiple of the largest size.
-    first, last: the steps of each name that matter.
+    Bucket edges stay aligned, because each name takes a multiple of the largest size.
+    first, last: the relevant step range of each name.
     """
 
     first: Ints
@@ -81,13 +81,13 @@ class _Axis:
 
     @cached_property
     def starts(self) -> Ints:
-        """Where each name begins."""
+        """Position at which each name begins."""
         widths = _widths(self.first, self.last)
         return np.cumsum(widths) - widths
 
     @cached_property
     def offsets(self) -> Ints:
-        """What to add to a step of each name."""
+        """Offset from step to position for each name."""
         return self.starts - self.first // SIZES[-1] * SIZES[-1]
 
     def owners(self, positions: Ints) -> Ints:
@@ -95,7 +95,7 @@ class _Axis:
         return np.searchsorted(self.starts, positions, side="right") - 1
 
     def is_kept(self, start: Ints, size: int) -> NDArray[np.bool_]:
-        """Return which buckets have a point of their metric beyond them."""
+        """Return which buckets have a later point of their metric."""
         owners = self.owners(start)
         return start + size <= (self.last + self.offsets)[owners]
 
@@ -103,7 +103,10 @@ class _Axis:
 def _update(
     connection: Connection, run_id: int, told: MetricPoints, axis: _Axis, before: Ints
 ) -> None:
-    """Update pyramids. before: the last step of each name that is last no more, or NEVER."""
+    """Update pyramids.
+
+    before: for each name, the step that was its last until this update, or NEVER.
+    """
     size = SIZES[0]
     moved = told.points.moved(axis.offsets[told.owner])
     filled, touched = split(moved)
@@ -128,7 +131,7 @@ def _update(
 def _read_points(
     connection: Connection, run_id: int, names: Sequence[str], axis: _Axis, starts: Ints
 ) -> Points:
-    """Read the points of some of the lowest buckets, which begin at these positions."""
+    """Read the points of the lowest buckets that begin at these positions."""
     owners = axis.owners(starts)
     low = starts - axis.offsets[owners]
     columns = "step, elapsed_ms, value"
@@ -144,7 +147,7 @@ def _read_points(
 def _read_siblings(
     connection: Connection, run_id: int, names: Sequence[str], axis: _Axis
 ) -> dict[int, Summaries]:
-    """Read the buckets that have a stored parent in common with what was written, by size."""
+    """Read the buckets that share a stored parent with the written ones, by size."""
     found = {SIZES[-1]: unpack(np.array([], np.int64), [], METRIC_SERIES, SIZES[-1])}
     for size in SIZES[:-1]:
         parent = size * FANOUT
@@ -172,10 +175,10 @@ def _looked_up(
     *,
     size: int | None = None,
 ) -> list[tuple[Any, ...]]:
-    """Read rows of names, of each in a range of steps or of buckets: (place in names, columns).
+    """Read rows of names, each in a range of steps or buckets: (index in names, columns).
 
-    Each range is looked up by the index. Left to itself, PostgreSQL reads the whole run and
-    compares each row to each name, for as long as it has no statistics of a table that grows.
+    The query makes the database look up each range by the index. Otherwise PostgreSQL reads the
+    whole run and compares each row to each name while it has no statistics of a growing table.
     """
     if not names:
         return []
@@ -202,12 +205,12 @@ def _looked_up(
             ) AS t
         """  # noqa: S608 - our own names
         values |= {"names": names, "low": low, "high": high}
-    # Straight from the driver, as db.telemetry.pyramid reads: there may be thousands.
+    # Directly from the driver, as in db.telemetry.pyramid: there may be thousands of rows.
     return list(connection.execute(text(query), values).cursor.fetchall())
 
 
 def truncate(session: Session, run_id: int) -> None:
-    """Forget the buckets that have no point beyond them any more, once later points are gone."""
+    """Delete buckets that no longer have a later point, after points were deleted."""
     beyond = select(LatestMetric.name).where(
         LatestMetric.run_id == run_id,
         LatestMetric.name == MetricBucket.name,
@@ -217,7 +220,7 @@ def truncate(session: Session, run_id: int) -> None:
 
 
 def rebuild(session: Session, run_id: int) -> None:
-    """Build the pyramids of all metrics of a run again, from their points."""
+    """Rebuild the pyramids of all metrics of a run from their points."""
     session.execute(delete(MetricBucket).where(MetricBucket.run_id == run_id))
     ends = select(Metric.name, func.min(Metric.step), func.max(Metric.step))
     ends = ends.where(Metric.run_id == run_id).group_by(Metric.name)
@@ -227,7 +230,7 @@ def rebuild(session: Session, run_id: int) -> None:
 
 
 class Extremes(NamedTuple):
-    """The finite extremes of one metric, None where it has none, and how many points it has."""
+    """Finite extremes of one metric (None if it has none) and its number of points."""
 
     low: float | None
     high: float | None
@@ -237,7 +240,10 @@ class Extremes(NamedTuple):
 def extremes(
     connection: Connection, run_ids: Collection[int], names: Collection[str] | None = None
 ) -> dict[tuple[int, str], Extremes]:
-    """Return the extremes of each metric of runs, however many its points. names: only these."""
+    """Return the extremes of each metric of runs, from buckets and their tails.
+
+    names: only these metrics.
+    """
     latest = LatestMetric.__table__.c
     asked = [latest.run_id.in_(run_ids)]
     if names is not None:
@@ -271,7 +277,7 @@ def _known(value: float) -> float | None:
 
 
 def _points_of_tails() -> Select[Any]:
-    """Select (run, name, value) of the points that follow the last stored bucket."""
+    """Select (run, name, value) of the points after the last stored bucket."""
     latest, points = LatestMetric.__table__, Metric.__table__
     same = (points.c.run_id == latest.c.run_id) & (points.c.name == latest.c.name)
     tail = points.c.step >= latest.c.step // SIZES[0] * SIZES[0]
@@ -280,7 +286,7 @@ def _points_of_tails() -> Select[Any]:
 
 
 def _buckets_of_tails(size: int) -> Select[Any]:
-    """Select (run, name, summary) of stored buckets that are in no larger stored one."""
+    """Select (run, name, summary) of stored buckets outside any larger stored one."""
     latest, buckets = LatestMetric.__table__, MetricBucket.__table__
     same = (buckets.c.run_id == latest.c.run_id) & (buckets.c.name == latest.c.name)
     same &= buckets.c.size == size

@@ -1,7 +1,7 @@
-"""The pyramid: summaries of 64, 512, 4096, … steps, so that a chart of any length reads few rows.
+"""The pyramid: summaries of 64, 512, 4096, … steps, so charts of any length read few rows.
 
-`update` writes it in the transaction that writes the points; `rebuild` builds it again from them.
-Those of metrics, of which a run may have thousands, are `db.telemetry.metric_pyramids`'.
+`update` writes it in the transaction that writes the points; `rebuild` rebuilds it from them.
+A run may have thousands of metrics: `db.telemetry.metric_pyramids` updates their pyramids.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -35,14 +35,14 @@ SIZES = (64, 512, 4096, 32_768, 262_144)
 #: More than any step.
 END = 2**62
 
-#: From a step to a step, the last one included.
+#: First and last step, both inclusive.
 StepRange: TypeAlias = tuple[int, int]
-#: A size, and from which bucket to which, the last one included.
+#: Bucket size, first and last bucket, both inclusive.
 BucketRange: TypeAlias = tuple[int, int, int]
-#: Which buckets are kept, by their starts and their size.
+#: Returns which buckets are kept, given their starts and size.
 Kept: TypeAlias = Callable[[Ints, int], NDArray[np.bool_]]
 
-#: What a chart may draw against the step.
+#: Series that a chart can draw against the step.
 STEP_SERIES = (
     Series("loss", "f4", mean=True),
     Series("scale", "f4"),
@@ -50,18 +50,18 @@ STEP_SERIES = (
     Series("grad_norm_clipped", "f4"),
     Series("lr", "f8"),
     Series("step_us", "i4", mean=True),
-    Series("data_us", "i4", mean=True),  # since the last; summaries of before lack it
+    Series("data_us", "i4", mean=True),  # added last; older summaries lack it
 )
-#: So many ranges are read in one query: SQLite takes 500, and each number of them is one to keep.
+#: Ranges read in one query: SQLite allows 500, and each count of ranges is a cached query.
 MOST_RANGES = 8
 METRIC_SERIES = (Series("value", "f8", mean=True),)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Numbers by step, and where their pyramid is: a run's steps, or one of its metrics.
+    """Tables and key of points and their pyramid: a run's steps or one of its metrics.
 
-    series: those that are asked for.  kept: those that the pyramid keeps.
+    series: the requested series.  kept: the series that the pyramid stores.
     """
 
     points: FromClause
@@ -71,18 +71,18 @@ class Source:
     kept: tuple[Series, ...]
 
     def of(self, table: FromClause) -> list[ColumnElement[bool]]:
-        """Return what picks its rows out of a table."""
+        """Return the conditions that select the rows of this source in a table."""
         return [table.c[name] == value for name, value in self.key.items()]
 
 
 def steps_of(run_id: int, names: Collection[str] | None = None) -> Source:
-    """Return the steps of a run. names: of these series only."""
+    """Return the source for the steps of a run. names: only these series."""
     series = tuple(each for each in STEP_SERIES if names is None or each.name in names)
     return Source(Step.__table__, StepBucket.__table__, {"run_id": run_id}, series, STEP_SERIES)
 
 
 def metric_of(run_id: int, name: str) -> Source:
-    """Return one metric of a run."""
+    """Return the source for one metric of a run."""
     key = {"run_id": run_id, "name": name}
     return Source(Metric.__table__, MetricBucket.__table__, key, METRIC_SERIES, METRIC_SERIES)
 
@@ -90,7 +90,7 @@ def metric_of(run_id: int, name: str) -> Source:
 def update(
     connection: Connection, source: Source, points: Points, *, last: int | None = None
 ) -> None:
-    """Bring the pyramid up to points that were just written, given in order of step.
+    """Update the pyramid for points that were just written, given in order of step.
 
     last: keep only buckets that end before this step.
     """
@@ -111,9 +111,9 @@ def update(
 def summed_up(
     points: Points, there: Mapping[int, Summaries], series: tuple[Series, ...], kept: Kept
 ) -> tuple[Ints, Ints, list[bytes]]:
-    """Return start, size and packed summary of each kept bucket above points, of all sizes.
+    """Return start, size and packed summary of each kept bucket of all sizes above points.
 
-    there: by size, the buckets that are stored and may have a parent in common with these.
+    there: by size, the stored buckets that may share a parent with these.
     """
     parts = Summaries.of(points)
     sizes: list[Ints] = []
@@ -127,15 +127,15 @@ def summed_up(
         bucket_bytes = pack(buckets, series, size)
         packed += bucket_bytes
         others = there[size][~np.isin(there[size].start, buckets.start)]
-        # What is summed up further is what is kept, rounded as it is.
+        # Larger sizes are built from the stored, rounded summaries.
         parts = in_order([others, unpack(buckets.start, bucket_bytes, series, size)])
     return np.concatenate(starts), np.concatenate(sizes), packed
 
 
 def rebuild(session: Session, run_id: int, *, since: int = 0) -> None:
-    """Build the pyramid of a run's steps again: all, or what holds steps from since.
+    """Rebuild the pyramid of a run's steps: all, or the buckets with steps from `since` on.
 
-    Below `since` the largest buckets are as they were, and so is everything in them.
+    The largest buckets that end before `since`, and everything in them, stay unchanged.
     """
     since -= since % SIZES[-1]
     beyond = (StepBucket.run_id == run_id, StepBucket.size * StepBucket.bucket >= since)
@@ -146,7 +146,7 @@ def rebuild(session: Session, run_id: int, *, since: int = 0) -> None:
 def build(
     connection: Connection, source: Source, *, since: int = 0, last: int | None = None
 ) -> None:
-    """Write the pyramid above a source's points from a step on, where there is none.
+    """Write the missing pyramid of a source's points from step `since` on.
 
     last: keep only buckets that end before this step.
     """
@@ -166,7 +166,7 @@ def count_skips(connection: Connection, run_id: int) -> int:
 
 
 def steps_per_second(connection: Connection, run_id: int) -> float | None:
-    """Return the pace of all steps of a run, None where it has none."""
+    """Return the mean steps per second of a run, or None if it has no timed steps."""
     found = _largest(connection, run_id)
     step_us = found.mean[:, [series.name for series in STEP_SERIES].index("step_us")]
     total_us = float((step_us * found.steps).sum())
@@ -179,7 +179,7 @@ def _largest(connection: Connection, run_id: int) -> Summaries:
 
 
 def read_points(connection: Connection, source: Source, ranges: list[StepRange]) -> Points:
-    """Read the raw points of some ranges of steps."""
+    """Read the raw points of ranges of steps."""
     if not ranges:
         return _points([], source)
     rows: list[tuple[Any, ...]] = []
@@ -193,7 +193,10 @@ def read_points(connection: Connection, source: Source, ranges: list[StepRange])
 def read_points_of_runs(
     connection: Connection, sources: Collection[Source], span: StepRange
 ) -> Iterator[tuple[Source, Points]]:
-    """Read the raw points of several runs, in one query. sources: alike but for the run."""
+    """Read the raw points of several runs in one query.
+
+    sources: may differ only in the run.
+    """
     by_run = {source.key["run_id"]: source for source in sources}
     first = next(iter(sources))
     query = _points_of_runs_query(first.points, first.series, tuple(first.key))
@@ -207,7 +210,7 @@ def read_points_of_runs(
 
 
 def _points(columns: list[tuple[Any, ...]], source: Source) -> Points:
-    """Make points of columns in order of step. NULL becomes NaN."""
+    """Convert columns in order of step to points. NULL becomes NaN."""
     columns = columns or [()] * (3 + len(source.series))
     step, elapsed_ms, flags = (np.array(column, np.int64) for column in columns[:3])
     values = np.array(columns[3:], float).reshape(len(source.series), len(step))
@@ -217,7 +220,7 @@ def _points(columns: list[tuple[Any, ...]], source: Source) -> Points:
 def read_buckets(
     connection: Connection, source: Source, ranges: list[BucketRange]
 ) -> dict[int, Summaries]:
-    """Read some ranges of buckets, by their size."""
+    """Read ranges of buckets and return their summaries by size."""
     query = _buckets_query(source.buckets, tuple(source.key), len(ranges))
     sizes = {f"size_{n}": size for n, (size, _, _) in enumerate(ranges)}
     bounds = _bounds([(first, last) for _, first, last in ranges])
@@ -232,8 +235,8 @@ def read_buckets(
     return found
 
 
-# Queries are made once and given their values: SQLAlchemy takes longer to put one together than the
-# database to answer it.
+# Queries are cached and receive their values as parameters: SQLAlchemy takes longer to build one
+# than the database to answer it.
 
 
 @cache
@@ -295,17 +298,20 @@ def _bounds(ranges: list[tuple[int, int]]) -> dict[str, int]:
 
 
 def _union(queries: list[Any]) -> Any:
-    """Run queries as one. Each reads one range of a primary key, as a single OR might not."""
+    """Combine queries into one.
+
+    Each reads one range of a primary key, which a single query with OR might not.
+    """
     return queries[0] if len(queries) == 1 else union_all(*queries)
 
 
 def _fetch(connection: Connection, query: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    # Straight from the driver: thousands of SQLAlchemy's rows would take twice the time.
+    # Directly from the driver: thousands of SQLAlchemy rows would take twice the time.
     return list(connection.execute(query, values).cursor.fetchall())
 
 
 def _siblings(first: int, last: int, size: int) -> BucketRange:
-    """Return the buckets of one size that have a parent in common with these steps."""
+    """Return the buckets of one size that share a parent with these steps."""
     parent = size * FANOUT
     return size, first // parent * FANOUT, last // parent * FANOUT + FANOUT - 1
 
@@ -313,15 +319,15 @@ def _siblings(first: int, last: int, size: int) -> BucketRange:
 def _completed(connection: Connection, source: Source, points: Points) -> Points:
     """Return all points of the lowest buckets that these points touch.
 
-    A bucket that they fill is taken as it is; the others, as a rule the first and the last, are
-    read back.
+    Buckets that the points fill are complete; the others, usually the first and the last, are read
+    from the database.
     """
     filled, partial = split(points)
     return in_order([filled, read_points(connection, source, _ranges(partial))])
 
 
 def split(points: Points) -> tuple[Points, Ints]:
-    """Return the points of lowest buckets that they fill, and the other buckets that they touch."""
+    """Return the points in completely filled lowest buckets, and the other touched buckets."""
     size = SIZES[0]
     touched, where, count = np.unique(points.step // size, return_inverse=True, return_counts=True)
     is_filled = count == size
@@ -329,7 +335,7 @@ def split(points: Points) -> tuple[Points, Ints]:
 
 
 def _ranges(buckets: Ints) -> list[StepRange]:
-    """Return the steps of lowest buckets, those of neighbours as one range."""
+    """Return the step ranges of lowest buckets, with adjacent buckets joined."""
     if not len(buckets):
         return []
     size = SIZES[0]

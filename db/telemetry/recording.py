@@ -1,7 +1,7 @@
-"""Recording: turns items of a spool into rows.
+"""Conversion of a training's spool items to database rows.
 
-Shared by a worker's recorder and the server's ingest of watched runs. An item is a structured array
-of steps or an event, as halfstep.telemetry.spool describes them.
+Shared by the two readers of spools: a worker's recorder and the server that receives watched runs.
+An item is a structured array of steps or an event, as halfstep.telemetry.spool describes them.
 """
 
 import math
@@ -19,23 +19,24 @@ from db.telemetry import telemetry
 
 Event: TypeAlias = dict[str, Any]
 
-#: Scaler events and scales tell of a loss scaler; without one, the scale is 1 all along.
+#: The constant scale of a training without a loss scaler.
 UNSCALED = 1.0
-#: Precisions by the type of most matrix products.
+#: Precision by the dtype of most matrix products.
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 class Recording:
-    """One attempt's items on their way into rows.
+    """Buffer of one attempt's items until they are written as rows.
 
-    Events of new steps wait for the first of these: only then is it known from which step on the
-    attempt replaces an earlier one's, and of an attempt that makes no step nothing is told.
+    Events of new steps are held until the attempt's first step: only then is it known from which
+    step on the attempt replaces an earlier one, and an attempt without steps records no such
+    events.
 
-    may_log_alone: the run has made no step, and need not: its events wait for nothing but the word
-    of a later attempt from where on it goes on.  begins_anew: nor for that.
-    shares_log: others add lines to it, so that each is numbered as it is written.
-    has_begun: steps of its own are recorded.  last_line: the log's last number.  resumed: what the
-    training said, if it resumed.  early: events that wait.
+    may_log_alone: the run has no steps and needs none: its events are held only until a later
+    attempt reports the step that it resumed from.  begins_anew: they are not held for that either.
+    shares_log: other writers add lines to the log, so each line is numbered when it is written.
+    has_begun: steps of this attempt are recorded.  last_line: the last line number of the log.
+    resumed: the training's resume event, if any.  early: events that are held.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class Recording:
         self._is_own = True
         self.has_begun, self.resumed, self.early = has_begun, resumed, list(early)
         self.pending = telemetry.Flush()
-        self.checkpoints: list[Event] = []  # to publish with what is pending
+        self.checkpoints: list[Event] = []  # to publish with the pending items
         self.artifacts: list[Event] = []  # likewise
-        self._rolled_back: list[Event] = []  # where the training went back
-        self._configured: Event | None = None  # what a script said last of its configuration
+        self._rolled_back: list[Event] = []  # rollbacks of the training
+        self._configured: Event | None = None  # the script's latest configuration
 
     def __bool__(self) -> bool:
         return bool(self.pending or self._rolled_back or self._configured or self.files)
@@ -73,12 +74,12 @@ class Recording:
 
     @property
     def goes_back(self) -> bool:
-        """Whether the training rolled back from steps that may be recorded."""
+        """Whether a rollback is pending, from steps that may be recorded."""
         return bool(self._rolled_back)
 
     @property
     def is_taken(self) -> bool:
-        """Whether there are pending items."""
+        """Whether any pending steps, rollbacks, configuration or files came from a spool."""
         told = (self.pending.steps, self._rolled_back, self._configured, self.files)
         return any(map(bool, told))
 
@@ -89,11 +90,14 @@ class Recording:
         self.pending.log_lines.append(numbered)
 
     def remark(self, text: str) -> None:
-        """Add a line of our own to the run's log."""
+        """Add a line in the stream "halfstep" to the run's log."""
         self.log({"time": time.time(), "stream": "halfstep", "text": text})
 
     def take(self, items: Sequence[Any], *, is_own: bool = True) -> None:
-        """Sort items of one attempt. is_own: of this one, not of an earlier one that left them."""
+        """Sort spool items by kind into the pending rows.
+
+        is_own: the items are of this attempt, not left over from an earlier one.
+        """
         self._is_own = is_own
         for item in items:
             if not isinstance(item, dict):
@@ -107,7 +111,7 @@ class Recording:
             elif item["event"] == "checkpoint":
                 self.checkpoints.append(item)
                 if {"write_seconds", "stall_seconds"} <= item.keys():
-                    self.pending.events.append(item)  # how the save went is kept as a diagnosis is
+                    self.pending.events.append(item)  # save timings are stored as a diagnosis
             elif item["event"] != "resumed":
                 self.pending.events.append(item)
             elif is_own:
@@ -116,7 +120,7 @@ class Recording:
             self._hold_back()
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Publish these files with the pending items, instead of those of the events."""
+        """Replace the files to publish with the pending items."""
         self.checkpoints = [event for event in events if event["event"] == "checkpoint"]
         self.artifacts = [event for event in events if event["event"] == "artifact"]
 
@@ -126,9 +130,9 @@ class Recording:
         checkpoint_keys: Sequence[Sequence[str]],
         artifact_keys: Sequence[str],
     ) -> None:
-        """Write the pending items; they stay, so that a failed write can be repeated.
+        """Write the pending items. They stay pending, so a failed write can be repeated.
 
-        checkpoint_keys, artifact_keys: keys of the files in the store. Raises StaleAttempt.
+        checkpoint_keys, artifact_keys: storage keys of their files. Raises StaleAttempt.
         """
         run_id, attempt = self._run_id, self._attempt
         if self._begins:
@@ -148,7 +152,7 @@ class Recording:
             artifacts.publish(session, run_id, attempt, event, key)
 
     def _note_precision(self, run: Run) -> None:
-        """Note in which precision a script computes; by its scaler, where the graph has no type."""
+        """Set a script's precision from its events, or from its scaler if no dtype is known."""
         if run.source == RECIPE:
             return
         for event in self.pending.events:
@@ -160,7 +164,7 @@ class Recording:
             run.precision = "fp16" if is_scaled else ""
 
     def forget(self) -> None:
-        """Drop the pending items, once they are committed."""
+        """Clear the pending items after their commit."""
         self.has_begun = self.has_begun or self._begins
         self.pending, self.checkpoints, self.artifacts = telemetry.Flush(), [], []
         self._rolled_back, self._configured = [], None
@@ -172,22 +176,22 @@ class Recording:
 
     @property
     def _is_known_whence(self) -> bool:
-        """Whether events of new steps need not wait for these."""
+        """Whether events of new steps are recorded without waiting for the first step."""
         is_told = self._attempt == 1 or self._begins_anew or self.resumed is not None
         return self._may_log_alone and is_told
 
     def _begin(self, session: Session) -> None:
-        """Say that the training makes steps, and from which on they replace earlier ones."""
+        """Mark the attempt as started and delete the earlier steps that it replaces."""
         resumed = self.resumed or {"step": 0, "exact": self._attempt == 1, "notes": []}
         step, anew = resumed["step"], None if self._attempt == 1 else "begins anew at step 1"
         reason = in_words(resumed) if self.resumed else anew
         queue.start(session, self._run_id, self._attempt, resumed_step=step, reason=reason)
         if not (resumed["exact"] and queue.is_repeatable(session, self._run_id, after=step)):
-            # What an earlier attempt made of the later steps is not what this one will.
+            # This attempt will not reproduce the later steps of an earlier attempt.
             telemetry.truncate(session, self._run_id, self._attempt, after=step)
 
     def _take_back(self, event: Event) -> None:
-        """Drop pending items of the steps that the training rolled back from."""
+        """Discard pending items of the steps that the training rolled back."""
 
         def stays(told: Event) -> bool:
             return bool(told["step"] <= event["step"]) or told["event"] in telemetry.OUTLAST
@@ -200,7 +204,7 @@ class Recording:
         self.early = [told for told in self.early if stays(told)]
 
     def _hold_back(self) -> None:
-        """Hold events of new steps until their first step, or `_begin` would delete them."""
+        """Hold events of new steps until the first step, so that `_begin` does not delete them."""
         after: float = self.resumed["step"] if self.resumed else 0
         if self.has_begun or self.pending.steps or self._rolled_back or self._is_known_whence:
             after = math.inf
@@ -210,6 +214,6 @@ class Recording:
 
 
 def in_words(resumed: Event) -> str:
-    """Say how an attempt resumed."""
+    """Return a sentence fragment on how an attempt resumed."""
     how = "exactly" if resumed["exact"] else f"not bit-exactly: {'; '.join(resumed['notes'])}"
     return f"resumed at step {resumed['step']}, {how}"

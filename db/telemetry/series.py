@@ -1,4 +1,4 @@
-"""Reads of telemetry: charts, events, log lines, and changes since a cursor."""
+"""Queries of recorded data: charts, events, log lines and changes since a cursor."""
 
 import math
 from collections.abc import Collection
@@ -25,16 +25,17 @@ from db.tables import (
     Step,
 )
 
-#: Rows that one query looks up by their keys: SQLite takes 32,766 parameters.
+#: Rows that one query looks up by key: SQLite allows 32,766 parameters.
 LOOKED_UP = 30_000
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """The position of a viewer in a run; `str` and `parse` convert it for URLs.
+    """Position in a run's changes that a client has received.
 
-    files: the run's files_revision.  waiting: mark of a queued run's pending reason.  rollbacks:
-    number of the run's rollbacks.
+    `str` and `parse` convert it to and from a URL parameter.
+    files: the run's files_revision.  waiting: marker of the reason why a queued run waits.
+    rollbacks: the run's number of rollbacks.
     """
 
     attempt: int = 0
@@ -62,7 +63,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> "Cursor":
-        """Read a cursor; one that makes no sense is as good as none."""
+        """Parse a cursor; invalid text gives the initial cursor."""
         try:
             cursor = cls(*(int(part) for part in text.split(".")))
             return cursor if cursor._is_possible else cls()
@@ -72,11 +73,11 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes of a run between two cursors.
+    """Changes of a run between two cursors.
 
-    checkpoints, artifacts: the changed ones; has_new_files: also if some were only deleted.
-    goes_back: steps were withdrawn, so events must be shown from scratch.
-    is_over: there will be no more changes.
+    checkpoints, artifacts: those that changed; has_new_files: also true if any were only deleted.
+    goes_back: steps were taken back, so a client must reload its events.
+    is_over: no more changes will follow.
     """
 
     run: Run
@@ -99,8 +100,8 @@ def changes(
 ) -> Changes | None:
     """Return the changes since a cursor, at most `most` rows of each kind, or None.
 
-    After a resume or rollback the cursor is reset to the step of its checkpoint: a viewer replaces
-    its data from the first step of the changes on.
+    After a resume or a rollback the cursor moves back to the step of its checkpoint: clients
+    replace their rows from the first step of the changes on.
     """
     run = session.get(Run, run_id, populate_existing=True)
     if run is None or (run.revision, waiting) == (since.revision, since.waiting):
@@ -110,7 +111,7 @@ def changes(
     if run.attempt != attempt and run.resumed_step is not None:
         goes_back, seen, attempt = True, min(seen, run.resumed_step), run.attempt
     if run.rollbacks != since.rollbacks and run.rollback_step is not None:
-        # Of rewinds before the last it is not known how far they went.
+        # Only the step of the last rollback is known.
         is_next = run.rollbacks == since.rollbacks + 1
         goes_back, seen = True, min(seen, run.rollback_step) if is_next else 0
     if goes_back:
@@ -131,7 +132,7 @@ def changes(
     full = any(len(rows) == most for rows in kinds)
     cursor = Cursor(
         attempt=attempt,
-        # A page of changes that is full has more behind it: ask again.
+        # A full page may have more rows after it: request again.
         revision=-1 if full else run.revision,
         step=steps["step"][-1] if steps["step"] else seen,
         event=events[-1].id if events else since.event,
@@ -194,7 +195,10 @@ def raw_steps(
 def skips(
     session: Session, run_id: int, *, most: int = 200, steps: Collection[int] | None = None
 ) -> list[ScalerEvent]:
-    """Return the latest skips with their culprits, newest first: of all steps, or of some."""
+    """Return the latest skips with their culprits, newest first.
+
+    steps: only skips of these steps.
+    """
     if steps is None:
         where = ScalerEvent.step >= first_skip_of_latest(session, run_id, most=most)
     else:
@@ -209,9 +213,9 @@ def skips(
 
 
 def first_skip_of_latest(session: Session, run_id: int, *, most: int) -> int:
-    """Return the earliest of the latest skipped steps, 0 if there is none.
+    """Return the earliest of the latest `most` skipped steps, or 0 if there are none.
 
-    It is found by the index that holds these alone, not among all that the scaler did.
+    The query uses the index of skipped steps only instead of reading all scaler events.
     """
     latest = (
         select(Step.step)
@@ -226,12 +230,13 @@ def first_skip_of_latest(session: Session, run_id: int, *, most: int) -> int:
 def sparklines(
     session: Session, some_runs: Collection[Run], points: int = 60
 ) -> dict[int, list[Any]]:
-    """Return each run's loss at evenly spaced steps: primary-key look-ups, however long it is.
+    """Return each run's loss at evenly spaced steps.
 
-    Of very many runs it is fewer points of each, in one query all the same.
+    The query looks up primary keys, so its cost does not depend on the length of a run. With very
+    many runs each gets fewer points, still in one query.
     """
     points = min(points, LOOKED_UP // max(len(some_runs), 1))
-    # A run at a time: of thousands of pairs PostgreSQL says that its stack has no room for them.
+    # One condition per run: thousands of pairs exceed PostgreSQL's stack depth limit.
     wanted = [
         (Step.run_id == run.id) & Step.step.in_(_spread(run, points))
         for run in some_runs
@@ -246,7 +251,7 @@ def sparklines(
 
 
 def _spread(run: Run, points: int) -> list[int]:
-    """Return steps from a run's first own one to its last."""
+    """Return evenly spaced steps from a run's first own step to its last."""
     count, first = min(points, run.own_steps), run.step - run.own_steps + 1
     return sorted(
         {first + round(i * (run.own_steps - 1) / max(count - 1, 1)) for i in range(count)}
@@ -256,7 +261,7 @@ def _spread(run: Run, points: int) -> list[int]:
 def log_lines(
     session: Session, run_id: int, *, before: int | None = None, most: int = 1000
 ) -> list[LogLine]:
-    """Return the latest lines before a number, oldest first."""
+    """Return the latest log lines before a line number, oldest first."""
     query = select(LogLine).where(LogLine.run_id == run_id).order_by(LogLine.number.desc())
     if before is not None:
         query = query.where(LogLine.number < before)
@@ -264,22 +269,22 @@ def log_lines(
 
 
 def count_log_lines(session: Session, run_id: int) -> int:
-    """Count the lines that a run's trainings have printed."""
+    """Count the stored log lines of a run."""
     query = select(func.count()).select_from(LogLine).where(LogLine.run_id == run_id)
     return session.scalar(query) or 0
 
 
 def metrics(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
-    """Return a page of a run's metric points, in the order of recording.
+    """Return a page of a run's metric points in the order in which they were recorded.
 
-    The index of (run_id, id) has that order: by step all points would be sorted for each page.
+    The index of (run_id, id) has that order; by step, each page would sort all points.
     """
     query = select(Metric).where(Metric.run_id == run_id)
     return page(session, query, (Metric.id,), after=after, limit=limit)
 
 
 def json_number(value: Any) -> Any:
-    """Make a number fit for JSON, which has neither NaN (None here) nor infinity (its name)."""
+    """Convert a number for JSON: NaN to None, infinities to "Infinity" or "-Infinity"."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value).replace("inf", "Infinity")
     return value
@@ -291,7 +296,7 @@ def _changed(session: Session, table: Any, run_id: int, seen: int) -> list[Any]:
 
 
 def _newest_id(session: Session, table: Any, run_id: int, step: int) -> int:
-    """Return the newest id up to a step: SQLite gives those of deleted rows to new ones."""
+    """Return the newest id up to a step: SQLite reuses the ids of deleted rows."""
     query = select(func.max(table.id)).where(table.run_id == run_id, table.step <= step)
     return session.scalar(query) or 0
 

@@ -1,6 +1,6 @@
-"""Summaries of step ranges: creation, merging and packing into bytes.
+"""Summaries of ranges of steps: computation, merging and packing into bytes.
 
-A summary depends only on its points, so it is the same bit for bit, however they arrived.
+A summary depends only on the points below it, so it is bit-identical however these arrived.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -21,12 +21,12 @@ class Series(NamedTuple):
 
     name: str
     kind: str
-    mean: bool = False  # whether its mean says more than its extremes
+    mean: bool = False  # whether its mean is stored too
 
 
 @dataclass(frozen=True)
 class Points:
-    """Raw numbers in order of step. values: (n, series)."""
+    """Raw points in order of step. values: shape (n, series)."""
 
     step: Ints
     elapsed_ms: Ints
@@ -40,19 +40,20 @@ class Points:
         return len(self.step)
 
     def moved(self, by: Ints) -> Self:
-        """Return the same points at other steps."""
+        """Return the points with `by` added to their steps."""
         return replace(self, step=self.step + by)
 
 
 @dataclass(frozen=True)
 class Summaries:
-    """Summaries in order of step. The first four are (n,), the others (n, series).
+    """Summaries in order of step.
 
-    low and high are the finite extremes (NaN if there is none), low_step and high_step the first
-    step that has the one and the last that has the other. mean is that of the finite values.
+    The first four fields have shape (n,), the others (n, series).
+    low and high are the finite extremes (NaN if there is none), low_step the first step with low,
+    high_step the last step with high. mean is the mean of the finite values.
     """
 
-    start: Ints  # nothing summed up here lies before
+    start: Ints  # no step of the summary is earlier
     steps: Ints
     skips: Ints
     elapsed_ms: Ints  # of the last step
@@ -65,9 +66,9 @@ class Summaries:
 
     @classmethod
     def of(cls, points: Points) -> Self:
-        """Make a summary of each single point."""
+        """Convert each point to a summary."""
         finite = np.isfinite(points.values)
-        values = np.where(finite, points.values, np.nan) + 0.0  # -0.0 is 0.0 too
+        values = np.where(finite, points.values, np.nan) + 0.0  # + 0.0 turns -0.0 into 0.0
         step = np.broadcast_to(points.step[:, None], values.shape)
         return cls(
             start=points.step,
@@ -93,7 +94,7 @@ Rows = TypeVar("Rows", Points, Summaries)
 
 
 def in_order(parts: list[Rows]) -> Rows:
-    """Put points or summaries together, in order of step."""
+    """Concatenate points or summaries and sort them by step."""
     kind = type(parts[0])
     names = [field.name for field in fields(kind)]
     joined = kind(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
@@ -101,7 +102,7 @@ def in_order(parts: list[Rows]) -> Rows:
 
 
 def merge(parts: Summaries, size: int) -> Summaries:
-    """Merge those that lie in the same stretch of `size` steps; edges are multiples of it."""
+    """Merge summaries in the same range of `size` steps; range edges are multiples of it."""
     if not len(parts):
         return parts
     bucket = parts.start // size
@@ -134,9 +135,10 @@ def merge(parts: Summaries, size: int) -> Summaries:
 def _mean(
     means: Floats, counts: Ints, merged: Ints, first: Ints, low: Floats, high: Floats
 ) -> Floats:
-    """Return the means of merged stretches; of numbers whose sum overflows too.
+    """Return the means of merged ranges, also if the sum of values overflows.
 
-    counts: finite values below each of `means`; merged: of each stretch, which begins at `first`.
+    counts: finite values below each of `means`; merged: finite values in each range, which begins
+    at the index in `first`.
     """
     is_known = counts > 0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -152,13 +154,13 @@ def _mean(
 
 
 def pack(summaries: Summaries, series: tuple[Series, ...], size: int) -> list[bytes]:
-    """Pack summaries of `size` steps into bytes, by `layout`."""
+    """Pack summaries of `size` steps into bytes of the dtype from `layout`."""
     packed = np.zeros(len(summaries), layout(series, size))
     for name in ("steps", "skips", "elapsed_ms"):
         packed[name] = getattr(summaries, name)
     for index, (name, kind, mean) in enumerate(series):
         low, high = summaries.low[:, index], summaries.high[:, index]
-        if kind.startswith("i"):  # which has no NaN
+        if kind.startswith("i"):  # integers have no NaN
             low, high = np.nan_to_num(low), np.nan_to_num(high)
         packed[f"{name}_min"], packed[f"{name}_max"] = low, high
         packed[f"{name}_min_at"] = summaries.low_step[:, index] - summaries.start
@@ -176,9 +178,10 @@ def unpack(
     size: int,
     wanted: tuple[Series, ...] | None = None,
 ) -> Summaries:
-    """Read what `pack` has laid out: all series, or those wanted. A mean that is not kept is NaN.
+    """Unpack summaries from `pack`, all series or those in `wanted`.
 
-    Where the last series was not kept yet, it has no finite value.
+    A mean that is not stored is NaN. In old summaries without the last series, that series has no
+    finite value.
     """
     joined, record = b"".join(packed), layout(series, size)
     if len(joined) < len(packed) * record.itemsize:
@@ -211,7 +214,7 @@ def unpack(
 
 
 def _with_last(packed: list[bytes], series: tuple[Series, ...], size: int) -> bytes:
-    """Return summaries joined, those made before the last series was kept as long as the others."""
+    """Join packed summaries, padding old ones that lack the last series."""
     record, before, name = layout(series, size), layout(series[:-1], size), series[-1].name
     rows = np.frombuffer(b"".join(each.ljust(record.itemsize, b"\0") for each in packed), record)
     rows = rows.copy()
@@ -222,7 +225,7 @@ def _with_last(packed: list[bytes], series: tuple[Series, ...], size: int) -> by
 
 @cache
 def layout(series: tuple[Series, ...], size: int) -> np.dtype[np.void]:
-    """Return the little-endian record of a summary of `size` steps.
+    """Return the little-endian record dtype of a packed summary of `size` steps.
 
     min_at and max_at count steps from the bucket's start.
     """

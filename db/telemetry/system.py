@@ -1,4 +1,4 @@
-"""How busy the devices of a run were, as few points."""
+"""Downsampled device utilization, memory, power and temperature of a run."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,10 @@ from db.tables import SystemSample
 
 @dataclass(frozen=True)
 class DeviceSamples:
-    """Columns by time. device -1 is the host itself; None where a device does not tell."""
+    """Samples of one device as columns in order of time.
+
+    device: -1 is the host.  None: the device does not report the value.
+    """
 
     device: int
     elapsed_ms: list[int] = field(default_factory=list)
@@ -22,8 +25,9 @@ class DeviceSamples:
 
 
 def of_run(session: Session, run_id: int, *, most: int = 500) -> list[DeviceSamples]:
-    """Return about `most` points a device: the mean of utilization and power, of memory and
-    temperature the highest.
+    """Return about `most` points per device.
+
+    A point has the mean of utilization and power, and the maximum of memory and temperature.
     """
     column: Any = SystemSample
     mine = column.run_id == run_id

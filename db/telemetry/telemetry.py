@@ -1,6 +1,6 @@
-"""Writes of telemetry: steps, scaler events, metrics, log lines, system samples.
+"""Writes of training data: steps, scaler events, metrics, log lines, system samples.
 
-A flush is one fenced transaction and can be repeated: existing rows are replaced.
+A flush is one fenced transaction and may be repeated: an existing row is replaced.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,20 +53,20 @@ STEP_COLUMNS = (
 
 
 SPIKE = "spike"
-#: Told of a step, and true also where the training has gone back from it.
+#: Events of a step that stay recorded when the training rolls back beyond the step.
 OUTLAST = (SPIKE, "failed_diagnosis", "obeyed", "length")
-#: Of a step, as the spool's event has it.
+#: Fields of the spool's event with the workload of a step.
 WORKLOAD = ("examples", "tokens", "flops", "peak_flops", "device")
 
 
-#: Of a run's log, the lines that the database keeps: the first, and those that came last.
+#: The first and the latest lines of a run's log that the database keeps.
 FIRST_LINES, MOST_LINES = 1_000, 50_000
-LINES_A_LOOK = 5_000  # lines between two looks whether there are more
+LINES_A_LOOK = 5_000  # lines between two checks for excess lines
 
 
 @dataclass
 class Flush:
-    """What one transaction records. steps: structured arrays with the fields STEP_COLUMNS."""
+    """Rows of one transaction. steps: structured arrays with the fields STEP_COLUMNS."""
 
     steps: list[np.ndarray[Any, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Flush:
 def number_lines(
     session: Session, run_id: int, attempt: int, lines: Iterable[dict[str, Any]]
 ) -> None:
-    """Number lines after those that the run's log has by now. Raises Fenced."""
+    """Number lines after the last stored line of the run's log. Raises StaleAttempt."""
     held(session, run_id, attempt)
     newest = select(func.max(LogLine.number)).where(LogLine.run_id == run_id)
     last = session.scalar(newest) or 0
@@ -89,7 +89,7 @@ def number_lines(
 
 
 def number_line(line: dict[str, Any], last: int) -> int:
-    """Number a line after the last one, and return its number; of a gap, its last line's."""
+    """Number a line after `last` and return the number, for a gap that of its last line."""
     line["number"] = last + 1
     if "lines" not in line:
         return last + 1
@@ -102,7 +102,10 @@ def _gap(first: int, last: int) -> str:
 
 
 def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
-    """Write a flush, idempotent on (run, step). Raises Fenced if the attempt was given up."""
+    """Write a flush, idempotent on (run, step).
+
+    Raises StaleAttempt if the attempt no longer holds the run.
+    """
     run = held(session, run_id, attempt)
     connection = session.connection()
     if flush.steps:
@@ -120,14 +123,14 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
 
 
 def _count_not_stepped(connection: Connection, run_id: int) -> int:
-    """Count the steps in which a loop updated its scaler and stepped no optimizer."""
+    """Count the steps in which a loop updated its scaler but stepped no optimizer."""
     query = select(func.count(Step.step)).where(Step.run_id == run_id, IS_NOT_STEPPED)
     hinted = query.with_hint(Step, "INDEXED BY ix_steps_not_stepped", "sqlite")
     return connection.scalar(hinted) or 0
 
 
 def _record_lines(connection: Connection, run_id: int, lines: list[dict[str, Any]]) -> None:
-    """Write lines of the log; of many the oldest go, and a line with their numbers stays."""
+    """Write log lines; replace excess old ones by one line with their numbers."""
     columns = ("number", "attempt", "time", "stream", "text")
     rows = [{"run_id": run_id, **{name: line[name] for name in columns}} for line in lines]
     _upsert(connection, LogLine, rows)
@@ -144,7 +147,7 @@ def _record_lines(connection: Connection, run_id: int, lines: list[dict[str, Any
 
 
 def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None:
-    """Delete what was recorded after a step, which another attempt repeats inexactly.
+    """Delete the records after a step, which a later attempt repeats but not bit-identically.
 
     Raises StaleAttempt.
     """
@@ -153,9 +156,10 @@ def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None
 
 
 def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]) -> None:
-    """Delete the steps that a training rolled back from, and record it; the spike itself stays.
+    """Delete the steps that a training rolled back and add a status; keep the spike.
 
-    event: rolled_back, as in the spool; read twice, it is recorded once. Raises StaleAttempt.
+    event: the spool's rolled_back event. If the spool is read again, the status is added only once.
+    Raises StaleAttempt.
     """
     run = held(session, run_id, attempt)
     after = event["step"]
@@ -176,7 +180,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]
 
 
 def _forget(session: Session, run: Run, *, after: int, kept: Sequence[str] = ()) -> None:
-    """Delete rows after a step. kept: kinds of diagnoses that stay."""
+    """Delete the records after a step. kept: kinds of diagnoses that are not deleted."""
     for table in (Step, ScalerEvent, Metric):
         session.execute(delete(table).where(table.run_id == run.id, table.step > after))
     latest_metrics.take_back(session.connection(), run.id, after=after)
@@ -190,7 +194,7 @@ def _forget(session: Session, run: Run, *, after: int, kept: Sequence[str] = ())
 
 
 def newest_attempt(session: Session, run_id: int, attempt: int) -> int:
-    """Return the newest attempt, up to this one, that has itself recorded steps; 0 if none has."""
+    """Return the newest attempt up to `attempt` that recorded steps; 0 if none has."""
     newest = select(func.max(RunNode.attempt)).where(
         RunNode.run_id == run_id, RunNode.attempt <= attempt, RunNode.resumed_step.is_not(None)
     )
@@ -198,7 +202,7 @@ def newest_attempt(session: Session, run_id: int, attempt: int) -> int:
 
 
 def _in_order(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Order steps; of a step that was run again within the batch, keep the latest record."""
+    """Sort steps; keep the latest record of a step repeated within the batch."""
     if (np.diff(steps["step"]) > 0).all():
         return steps
     latest_first = steps[::-1]
@@ -206,22 +210,22 @@ def _in_order(steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, Any]) -> None:
-    """Write steps in order, and the pyramid above them."""
+    """Write steps, given in order, and the pyramid above them."""
     whole = {name: steps[name].astype(np.int64) for name in ("step", "elapsed_ms", "step_us")}
     loss, scale, norm, clipped, lr = (
         steps[name].astype(np.float64)
         for name in ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr")
     )
     data = steps["data_us"].astype(np.float64)
-    data[data < 0] = np.nan  # not known
-    # Where the clip changed nothing, its norm says nothing new.
+    data[data < 0] = np.nan  # unknown
+    # NULL where clipping changed nothing: the norms are equal.
     clipped[clipped == norm] = np.nan
-    # The index finds a loss that is not finite by its flag, so the flag follows the loss.
+    # The index finds nonfinite losses by their flag, so the flag must match the loss.
     flags = steps["flags"].astype(np.int64) & ~NONFINITE_LOSS
     flags[~np.isfinite(loss) & (flags & UNKNOWN_LOSS == 0)] |= NONFINITE_LOSS
     floats = {"loss": loss, "scale": scale, "grad_norm": norm, "grad_norm_clipped": clipped}
     columns = {**whole, **floats, "lr": lr, "flags": flags, "data_us": data}
-    # Nobody else adds any: the run is locked.
+    # No other writer adds steps: the run is locked.
     last = connection.scalar(select(func.max(Step.step)).where(Step.run_id == run_id))
     are_new = last is None or int(whole["step"][0]) > last
     bulk_writes.replace(
@@ -235,18 +239,18 @@ def _replace_steps(connection: Connection, run_id: int, steps: np.ndarray[Any, A
 
 
 def _count(run: Run, steps: np.ndarray[Any, Any]) -> None:
-    """Count new steps; repeated ones are not counted."""
+    """Count new steps, not those repeated bit-identically or sent twice."""
     is_new = steps["step"] > run.step
     run.recorded_steps += int(is_new.sum())
     run.recorded_skips += int((is_new & (steps["flags"] & SKIPPED != 0)).sum())
 
 
 def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
-    """Bring the figures of the run's row up to its last step."""
+    """Update the summary columns of the run's row to its last step."""
     last = steps[-1]
     run.step = max(run.step, int(last["step"]))
     is_known = not last["flags"] & UNKNOWN_LOSS
-    if is_known:  # else the last one that is known stays
+    if is_known:  # else the last known loss stays
         run.loss = _number(last["loss"])
     is_lost = is_known and not np.isfinite(last["loss"])
     run.last_flags = int(last["flags"]) & ~NONFINITE_LOSS | (NONFINITE_LOSS if is_lost else 0)
@@ -304,7 +308,7 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
 
 
 def _record_metrics(connection: Connection, run_id: int, metrics: list[dict[str, Any]]) -> None:
-    """Write points of metrics, the latest of each metric, and the pyramids above them."""
+    """Write metric points, the latest point of each metric, and the pyramids."""
     told = MetricPoints.of(metrics)
     points = told.points
     columns: dict[str, bulk_writes.Column] = {
@@ -315,7 +319,7 @@ def _record_metrics(connection: Connection, run_id: int, metrics: list[dict[str,
     }
     key = {"run_id": run_id}
     before = latest_metrics.last_steps(connection, run_id, told.names, default=NEVER)
-    if bool((points.step[told.first] > before).all()):  # nobody else adds any: the run is locked
+    if bool((points.step[told.first] > before).all()):  # no other writer: the run is locked
         bulk_writes.replace(connection, Metric.__table__, key, columns, are_new=True)
     else:
         bulk_writes.upsert(
@@ -328,7 +332,10 @@ def _record_metrics(connection: Connection, run_id: int, metrics: list[dict[str,
 def _without_worse_replays(
     connection: Connection, run_id: int, diagnoses: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Leave out inexact replays of steps that have an exact one: by hand, with later weights."""
+    """Drop inexact replays of steps that have an exact one.
+
+    Inexact replays are manual ones, with later weights.
+    """
 
     def is_exact(row: dict[str, Any]) -> bool:
         return bool(row["content"]["exact"])

@@ -1,8 +1,8 @@
-"""Any stretch of a run as few points: every extreme and every event, however long the run.
+"""Downsampled windows of a run that keep every extreme and event at any length.
 
-A short window is its raw steps. A longer one is read from the pyramid, its two edges from smaller
-buckets and raw steps, so that nothing from outside leaks in. Drawn buckets are powers of two and
-their edges multiples of them, so they never move while the run grows.
+A short window has raw steps. A longer one is read from the pyramid, its two edges from smaller
+buckets and raw steps, so that it includes no steps outside the window. Sizes of drawn buckets are
+powers of two and their edges multiples of the size, so they never move while the run grows.
 """
 
 from collections.abc import Collection, Iterator
@@ -42,15 +42,15 @@ from db.telemetry.pyramid import (
 from db.telemetry.series import json_number
 from db.telemetry.summaries import Ints, Points, Series, Summaries, in_order, merge, unpack
 
-#: That are read at once: of more, or longer, runs those of a few at a time.
+#: Rows read by one query: more or longer runs are read a few at a time.
 ROWS = 40_000
 
 
 @dataclass(frozen=True)
 class Ticks:
-    """Things that happened: each at its step, or several counted together in a bucket.
+    """Events: each at its step, or counted per bucket.
 
-    total is their exact number, and the sum of counts.
+    total is their exact number and the sum of counts.
     """
 
     steps: list[int] = field(default_factory=list)
@@ -60,10 +60,10 @@ class Ticks:
 
 @dataclass(frozen=True)
 class Line:
-    """What to draw of a series. NaN is None; infinities are "Infinity", "-Infinity".
+    """Drawn points of a series. NaN is None; infinities are "Infinity", "-Infinity".
 
-    In a bucketed window every point is still a real step; those that are not finite are in
-    nonfinite only. mean_x, mean_y: the mean of each bucket at its middle, where it is kept.
+    In a bucketed window every point is still a real step; nonfinite values are in `nonfinite`
+    only. mean_x, mean_y: the mean of each bucket at its middle, if the series stores means.
     """
 
     x: list[int]
@@ -75,10 +75,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Window:
-    """The steps from first to last: `points` drawn, of the longest line, for `total` steps.
+    """The steps from first to last as drawn lines.
 
-    bucket: how many steps share a minimum and a maximum; 1 means raw steps. elapsed_ms is sampled
-    where bucketed. The scale is to be drawn as steps: each point holds until the next.
+    points: number of points of the longest line.  total: number of steps.
+    bucket: number of steps that share a minimum and a maximum; 1 means raw steps. elapsed_ms is
+    sampled if bucketed. The scale is drawn as a step function: each point holds until the next.
     """
 
     first: int
@@ -100,9 +101,10 @@ def window(
     most: int = 5000,
     names: Collection[str] | None = None,
 ) -> Window | None:
-    """Return the steps of a run from first to last, `most` points a series at most, or None.
+    """Return the steps of a run from first to last, or None if there are none.
 
-    names: only these series, and the loss. Raises ValueError if most is less than 32.
+    most: the most points per series.  names: only these series and the loss. Raises ValueError if
+    most is less than 32.
     """
     found = windows_of(session, [run_id], first=first, last=last, most=most, names=names)
     return found.get(run_id)
@@ -117,7 +119,7 @@ def windows_of(
     most: int = 5000,
     names: Collection[str] | None = None,
 ) -> dict[int, Window]:
-    """Return what `window` does, of each run that has steps: the short ones by two queries."""
+    """Return the result of `window` for each run with steps; short runs take two queries."""
     connection, asked = session.connection(), _asked(first, last)
     wanted = None if names is None else {"loss", *names}
     spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **asked})
@@ -132,7 +134,7 @@ def _window(connection: Connection, stretch: "_Raw | _Stretch", most: int) -> Wi
     lines, skips, total = dict(stretch.lines()), stretch.skips(), stretch.total
     span, loss, run_id = stretch.span, lines["loss"], stretch.source.key["run_id"]
     waits = lines.get("data_us")
-    if waits and waits.nonfinite.total == total:  # nobody knows what it waited for
+    if waits and waits.nonfinite.total == total:  # the data wait is unknown at every step
         lines["data_us"] = Line([], [], Ticks())
     if isinstance(stretch, _Stretch):
         skips = _located(connection, run_id, span, "skipped", skips, most)
@@ -160,9 +162,9 @@ def metrics(
     most: int = 5000,
     names: Collection[str] | None = None,
 ) -> dict[str, Line]:
-    """Return every metric of a run by name, from first to last, as `window` returns a series.
+    """Return every metric of a run by name, from first to last, as a line like in `window`.
 
-    names: only these.
+    names: only these metrics.
     """
     return metrics_of_runs(session, [run_id], first=first, last=last, most=most, names=names)[
         run_id
@@ -178,7 +180,10 @@ def metrics_of_runs(
     most: int = 5000,
     names: Collection[str] | None = None,
 ) -> dict[int, dict[str, Line]]:
-    """Return what `metrics` does, of each run: the short ones by a query a name, and one more."""
+    """Return the result of `metrics` for each run.
+
+    Short runs take one query per name and one more.
+    """
     connection, asked = session.connection(), _asked(first, last)
     given = {"run_ids": list(run_ids), **asked}
     if names is not None:
@@ -194,7 +199,7 @@ def metrics_of_runs(
 
 @dataclass(frozen=True)
 class Measured:
-    """One metric summed up: the latest value and its step, the finite extremes, its points."""
+    """Summary of one metric: latest value and its step, finite extremes, point count."""
 
     name: str
     step: int
@@ -207,9 +212,9 @@ class Measured:
 def measured(
     session: Session, run_id: int, *, names: Collection[str] | None = None
 ) -> list[Measured]:
-    """Sum up each metric of a run by name, from its buckets, however many its points.
+    """Summarize each metric of a run by name, from its buckets instead of all points.
 
-    names: only these.
+    names: only these metrics.
     """
     return measured_of(session, [run_id], names=names)[run_id]
 
@@ -217,7 +222,7 @@ def measured(
 def measured_of(
     session: Session, run_ids: Collection[int], *, names: Collection[str] | None = None
 ) -> dict[int, list[Measured]]:
-    """Sum up each metric of each run by name, in as many queries for all of them as for one."""
+    """Summarize each metric of each run by name, in as many queries as for one run."""
     latest = latest_metrics.points(session, run_ids, names)
     ends = metric_pyramids.extremes(session.connection(), run_ids, names)
     return {
@@ -233,9 +238,9 @@ def measured_of(
 def extremes(
     keys: list[Any], packed: list[bytes], series: tuple[Series, ...], name: str
 ) -> Iterator[tuple[Any, float | None, float | None, int]]:
-    """Yield of each key the finite extremes of one series and its points, from largest buckets.
+    """Yield each key with finite extremes and step count of a series, from largest buckets.
 
-    keys: one a bucket, those that are equal in a row.
+    keys: one per bucket, equal keys adjacent.
     """
     if not packed:
         return
@@ -256,7 +261,7 @@ def _asked(first: int | None, last: int | None) -> dict[str, int]:
 
 @cache
 def _spans_of_runs() -> Any:
-    """Select of each run the first and the last step that there is from first to last."""
+    """Select the lowest and highest existing step of each run between first and last."""
     points = Step.__table__.c
     ends = _ends(points.step, points.run_id == Run.id)
     return select(Run.id, *ends).where(Run.id.in_(bindparam("run_ids", expanding=True)))
@@ -264,7 +269,7 @@ def _spans_of_runs() -> Any:
 
 @cache
 def _spans_of_metrics(are_named: bool) -> Any:
-    """Select the same of each metric of each run, by name."""
+    """Select the lowest and highest existing step of each metric of each run, by name."""
     latest, points = LatestMetric.__table__.c, Metric.__table__.c
     each = select(latest.run_id, latest.name)
     each = each.where(latest.run_id.in_(bindparam("run_ids", expanding=True)))
@@ -286,9 +291,9 @@ def _read(
     asked: dict[str, int],
     most: int,
 ) -> Iterator["_Raw | _Stretch"]:
-    """Yield what is to be drawn of each: several short ones from one query.
+    """Yield the data to draw for each source, reading several short ones in one query.
 
-    there: each with its first and last step; those of a name one after the other.
+    there: each source with its first and last step; sources of the same name are adjacent.
     """
     if most < 32:
         raise ValueError(f"most is {most}; a window needs at least 32 points")
@@ -307,7 +312,7 @@ def _read(
 
 
 def _long(connection: Connection, source: Source, span: StepRange, most: int) -> "_Raw | _Stretch":
-    """Read it from the pyramid, or, if few of its steps are there, all of these."""
+    """Read a long span from the pyramid, or all of its steps if only few exist."""
     first, last = span
     bucket = next((size for size in SIZES if (last - first) // size <= 2 * most), SIZES[-1])
     ranges, stones = _decompose(first, last, bucket)
@@ -327,7 +332,7 @@ def _drawn(source: Source, span: StepRange, points: Points, most: int) -> "_Raw 
 
 @dataclass(frozen=True)
 class _Raw:
-    """Steps that are all drawn."""
+    """Raw steps, all of them drawn."""
 
     source: Source
     span: StepRange
@@ -365,11 +370,11 @@ class _Raw:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """What was read of some steps, and the size of the buckets that it is to be drawn in."""
+    """Summaries of a span of steps and the bucket size to draw them in."""
 
     source: Source
     span: StepRange
-    edges: Points  # all of them, or those at the two ends
+    edges: Points  # all points, or those at the two ends
     parts: Summaries
     bucket: int
 
@@ -383,7 +388,7 @@ class _Stretch:
         bucket: int,
         most: int,
     ) -> Self:
-        """Merge what was read into so few buckets that no line has too many points."""
+        """Merge summaries into buckets so that no line has more than `most` points."""
         first, last = span
         while 2 * (last // bucket - first // bucket + 1) + 2 > most:
             bucket *= 2
@@ -394,7 +399,7 @@ class _Stretch:
         return int(self.parts.steps.sum())
 
     def lines(self) -> Iterator[tuple[str, Line]]:
-        """Yield each series as a line: the extremes of each bucket and the two ends."""
+        """Yield each series as a line of the extremes of each bucket and the two ends."""
         parts, edges = self.parts, self.edges
         for index, series in enumerate(self.source.series):
             nonfinite = self.ticks(parts.nonfinite[:, index])
@@ -426,13 +431,13 @@ class _Stretch:
         return self.ticks(self.parts.skips)
 
     def ticks(self, counts: Ints) -> Ticks:
-        """Return where something happened, as exactly as it was read."""
+        """Return the start steps and counts of the buckets with counted events."""
         happened = counts > 0
         steps = np.maximum(self.parts.start[happened], self.span[0])
         return Ticks(steps.tolist(), counts[happened].tolist(), int(counts.sum()))
 
     def elapsed_ms(self) -> Line:
-        """Return the time at the first step and at the last of each bucket."""
+        """Return the time at the first step and at the last step of each bucket."""
         ends = np.minimum(self.parts.start + self.bucket - 1, self.span[1])
         x, where = np.unique(np.concatenate([self.edges.step[:1], ends]), return_index=True)
         y = np.concatenate([self.edges.elapsed_ms[:1], self.parts.elapsed_ms])[where]
@@ -440,9 +445,9 @@ class _Stretch:
 
 
 def _decompose(first: int, last: int, largest: int) -> tuple[list[StepRange], list[BucketRange]]:
-    """Cover the steps from first to last with few buckets, the rest at both ends with raw steps.
+    """Cover the steps from first to last with few buckets, and both ends with raw steps.
 
-    The ends are never empty, so that the line begins and ends with real steps.
+    The raw ends are never empty, so a line begins and ends with real steps.
     """
     start, end = (first // SIZES[0] + 1) * SIZES[0], last // SIZES[0] * SIZES[0]
     raw = [(first, start - 1), (end, last)]
@@ -461,16 +466,16 @@ def _decompose(first: int, last: int, largest: int) -> tuple[list[StepRange], li
 def _located(
     connection: Connection, run_id: int, span: StepRange, flag: str, counted: Ticks, most: int
 ) -> Ticks:
-    """Return flagged steps one by one, if they are not too many."""
+    """Return each flagged step if there are at most `most`, else the counts per bucket."""
     if not 0 < counted.total <= most:
         return counted
-    # Left alone, SQLite would read all steps rather than the index that holds just these.
+    # Without the hint, SQLite would read all steps instead of the index of flagged steps.
     hint = f"INDEXED BY ix_steps_{flag}" if connection.dialect.name == "sqlite" else ""
     query = text(
         f"SELECT step FROM steps {hint} WHERE run_id = :run_id"  # noqa: S608 - our own names
         f" AND step BETWEEN :first AND :last AND {FLAGGED[flag]} ORDER BY step"
     ).bindparams(run_id=run_id, first=span[0], last=span[1])
-    # Straight from the driver, as db.telemetry.pyramid reads: there may be thousands.
+    # Directly from the driver, as in db.telemetry.pyramid: there may be thousands of rows.
     steps = [step for (step,) in connection.execute(query).cursor.fetchall()]
     return Ticks(steps, [1] * len(steps), len(steps))
 
@@ -478,9 +483,9 @@ def _located(
 def _scale(
     connection: Connection, run_id: int, stretch: _Stretch, sampled: Line, most: int
 ) -> Line:
-    """Return the scale from its changes, exact at any length, unless these are too many."""
+    """Return the exact scale from its changes, or `sampled` if there are too many."""
     first, last = stretch.span
-    # What the scale is after a step is used for the next one; one set by hand, for its own step.
+    # The scale after a step is used for the next step; a manually set one for its own step.
     used_from = case((ScalerEvent.kind == "set", ScalerEvent.step), else_=ScalerEvent.step + 1)
     changes = select(used_from, ScalerEvent.scale_after).where(
         ScalerEvent.run_id == run_id,
@@ -492,7 +497,7 @@ def _scale(
         return sampled
     at = [series.name for series in stretch.source.series].index("scale")
     ends: list[float] = stretch.edges.values[[0, -1], at].tolist()
-    # Of a back-off and a scale set at the same boundary, the latter holds: it is the later step's.
+    # A scale set at the boundary of a back-off wins: it belongs to the later step.
     changes = changes.order_by(used_from, ScalerEvent.step)
     points = {first: ends[0]}
     points.update((step, scale) for step, scale in connection.execute(changes))
