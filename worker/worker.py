@@ -1,9 +1,9 @@
-"""The worker: a daemon without torch that offers devices, claims runs and monitors supervisors.
+"""Worker daemon, without torch: registers devices, claims and monitors runs.
 
-    python -m worker.worker          (or: halfstep worker; `--check` is its health check)
+    python -m worker.worker          (or: halfstep worker; `--check` reports whether it is healthy)
 
-Each run has its own supervisor, which outlives this process: a restarted worker adopts its
-supervisors.
+Each run has its own supervisor, which outlives this process: a restarted worker finds its
+supervisors again.
 """
 
 import argparse
@@ -42,15 +42,15 @@ from worker.expired_leases import LostRuns
 from worker.sandbox import cgroup_limits, run_users, sandbox
 
 TICK_SECONDS = 0.5
-#: Over which those spread who are all told of one run.
+#: Workers notified of the same run spread their wake-ups randomly over this time.
 SPREAD_SECONDS = 0.05
-#: From one beat to the next; the longer of them where word comes of all else.
+#: Heartbeat intervals; the longer one applies while notifications arrive for everything else.
 BEAT_SECONDS, QUIET_BEAT_SECONDS = 3.0, 5.0
 TIDY_SECONDS = 60.0
-#: For which a worker for one run waits for it to be claimed, as others may have to come up.
+#: How long a single-run worker waits for its run to be claimed; other nodes may have to start.
 PILOT_SECONDS = 120.0
 
-#: A turn of the loop takes less, even while it waits in vain for database and disk.
+#: Upper bound on one loop iteration, even while the database and the disk do not respond.
 LONGEST_TURN_SECONDS = 60.0
 
 #: An attempt: run id and number.
@@ -62,14 +62,14 @@ class NoDevices(HalfstepError):
 
 
 class Worker:
-    """A machine's worker."""
+    """Worker process that claims and monitors runs on one machine."""
 
     def __init__(self, settings: Settings, database: Database, only: int | None = None) -> None:
-        """only: the single run of this worker, with which it ends."""
+        """only: id of the only run to train; the worker exits when that run ends."""
         self.settings = settings
         self.database = database
         self.only = only
-        self.without: dict[str, str] = {}  # variables, of what cannot stand here
+        self.without: dict[str, str] = {}  # environment overrides that disable unavailable limits
         self.name = _name(settings, only)
         self.engine = SubprocessEngine(key_in(settings.data))
         self.store = open_store(settings)
@@ -77,13 +77,13 @@ class Worker:
         self.running: dict[Attempt, tuple[Handle, RunNode]] = {}
         self.lost = LostRuns(database, settings.lease_seconds, _say)
         self.stopping = threading.Event()
-        # What a signal's handler may add to at any moment, which is not so of an Event waited for.
+        # Signal handlers may add to a SimpleQueue at any moment, but not set an Event waited on.
         self.words: SimpleQueue[set[int]] = SimpleQueue()
         self.listener = Listener(database, self.words.put)
-        self.stopped: set[Attempt] = set()  # those asked to end, as this worker is drained
+        self.stopped: set[Attempt] = set()  # attempts sent SIGTERM because this worker is drained
 
     def run(self) -> None:
-        """Claim and monitor runs until a stop signal, then stop them so that they can resume."""
+        """Claim and monitor runs until stopped, then stop them resumably."""
         self._lock_name()
         self._register()
         self._adopt()
@@ -96,11 +96,11 @@ class Worker:
         while not self.stopping.is_set():
             self._hear()
             try:
-                os.utime(_lock_path(self.settings, self.only))  # what `is_turning` looks at
+                os.utime(_lock_path(self.settings, self.only))  # `is_turning` checks this mtime
                 self._reap()
                 if time.monotonic() >= self.beat_due:
                     self._beat()
-                    self._offer_anew()  # by the files, which are looked at as seldom
+                    self._offer_anew()  # checks the recipe files, also once per heartbeat
                     is_quiet = self.listener.is_listening and not self.lost
                     pause = QUIET_BEAT_SECONDS if is_quiet else BEAT_SECONDS
                     self.beat_due = time.monotonic() + pause
@@ -128,7 +128,7 @@ class Worker:
             except Exception as error:
                 if not may_pass(error):
                     raise
-                if not is_away:  # once an outage
+                if not is_away:  # logged once per outage
                     _say(f"waiting: {error}")
                 self.lost.note_outage()
                 is_away = True
@@ -139,24 +139,24 @@ class Worker:
             workers.stop(session, self.id)
 
     def stop(self, *_signal: Any) -> None:
-        """Stop after the current tick."""
+        """Request that the loop stop soon."""
         self.stopping.set()
         self.words.put(set())
 
     def _hear(self) -> None:
-        """Wait for a notification, at most one tick."""
+        """Wait up to one tick for a notification of work."""
         with suppress(Empty):
             heard = self.words.get(timeout=TICK_SECONDS)
-            if SIGNED_IN in heard:  # of many who wait the first takes it, and the others find none
+            if SIGNED_IN in heard:  # the first worker claims it; later ones find none
                 time.sleep(random.uniform(0.0, SPREAD_SECONDS))  # noqa: S311 - no secret
             while not self.words.empty():
                 heard |= self.words.get()
             self.is_told |= not heard.isdisjoint((SIGNED_IN, self.id))
 
     def _is_done(self) -> bool:
-        """Return whether the single run of this worker is over, or can no longer start.
+        """Return whether a single-run worker can exit: its run ended or waited too long.
 
-        It cannot if another of its nodes was lost.
+        A multi-node run cannot start if one of its nodes has been lost.
         """
         if self.only is None or self.running:
             self.idle_since = time.monotonic()
@@ -167,14 +167,17 @@ class Worker:
         return not (is_ours or is_queued) or time.monotonic() - self.idle_since > PILOT_SECONDS
 
     def _lock_name(self) -> None:
-        """Lock the worker's name: two of one name would adopt each other's runs. Raises Invalid."""
+        """Lock this worker's name. Raises Invalid if it is taken.
+
+        Two workers with the same name would adopt each other's runs.
+        """
         self._name_lock = FolderLock(_lock_path(self.settings, self.only))
         if not self._name_lock.acquire():
             message = f"a worker named {self.name!r} runs here already; choose another name"
             raise Invalid({"HALFSTEP_WORKER_NAME": message})
 
     def _register(self) -> None:
-        """Determine this machine's capabilities and register them. Raises NoDevices."""
+        """Detect what this machine offers and register it. Raises NoDevices."""
         offer = self.capabilities.learn()
         cpu = offer["devices"][0]
         if cpu["kind"] == "cpu":
@@ -208,7 +211,7 @@ class Worker:
         _say(f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(offered)}")
 
     def _sandbox_obstacle(self, recipe_files: set[str]) -> str:
-        """Return why the required sandbox does not hold; "" if it does."""
+        """Return why the sandbox enabled in the settings is ineffective, or ""."""
         if not self.settings.sandbox:
             return ""
         users = self.without.get("HALFSTEP_RUN_USERS", self.settings.run_users)
@@ -218,8 +221,9 @@ class Worker:
         return found
 
     def _walls(self, devices: int) -> dict[str, str]:
-        """Return of what the settings ask for why it does not stand, "" if it does; supervisors are
-        told to do without.
+        """Return why each configured limit is unavailable, or "" if it is available.
+
+        Supervisors are started with the unavailable ones disabled.
         """
         settings, found = self.settings, {}
         if settings.run_users:
@@ -241,7 +245,7 @@ class Worker:
         return found
 
     def _offer_anew(self) -> None:
-        """Update the offered recipes; devices and versions stay."""
+        """Update the offered recipes; devices and versions stay the same."""
         offer = self.capabilities.news()
         if offer is None:
             return
@@ -252,7 +256,7 @@ class Worker:
         _say(f"{self.name} offers {', '.join(_names(offer))}")
 
     def _adopt(self) -> None:
-        """Find the supervisors that an earlier worker of this name left running."""
+        """Adopt supervisors left running by an earlier worker of this name."""
         with self.database.reading() as session:
             nodes = queue.nodes_of_worker(session, self.id)
         for node in nodes:
@@ -269,9 +273,9 @@ class Worker:
             self._launch(node)
 
     def _pick_up(self) -> None:
-        """Start this worker's nodes of runs that other workers claimed.
+        """Start this worker's nodes of gangs that other workers have claimed.
 
-        A device whose previous supervisor is still ending is not free yet.
+        A device is not free while the previous supervisor on it is still exiting.
         """
         with self.database.glancing() as session:
             nodes = queue.nodes_of_worker(session, self.id)
@@ -298,7 +302,7 @@ class Worker:
         self.running[node.run_id, node.attempt] = (handle, node)
 
     def _next(self, free: set[int]) -> RunNode | None:
-        """Claim a run; quarantine a run whose data prevent the claim."""
+        """Claim a run; if one cannot be claimed, set it aside and try again."""
         try:
             with self.database.writing() as session:
                 return self._take(session, free)
@@ -326,14 +330,14 @@ class Worker:
         return None if run is None else queue.node(session, run.id, run.attempt)
 
     def _set_aside(self, free: set[int]) -> None:
-        """Fail each queued run whose claim fails, so that the others can be claimed."""
+        """Fail each queued run whose claim raises, so that others can be claimed."""
         with self.database.reading() as session:
             run_ids = queue.queued(session) if self.only is None else [self.only]
         for run_id in run_ids:
             try:
                 with self.database.writing() as session:
                     self._take(session, free, only=run_id)
-                    session.rollback()  # it was only to see whether it can be claimed
+                    session.rollback()  # only a trial claim
             except Exception as error:
                 if may_pass(error):
                     raise
@@ -360,9 +364,10 @@ class Worker:
         return self.device_indexes - taken
 
     def _reap(self) -> None:
-        """Release supervisors that ended; one that died before its run is a lost attempt.
+        """Release supervisors that exited, and close the attempts they lost.
 
-        An error of one run does not affect the others.
+        An attempt is lost if its supervisor died before its run ended. An error in one run does not
+        prevent the others from being checked.
         """
         for (run_id, attempt), (handle, node) in list(self.running.items()):
             if self.engine.is_alive(handle):
@@ -374,7 +379,7 @@ class Worker:
             except Exception as error:
                 if is_outage(error):
                     raise
-                if may_pass(error):  # its disk or bucket: at the next look
+                if may_pass(error):  # its disk or bucket: try again next time
                     continue
                 _say(f"run {run_id} cannot be closed:\n{traceback.format_exc()}")
             self.engine.release(handle)
@@ -383,7 +388,10 @@ class Worker:
             self.may_have_work = True
 
     def _close_lost(self, node: RunNode) -> bool:
-        """Close a lost attempt; return False if it must be retried later. Raises StaleAttempt."""
+        """Close a lost attempt, whatever is left of it. Raises StaleAttempt.
+
+        Returns False if it cannot be closed yet.
+        """
         try:
             return self._end_lost(node)
         except Exception as error:
@@ -395,14 +403,16 @@ class Worker:
             return True
 
     def _end_lost(self, node: RunNode) -> bool:
-        """Record what is left in the spool, then close the attempt, unless another node of it may
-        still train. Of such a node, tell the first. Raises Fenced, CannotRecord.
+        """Record the remaining spool and close the attempt.
+
+        Returns False if another node may still be training. For a node other than the first, only
+        reports its outcome to the first. Raises StaleAttempt, CannotRecord.
         """
         run_id, attempt = node.run_id, node.attempt
         reason = f"its supervisor died in attempt {attempt}"
         ending = NodeOutcome(reason, failure_kind="infrastructure")
         if node.node:
-            with self.database.writing() as session:  # unless it said so itself
+            with self.database.writing() as session:  # unless the node reported it itself
                 gangs.tell_ending(session, run_id, attempt, node.node, ending)
             return True
         recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
@@ -433,33 +443,33 @@ class Worker:
 
     def _supervisor_log(self, run_id: int, attempt: int) -> str:
         path = self.settings.run_folder(run_id) / f"supervisor-{attempt}.log"
-        if path.is_symlink() or not path.exists():  # a link of the run's leads anywhere
+        if path.is_symlink() or not path.exists():  # a link made by the run can point anywhere
             return "it left no log"
         return path.read_text(errors="replace")[-8000:]
 
     def _beat(self) -> None:
-        """Send the heartbeat, read the work, and check for expired leases of others."""
+        """Send a heartbeat, apply its reply, and look for lost runs of other workers."""
         with self.database.touching() as session:
             pulse = workers.beat(session, self.id)
-        self._heed(pulse)  # word that was lost costs the time from one beat to the next
+        self._heed(pulse)  # a lost notification costs at most one heartbeat interval
         self.lost.look(is_lost=pulse.is_lost)
 
     def _heed(self, pulse: workers.Pulse) -> None:
-        """Apply a heartbeat's result: stop, drain, or look for work."""
+        """Apply a stop request, and note whether there may be work."""
         has_room = pulse.is_queued and bool(self._free_devices())
         self.may_have_work |= has_room or pulse.nodes != len(self.running)
         if pulse.is_stopped:
             self._preempt()
 
     def _preempt(self) -> None:
-        """Preempt every training, each once."""
+        """Request once that each training save a checkpoint and be requeued."""
         for attempt, (handle, _node) in self.running.items():
             if attempt not in self.stopped:
                 self.engine.signal(handle, signal.SIGTERM)
                 self.stopped.add(attempt)
 
     def _stop_runs(self) -> None:
-        """Preempt every training, within the grace period."""
+        """Checkpoint and requeue all trainings; kill them after stop_grace_seconds."""
         for handle, _node in self.running.values():
             self.engine.signal(handle, signal.SIGTERM)
         deadline = time.monotonic() + self.settings.stop_grace_seconds
@@ -470,14 +480,14 @@ class Worker:
             self.engine.signal(handle, signal.SIGKILL)
         while any(self.engine.is_alive(handle) for handle, _node in self.running.values()):
             time.sleep(0.1)
-        self._reap()  # what waits for a bucket that is away, the next worker of this name finds
+        self._reap()  # the next worker of this name finds those waiting for a bucket
 
 
 def is_turning(settings: Settings) -> bool:
-    """Return whether the worker of this machine and name runs its loop.
+    """Return whether the loop of this machine's worker of this name is running.
 
-    Independent of the database: during an outage the worker is healthy and its trainings continue;
-    a process manager that replaced it would end them.
+    Does not query the database: during an outage the worker is healthy and its trainings continue,
+    and an orchestrator that replaces unhealthy processes would end them.
     """
     try:
         turned_at = _lock_path(settings).stat().st_mtime
@@ -504,7 +514,7 @@ def _say(text: str) -> None:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Start a worker: it offers this machine's devices and trains queued runs."""
+    """Start a worker alone: it offers this machine's devices, and trains what is queued."""
     parser = argparse.ArgumentParser(
         prog="halfstep worker",
         description="Offer this machine's devices to the server whose database "
@@ -532,7 +542,7 @@ def main(words: list[str] | None = None) -> None:
         check_store(settings)
         worker = Worker(settings, database, asked.only)
         signal.signal(signal.SIGTERM, worker.stop)
-        signal.signal(signal.SIGUSR2, worker.stop)  # by which a cluster says that time is up
+        signal.signal(signal.SIGUSR2, worker.stop)  # sent by a cluster when the time limit is near
         signal.signal(signal.SIGINT, worker.stop)
         worker.run()
     except HalfstepError as error:

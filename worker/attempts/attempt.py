@@ -1,4 +1,4 @@
-"""Types shared by the supervisor and the work that it supervises."""
+"""Attempt and outcome types shared by the supervisor and the work it supervises."""
 
 import shutil
 import signal
@@ -22,9 +22,9 @@ LOST_LEASE = "its lease could not be renewed"
 
 
 class CannotStart(Exception):
-    """The attempt cannot begin, nor could another one.
+    """Permanent start failure: a retry would fail too; the message gives the reason.
 
-    failure_kind: "settings" if something that the run requires is missing.
+    failure_kind: "settings" if something that the run requests does not exist.
     """
 
     def __init__(self, message: str, failure_kind: str = "infrastructure") -> None:
@@ -34,13 +34,13 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of a run, as it was claimed.
+    """Claimed attempt of a run on one node.
 
-    node: this machine's among those of the run.  recipe: what its training loads, by a path or a
-    name.  recipe_file: where its source lies, if that is known.  started_at: the run's first start,
-    by halfstep.clock.  remark: adds a line to the run's log.  keep_up: renews the lease while
-    something takes long.  check_wanted: the same, and raises if the attempt is not to begin any
-    more.  user: that it has to itself, if it has one.  group: its cgroup, if it has one.  log: all
+    node: number of this machine's node within the run.  recipe: path or name of the recipe that
+    the training loads.  recipe_file: path of its source, if known.  started_at: the run's first
+    start, by halfstep.clock.  remark: adds a line to the run's log.  keep_up: renews the lease
+    during a long operation.  check_wanted: renews it too, and raises if the attempt should no
+    longer begin.  user: its exclusive user, if any.  group: its cgroup, if any.  log: everything
     that it prints.
     """
 
@@ -63,8 +63,9 @@ class Attempt:
     log: LogFile | None = None
 
     def temporary(self) -> dict[str, str]:
-        """Make the run's own folder of temporary files, and return the variables that name it: of a
-        run with a user of its own it is at home there.
+        """Create the run's temporary folder and return the variables that name it.
+
+        For a run with its own user, the folder is also its home.
         """
         folder = self.files.temporary
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -77,7 +78,10 @@ class Attempt:
         return {**variables, "HOME": str(folder), "USER": name, "LOGNAME": name}
 
     def lent(self, path: str) -> str:
-        """Return where the run can read a file that is another's: of its own user's, a copy."""
+        """Return a path where the run can read a file: a copy if it has its own user.
+
+        Files in the attempt's folder, and folders, are not copied.
+        """
         if self.user is None or Path(path).is_relative_to(self.files.folder) or Path(path).is_dir():
             return path
         self.temporary()
@@ -87,9 +91,9 @@ class Attempt:
         return str(copy)
 
     def isolated(self, argv: list[str], *reads: str) -> tuple[list[str], dict[str, str]]:
-        """Return what starts a program enclosed as this run is to be, and the variables for it.
+        """Return the command and variables that start a program in the run's isolation.
 
-        reads: places that it needs to find, which a private /tmp would hide.
+        reads: paths that it needs and that a private /tmp would hide.
         """
         if self.user is None and self.group is None:
             return argv, {}
@@ -106,9 +110,9 @@ class Attempt:
         return [*sandbox.ISOLATED, *argv], isolation.variable()
 
     def wall(self, read: Sequence[str] = (), free: Sequence[Path] = ()) -> dict[str, str]:
-        """Return the variable that has the run's process apply its sandbox, if it can and shall.
+        """Return the variable with which the run's process applies its sandbox.
 
-        read, free: as `sandbox.wall` has them.
+        Empty if the sandbox is disabled or unsupported here.  read, free: as in `sandbox.wall`.
         """
         if not (self.settings.sandbox and can_stand()):
             return {}
@@ -117,7 +121,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended. status: None if it was killed, so that it may be started again."""
+    """Outcome of an attempt. status: None if it was killed and may be retried."""
 
     status: Status | None
     reason: str | None = None
@@ -126,15 +130,15 @@ class Ending:
 
 
 def disk_full(folder: Path, error: str = "") -> Ending:
-    """Return the outcome for a full disk. error: the message, if any."""
+    """Return the outcome for a full disk. error: the reported error, if any."""
     reason = f"no space left on the disk that holds {folder}"
     return Ending(Status.FAILED, reason, error or reason, "infrastructure")
 
 
 def death(exit_code: int, what: str) -> str:
-    """Describe the death of a process that left no outcome."""
+    """Describe how a process ended that reported no outcome."""
     if exit_code < 0:
         number = -exit_code
-        is_named = number in set(signal.Signals)  # one of the real-time signals is not
+        is_named = number in set(signal.Signals)  # real-time signals have no name
         return f"{what} was killed by {signal.Signals(number).name if is_named else number}"
     return f"{what} ended with exit code {exit_code} and left no outcome"

@@ -1,4 +1,4 @@
-"""The process of an attempt: started, read and ended by its supervisor."""
+"""Child process of a supervisor: starts it, reads its output, kills its whole tree."""
 
 import os
 import signal
@@ -14,13 +14,13 @@ import psutil
 from worker.attempts.log_file import LogFile
 
 LINE_BYTES = 8192  # a longer line is cut
-#: Of what is printed between two looks, the lines that the database gets: the first and the last.
+#: Of the lines printed between two flushes, the database gets this many first and last ones.
 FIRST_WAITING, LAST_WAITING = 500, 500
-LAST_LINES = 20  # which an error quotes
+LAST_LINES = 20  # quoted in an error
 
 
 class WaitingLines:
-    """Log lines for the database; beyond a limit, lines in the middle are only counted."""
+    """Buffer of lines for the database; keeps the first and last, counts the rest."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class WaitingLines:
             self._last.append(line)
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the lines since the last call; an entry with "lines" replaces that many."""
+        """Return the lines since the last call; "lines" gives the number skipped."""
         with self._lock:
             first, self._first = self._first, []
             last, skipped, self._skipped = list(self._last), self._skipped, 0
@@ -48,9 +48,9 @@ class WaitingLines:
 
 
 class Child:
-    """A training, or a command's runner, with all its descendants.
+    """Training process, or command runner, with all its descendants.
 
-    Start it from the main thread: Linux ties its life to the thread that started it.
+    Start it from the main thread: Linux ends the training when the thread that started it ends.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Child:
         hidden: Sequence[str] = (),
         log: LogFile | None = None,
     ) -> None:
-        """hidden: texts to replace by *** in the output.  log: file that keeps the whole output."""
+        """hidden: texts replaced by *** in its output.  log: receives all of its output."""
         self._lines, self._log = WaitingLines(), log
         self.last_lines: dict[str, deque[str]] = {
             stream: deque(maxlen=LAST_LINES) for stream in ("stdout", "stderr")
@@ -85,7 +85,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The pid of the started process: the training, or the launcher of its ranks."""
+        """Process id of the training, or of the launcher of its ranks."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
@@ -93,24 +93,28 @@ class Child:
         return self._process.poll()
 
     def take_lines(self) -> list[dict[str, Any]]:
-        """Return what was printed since the last call: [{time, stream, text}], and {time, stream,
-        lines} in place of so many lines.
+        """Return the lines printed since the last call, as [{time, stream, text}].
+
+        {time, stream, lines} replaces that number of skipped lines.
         """
         if self._log:
             self._log.flush()
         return self._lines.take()
 
     def finish_listening(self, seconds: float = 2.0) -> None:
-        """After the end, wait until the whole output has been read."""
+        """Wait, after the process has ended, until all its output has been read.
+
+        seconds: time limit for each of the two streams.
+        """
         for reader in self._readers:
             reader.join(seconds)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
+        """Request the process to end, by SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill it and every descendant, also those in other sessions, such as torchrun's ranks."""
+        """Kill it and all descendants, also in other sessions, such as torchrun's ranks."""
         try:
             process = psutil.Process(self._process.pid)
             family = [process, *process.children(recursive=True)]
@@ -128,13 +132,13 @@ class Child:
             for line in _whole_characters(lines):
                 if self._log:
                     self._log.write(line)
-                # Of a progress bar that redraws itself, only the last state is worth a line.
+                # Keep only the last state of a progress bar that redraws itself.
                 text = line.decode(errors="replace").rstrip("\r\n").rsplit("\r", 1)[-1]
                 self._lines.add({"time": time.time(), "stream": name, "text": text})
                 self.last_lines[name].append(text)
 
     def _without_hidden(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        """Replace hidden texts, also across the cut of a long line."""
+        """Replace hidden texts by ***, also where a long line is cut inside one."""
         held, most = b"", max(map(len, self._hidden), default=1) - 1
         for line in lines:
             whole = held + line
@@ -149,7 +153,7 @@ class Child:
 
 
 def _whole_characters(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Split pieces at UTF-8 character boundaries."""
+    """Yield pieces cut between UTF-8 characters, never within one."""
     held = b""
     for piece in pieces:
         whole = held + piece
@@ -162,7 +166,7 @@ def _whole_characters(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _incomplete(piece: bytes) -> int:
-    """Return the number of trailing bytes of an incomplete UTF-8 character."""
+    """Return how many trailing bytes belong to an incomplete UTF-8 character."""
     for count, byte in enumerate(reversed(piece[-3:]), 1):
         if byte >= 0xC0:
             length = 2 + (byte >= 0xE0) + (byte >= 0xF0)

@@ -1,6 +1,6 @@
-"""What an attempt is started in: machine, versions, command, the source and what git says of it.
+"""Record of an attempt's environment: machine, versions, command, source, git state.
 
-A courtesy: what does not answer is left out, and no run fails for it. No secret is in it.
+Best effort: unavailable parts are left out, and no run fails because of it. Contains no secrets.
 """
 
 import hashlib
@@ -28,26 +28,26 @@ logger = logging.getLogger(__name__)
 
 GIT_SECONDS = 10.0
 NAMES_SHOWN = 50
-#: Whose values are shown nowhere: a command may have been told one of them.
+#: Variables whose values are never shown: a command may have received one of them.
 SECRETS = (
     *("HALFSTEP_DATABASE_URL", "HALFSTEP_STORAGE_URL", "HALFSTEP_SMTP_URL"),
     *("PGPASSWORD", "PGPASSFILE"),
 )
 GIT_OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotepath=false")
-#: In a submodule git would go by a configuration that its script may have written.
+#: In a submodule git would apply a configuration that the run's script may have written.
 STATUS = ("status", "--porcelain", "--ignore-submodules=dirty", "--", ".")
 DIFF = (
     *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"),
     *("--ignore-submodules=dirty", "HEAD", "--", "."),
 )
-#: Of a repository's own configuration, what says how its files compare and names no program.
+#: Repository settings that affect how files compare and cannot name a program.
 HARMLESS = r"^core\.(autocrlf|eol|filemode|ignorecase|symlinks)$"
 EXCLUDED_BYTES = 100_000
 
 
 @dataclass(frozen=True)
 class Started:
-    """What is started. file: the recipe's or the script; hidden: what is shown nowhere."""
+    """Command to start. file: the recipe or script; hidden: texts never shown."""
 
     command: Sequence[str]
     folder: Path | None
@@ -58,7 +58,7 @@ class Started:
 def described(
     started: Started, worker: Worker, devices: list[int]
 ) -> tuple[dict[str, Any], Texts] | None:
-    """Return what is to be kept of it; None if that fails, which is told to nobody but the log."""
+    """Return the environment record, or None if that fails, which is only logged."""
     try:
         return describe(started, worker, devices)
     except Exception:
@@ -67,7 +67,7 @@ def described(
 
 
 def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict[str, Any], Texts]:
-    """Return what is to be kept of it; takes as long as git does, 10 seconds a question at most."""
+    """Return the environment record; each git call may take up to 10 seconds."""
     hidden = [*started.hidden, *filter(None, map(os.environ.get, SECRETS))]
     source = _read(started.file) if started.file else None
     git, diff = _git_of(started.folder) if started.folder else (None, None)
@@ -110,7 +110,7 @@ def _file(path: Path, source: bytes) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """Return the version of NVIDIA's driver, where there is one."""
+    """Return the version of the NVIDIA driver, or None without one."""
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())
@@ -118,7 +118,10 @@ def _driver() -> str | None:
 
 
 def _git_of(folder: Path) -> tuple[dict[str, Any] | None, bytes | None]:
-    """Return the commit, and the diff if there is one; None where no git is."""
+    """Return the commit and the diff, if any; None without git or a repository.
+
+    If git fails, the first value holds the error.
+    """
     try:
         commit = _git(folder, "rev-parse", "--verify", "HEAD").decode().strip()
         with tempfile.TemporaryDirectory(prefix="halfstep-git-") as own:
@@ -140,10 +143,11 @@ def _git_of(folder: Path) -> tuple[dict[str, Any] | None, bytes | None]:
 
 
 def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, str]:
-    """Make a repository with a folder's objects, index and files, and none of its configuration:
-    that may name programs, as filters and monitors, and a script may have written it.
+    """Create a repository that shares a folder's objects, index and files.
 
-    Returns the variables by which git takes it. Raises OSError, _GitSaid.
+    It omits the folder's configuration (except `HARMLESS`), which a script may have written and
+    which may name programs, such as filters and monitors. Returns the variables that make git use
+    it. Raises OSError, _GitSaid.
     """
     paths = ("--git-path", "objects", "--git-path", "index", "--git-path", "info/exclude")
     asked = ("--path-format=absolute", "--show-toplevel", "--show-object-format", *paths)
@@ -161,7 +165,7 @@ def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, st
             (own / "info" / "exclude").write_bytes(file.read(EXCLUDED_BYTES))
     try:
         kept = _git(folder, "config", "--null", "--get-regexp", HARMLESS)
-    except _GitSaid:  # there are none
+    except _GitSaid:  # none of these settings exist
         kept = b""
     for setting in filter(None, kept.decode(errors="surrogateescape").split("\0")):
         name, _, value = setting.partition("\n")
@@ -175,11 +179,11 @@ def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, st
 
 
 class _GitSaid(Exception):
-    """Git refused; the message is its own."""
+    """Failure reported by git; the message is git's."""
 
 
 def _git(folder: Path, *words: str, **variables: str) -> bytes:
-    """Return what git prints, one byte more than is kept at most. Raises OSError, _GitSaid."""
+    """Return git's output, at most LONGEST_BYTES + 1. Raises OSError, _GitSaid."""
     environment = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **variables}
     process = subprocess.Popen(
         ["git", "-C", str(folder), *GIT_OPTIONS, *words],
@@ -194,7 +198,7 @@ def _git(folder: Path, *words: str, **variables: str) -> bytes:
     with process:
         output, errors = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
         said = output.read(LONGEST_BYTES + 1)
-        output.close()  # of what is too long the rest is not waited for
+        output.close()  # does not wait for the rest of output that is too long
         complaint = errors.read(2000).decode(errors="replace")
     timer.cancel()
     if process.returncode and len(said) <= LONGEST_BYTES:

@@ -1,4 +1,4 @@
-"""One node of an attempt with several: exchanges rendezvous, liveness and outcomes."""
+"""One node's view of a multi-node attempt: exchanges status with other nodes."""
 
 import json
 import math
@@ -27,18 +27,18 @@ from worker.attempts.attempt import LOST_LEASE, Ending
 from worker.attempts.log_file import LogFile, forget_part, published
 from worker.attempts.renew_lease import wait_for
 
-#: After an outage of the database others have so long to renew their leases, as we had.
+#: Time that other nodes have to renew their leases after a database outage, as this one had.
 GRACE_SECONDS = 5.0
-#: Between two looks; a longer time was an outage.
+#: Time between two looks; a longer gap means an outage.
 LOOK_SECONDS = 2.0
-#: Of a lease, after which ranks that wait for each other raise.
+#: Share of a lease after which ranks that wait for each other raise.
 TIMEOUT_SHARE = 0.4
-#: By which the ranks of a device's own backend, and of the host's, reach other machines.
+#: Variables naming the interface by which ranks reach other machines: host and device backend.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Gang:
-    """The other nodes of an attempt, seen from one of them."""
+    """Other nodes of an attempt, as seen from one of them."""
 
     def __init__(self, settings: Settings, files: AttemptFiles, run_id: int, node: int) -> None:
         self._files, self._run_id, self._node = files, run_id, node
@@ -47,9 +47,9 @@ class Gang:
         self._looked_at, self._believed_until = 0.0, 0.0
 
     def look(self, database: Database) -> str | None:
-        """Carry word of where the ranks meet; say why we cannot go on, if we cannot.
+        """Exchange the rendezvous address; return why this node must stop, or None.
 
-        Call it after each renewal of our own lease. Raises Fenced.
+        Call it after each renewal of this node's lease. Raises StaleAttempt.
         """
         moment = clock()
         if moment - self._looked_at > LOOK_SECONDS:
@@ -63,7 +63,7 @@ class Gang:
             return gangs.trouble(session, self._run_id, attempt, self._node, lease)
 
     def _meet(self, database: Database) -> None:
-        """Node 0 says where its first rank waits for the others; these have it told to theirs."""
+        """Publish the rendezvous address as node 0; pass it to the ranks as another."""
         run_id, attempt, path = self._run_id, self._files.attempt, self._files.meeting
         if self._node == 0 and path.exists():
             place = json.loads(path.read_text())
@@ -79,9 +79,9 @@ class Gang:
 
 
 class NodeLog:
-    """Records what a node beside the first one has to tell: the lines that its ranks print.
+    """Recorder of the lines that the ranks of any node but the first print.
 
-    All of it is kept in files of the run, as the first node's is.
+    All lines are also kept in files of the run, like those of the first node.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class NodeLog:
         self.log = LogFile(self._folder, attempt, node)
         self._node = node
         self._pending: list[dict[str, Any]] = []
-        self.problem: str | None = None  # it tells nothing that could not be recorded
-        self.lost_bytes = 0  # nor has it a spool that could be damaged
+        self.problem: str | None = None  # always None: lines can always be recorded
+        self.lost_bytes = 0  # always 0: there is no spool to damage
 
     def remark(self, text: str) -> None:
-        """Add a line of our own to the run's log."""
+        """Add a line from Halfstep to the run's log."""
         self._take([{"time": time.time(), "stream": "halfstep", "text": text}])
 
     def finish(self) -> bool:
@@ -124,7 +124,10 @@ class NodeLog:
         return False
 
     def _publish(self, meanwhile: Callable[[], None]) -> bool:
-        """Publish complete log parts; return whether there were none. Raises StaleAttempt."""
+        """Publish complete log parts; return whether there were none.
+
+        Raises StaleAttempt.
+        """
         has_parts = False
         for event in published(self.log, self._folder, self.remark, meanwhile):
             has_parts = True
@@ -145,7 +148,7 @@ class NodeLog:
 
 
 def as_told(ending: Ending) -> gangs.NodeOutcome:
-    """Return the outcome to report to the other nodes; one without a failure stops none of them."""
+    """Return the outcome reported to other nodes; without a fault it ends none."""
     is_fine = ending.status not in (None, Status.FAILED) and not (
         ending.status == Status.QUEUED and ending.reason == LOST_LEASE
     )
@@ -154,13 +157,13 @@ def as_told(ending: Ending) -> gangs.NodeOutcome:
 
 
 def judged(ending: Ending, found: gangs.NodeOutcome, trouble: str | None) -> Ending:
-    """Return the outcome of an attempt, from node 0's own and the node that caused it.
+    """Return how an attempt ended, from the first node's and the blamed node's outcome.
 
-    trouble: why this node stopped its training, if it did.
+    trouble: the reason for which this node ended its training, if it did.
     """
     if ending.status == Status.QUEUED and found.reason:
         return replace(ending, reason=found.reason)
-    if ending.status not in (None, Status.FAILED):  # as people wished, or as it should
+    if ending.status not in (None, Status.FAILED):  # as users requested, or normally
         return ending
     is_own = ending.status == Status.FAILED and ending.failure_kind != gangs.RANK
     if is_own and trouble is None:
@@ -177,9 +180,10 @@ def close(
     attempt: int,
     ending: gangs.NodeOutcome,
 ) -> gangs.NodeOutcome | None:
-    """As node 0, tell how its part ended, and look whether the others have. Raises Fenced.
+    """Report the outcome of node 0 and check whether the other nodes have ended.
 
-    Return who else is to blame, with an empty ending for nobody; None: some may still train.
+    Returns the outcome of the other node that is to blame, an empty one if there is none, and None
+    while some may still be training. Raises StaleAttempt.
     """
     with database.writing() as session:
         gangs.tell_ending(session, run_id, attempt, 0, ending)
@@ -190,15 +194,15 @@ def close(
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return by which interface ranks reach other machines, unless the operator's own say so."""
+    """Return variables for the ranks' network interface; the operator's take precedence."""
     name, _address = interface(settings)
     return {variable: os.environ.get(variable, name) for variable in INTERFACES}
 
 
 def interface(settings: Settings) -> tuple[str, str]:
-    """Return name and address of the interface by which other nodes reach this machine.
+    """Return name and address of the interface by which other nodes reach this one.
 
-    Raises Invalid if HALFSTEP_NETWORK_INTERFACE names one that there is not.
+    Raises Invalid if HALFSTEP_NETWORK_INTERFACE names one without an IPv4 address.
     """
     addresses = [
         (name, each.address)
@@ -218,10 +222,10 @@ def interface(settings: Settings) -> tuple[str, str]:
 
 
 def _own_address(host: str) -> str:
-    """Return this machine's address towards another one; sends nothing."""
+    """Return this machine's address on the route to a host; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             asked.connect((host, 9))
-        except OSError:  # no such name, or no way there
+        except OSError:  # unknown name, or no route
             return "127.0.0.1"
         return str(asked.getsockname()[0])

@@ -1,4 +1,4 @@
-"""The files of the weights that a run starts from: the operator's, uploaded, or another run's."""
+"""Initial weights of a run: the operator's, uploaded ones, or another run's."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,15 +15,15 @@ from worker.attempts.renew_lease import wait_for
 
 
 def wanted_weights(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a configuration says of them, of an earlier version nothing."""
+    """Return a configuration's "weights" group; {} in one of an earlier version."""
     found: dict[str, Any] = config.get("weights", {})
     return found
 
 
 def bring_weights(attempt: Attempt, saved: Sequence[CheckpointFile]) -> dict[str, str]:
-    """Return where the weights lie on this machine, by the module whose they are, or "" for all.
+    """Return local paths of the weights by module, with "" for all modules.
 
-    saved: of another run, if it is to be that one's.  Raises CannotStart.
+    saved: files of another run, if its weights are used.  Raises CannotStart.
     """
     wanted = wanted_weights(attempt.run.settings)
     if wanted.get("path"):
@@ -42,9 +42,9 @@ def bring_weights(attempt: Attempt, saved: Sequence[CheckpointFile]) -> dict[str
 
 
 def allowed(path: str, settings: Settings) -> Path:
-    """Return where weights lie that are named by their path. Raises CannotStart.
+    """Return the resolved path of weights named by path. Raises CannotStart.
 
-    What lies outside of the folders that are allowed is not even said to be there or not.
+    For a path outside the allowed folders the error does not reveal whether it exists.
     """
     folders = settings.weights_folders
     if not folders:
@@ -54,10 +54,14 @@ def allowed(path: str, settings: Settings) -> Path:
             "settings",
         )
     try:
-        place = Path(path).resolve()  # links are followed, so that none leads out
+        place = Path(path).resolve()  # follows links, so that none leads outside
         is_inside = any(place.is_relative_to(folder) for folder in folders)
         exists = is_inside and place.exists()
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a loop of links
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # a NUL, a name too long, a link loop
         raise CannotStart(f"weights.path is {path!r}: {error}", "settings") from error
     if any(place.is_relative_to(each) for each in SYSTEM):
         text = f"weights.path is {path}; not allowed: {', '.join(map(str, SYSTEM))}"

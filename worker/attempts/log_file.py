@@ -1,6 +1,6 @@
-"""The files of a run that hold all that it prints: parts, compressed once each is complete.
+"""Log files with all output of a run: parts, each compressed once complete.
 
-    runs/<id>/log/attempt-0001-000001.txt      a part that is being written, or not published yet,
+    runs/<id>/log/attempt-0001-000001.txt      a part being written or not yet published,
                                                which a server on this machine reads too
                   attempt-0001-000001.txt.gz   a complete part, published as a file of the run
 
@@ -21,32 +21,32 @@ from db.files.artifacts import LOG
 from halfstep.clock import clock
 from worker.attempts.renew_lease import wait_for
 
-#: After so many bytes, uncompressed, a part is complete.
+#: A part is complete at this many uncompressed bytes.
 PART_BYTES = 64 * 2**20
-#: And after so many seconds, or a twentieth of the attempt's: whoever is elsewhere waits no longer.
+#: Or after this time or 1/20 of the attempt's, if longer: the maximum wait on other machines.
 PART_SECONDS = 300.0
 #: gzip's fastest levels compress about 100 MB/s; higher ones save little of what programs print.
 COMPRESSION_LEVEL = 3
 
 
 class LogFile:
-    """What one attempt prints. Threads may write to it; one process at a time has it open."""
+    """Output of one attempt. Threads may write to it; one process at a time opens it."""
 
     def __init__(self, folder: Path, attempt: int, node: int = 0) -> None:
-        """folder: the node's, in which parts that an earlier process has left are complete."""
+        """folder: the node's; parts left there by an earlier process are complete."""
         self._folder = folder / "log"
         self._stem = f"attempt-{attempt:04}" + (f"-node-{node}" if node else "")
         self._remarks = b""  # before anything is printed
         self._lock = threading.Lock()
         self._file: BinaryIO | None = None
-        self._path = Path()  # of the part that is open
+        self._path = Path()  # of the open part
         self._begun_at = self._opened_at = clock()
         self._is_closed = False
         self._complete = sorted(self._folder.glob("attempt-*.txt"))
         self._missing_bytes, self._write_error = 0, ""
 
     def write(self, printed: bytes) -> None:
-        """Add what was printed. What a full disk has no room for is counted, and marked later."""
+        """Add output. Bytes that a full disk rejects are counted and noted later."""
         with self._lock:
             try:
                 file = self._file or self._open()
@@ -65,7 +65,7 @@ class LogFile:
                 )
 
     def remark(self, text: str) -> None:
-        """Add a line of our own; if nothing is ever printed, there is no file for it."""
+        """Add a line from Halfstep; no file is created if nothing is ever printed."""
         line = f"{text}\n".encode(errors="replace")
         if self._file:
             self.write(line)
@@ -73,7 +73,7 @@ class LogFile:
             self._remarks += line
 
     def flush(self) -> None:
-        """Hand what was written to the system, which keeps it if this process is killed."""
+        """Flush to the operating system, so that the data survives a killed process."""
         with self._lock:
             try:
                 if self._file:
@@ -82,20 +82,20 @@ class LogFile:
                 self._write_error = str(error)
 
     def close(self) -> None:
-        """Complete the last part: what is written from now on is complete at once."""
+        """Complete the last part; anything written later is complete at once."""
         with self._lock:
             self._is_closed = True
             self._end_part()
 
     def complete_parts(self) -> list[Path]:
-        """Return the parts that nothing is added to any more, in their order."""
+        """Return the parts that no longer grow, in order."""
         with self._lock:
             if self._is_closed or self._is_due():
                 self._end_part()
             return list(self._complete)
 
     def take(self, part: Path) -> None:
-        """Leave a complete part to the caller."""
+        """Remove a complete part from the list; the caller now owns it."""
         with self._lock:
             self._complete.remove(part)
 
@@ -131,9 +131,10 @@ class LogFile:
 def published(
     log: LogFile, folder: Path, remark: Callable[[str], None], meanwhile: Callable[[], None]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the events of complete parts. One that a full disk cannot take compressed stays there.
+    """Compress complete parts and yield their artifact events.
 
-    meanwhile: called now and then while a part is compressed.
+    A part stays uncompressed if the disk is too full.  meanwhile: called periodically during
+    compression.
     """
     for part in log.complete_parts():
         try:
@@ -147,14 +148,14 @@ def published(
 
 
 def compress(part: Path, folder: Path) -> dict[str, Any]:
-    """Compress a complete part next to it; return it as the event of an artifact.
+    """Compress a complete part into the same folder; return its artifact event.
 
-    folder: the node's. The part itself stays until `forget_part`. Raises OSError.
+    folder: the node's. The part itself is kept until `forget_part`. Raises OSError.
     """
     path = part.with_name(f"{part.name}.gz")
     partial = path.with_name(f".{path.name}.partial")
     try:
-        # A run can write to its folder: a link may lead anywhere.
+        # A run can write to its folder: a link may point anywhere.
         descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "rb") as source, partial.open("wb") as file:
             with gzip.GzipFile("", "wb", COMPRESSION_LEVEL, file, mtime=0) as compressed:
@@ -162,7 +163,7 @@ def compress(part: Path, folder: Path) -> dict[str, Any]:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        partial.unlink(missing_ok=True)  # on a full disk others need the room
+        partial.unlink(missing_ok=True)  # other files need the space on a full disk
         raise
     partial.replace(path)
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The recorder: writes a run's spool and log to the database, in fenced, repeatable flushes."""
+"""Recorder of a run's spool and log in the database, in fenced, repeatable flushes."""
 
 import errno
 import time
@@ -38,25 +38,25 @@ TRANSACTION_ITEMS = 1000
 
 
 class CannotRecord(Exception):
-    """Telemetry cannot be recorded and was quarantined; the message is complete."""
+    """Training output cannot be recorded and was put aside; see the message."""
 
 
 def may_pass(error: Exception) -> bool:
-    """Return whether an error is temporary: database, store or disk may recover."""
+    """Return whether the error is a database, store or disk outage that may pass."""
     is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
     return is_full or is_outage(error) or isinstance(error, obstore.exceptions.BaseError)
 
 
 def in_short(error: Exception) -> str:
-    """Return an error's class and message, without the SQL statement of database errors."""
+    """Return an error's type and first line, without a database error's statement."""
     said = str(error.orig if isinstance(error, DBAPIError) else error)
     return f"{type(error).__name__}: {shown(said.partition(chr(10))[0])}"
 
 
 class Recorder:
-    """Records one attempt, after the spools that earlier attempts left.
+    """Recorder of one attempt; first records what earlier attempts left in the spool.
 
-    Those are skipped if a later attempt has recorded: the steps in the database are its own.
+    Except if a later attempt has already recorded: the database then has the later one's steps.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Recorder:
         self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
 
     def begin(self, monitor: SystemMonitor, started_at: float, policy: dict[str, Any]) -> None:
-        """Start device samples, and apply the retention policy of checkpoints.
+        """Start to sample devices and apply the checkpoint retention policy.
 
         started_at: the run's first start, by halfstep.clock.
         """
         self._monitor, self._started_at, self._policy = monitor, started_at, policy
 
     def remark(self, text: str) -> None:
-        """Add a line by Halfstep to the run's log."""
+        """Add a line from Halfstep to the run's log."""
         self._recording.remark(text)
         self.log.remark(text)
 
@@ -118,14 +118,14 @@ class Recorder:
         *,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Record new items in one transaction; return whether there was nothing left.
+        """Record new items in one transaction; return whether none were left.
 
         meanwhile: called periodically while files are sent to the store and later items wait. For a
-        running training nothing waits for a bucket.
+        training being followed, nothing waits for a bucket.
 
-        If it fails, items stay pending and no more are read: during an outage the spool grows, not
-        the memory. Items that can never be recorded are quarantined with the whole spool; an I/O
-        error is not a training error. Raises StaleAttempt, OSError, CannotRecord.
+        After a failure, taken items stay pending and no more are taken from the spool: during an
+        outage the spool grows but memory does not. On a permanent failure the whole spool is put
+        aside; a disk error is not a training error. Raises StaleAttempt, OSError, CannotRecord.
         """
         try:
             return self._flush(take_lines, meanwhile)
@@ -137,10 +137,7 @@ class Recorder:
             raise CannotRecord(self._put_aside(error)) from error
 
     def finish(self) -> bool:
-        """Report damage at the end of the spool, once nothing writes to it.
-
-        Return whether there is more to flush.
-        """
+        """Log damage at the end of a spool no longer written; return if more is to flush."""
         damaged = self._spool.end()
         if damaged is not None:
             self._lose(damaged)
@@ -151,10 +148,10 @@ class Recorder:
         self._uploads.stop()
 
     def _publish_waiting(self, meanwhile: Callable[[], None]) -> None:
-        """Publish only checkpoints, pending ones included, so that the run can be continued."""
+        """Publish only checkpoints, also those being sent, so that the run can continue."""
         for event in chain(self._recording.checkpoints, self._awaited(meanwhile)):
             if event["event"] == "checkpoint":
-                with suppress(Exception):  # what nobody can record may be one of them
+                with suppress(Exception):  # the unrecordable item may be one of them
                     self._publish(event, meanwhile)
 
     def _publish(self, event: dict[str, Any], meanwhile: Callable[[], None]) -> None:
@@ -201,17 +198,17 @@ class Recorder:
             forget_part(event, self._folder)
         self._stored.clear()
         recording.forget()
-        # Of what waits for a bucket whoever goes on after a crash has to read again.
+        # After a crash, events waiting for a bucket must be read again.
         self._spool.release(delete=True, before=self._uploads.since)
         return False
 
     @property
     def aside(self) -> Path:
-        """The quarantine folder of this attempt."""
+        """Folder of this attempt's items that could not be recorded."""
         return self._folder / f"unrecorded-{self._attempt}"
 
     def clear(self) -> None:
-        """Delete the spools of this and earlier attempts, which are fully recorded."""
+        """Delete the spool of this and earlier attempts, which is fully recorded."""
         for path in self._spooled():
             path.unlink(missing_ok=True)
 
@@ -229,9 +226,9 @@ class Recorder:
             self._recording.pending.samples += samples
 
     def _send_off(self, meanwhile: Callable[[], None]) -> None:
-        """Start sending files to a bucket, and publish those that have arrived.
+        """Send files to a bucket; publish those already sent.
 
-        Before a rollback, files are waited for, to keep the order of events.
+        If a training went back to an earlier step, waits for its files: earlier events come first.
         """
         recording, uploads = self._recording, self._uploads
         told = recording.files
@@ -248,7 +245,7 @@ class Recorder:
         recording.publish([*arrived, *recording.files])
 
     def _awaited(self, meanwhile: Callable[[], None]) -> Iterator[dict[str, Any]]:
-        """Yield events of pending files that are in the store now."""
+        """Yield the events of waiting files once these are in the store."""
         while self._uploads:
             if self._uploads.can_begin:
                 self._check_fence()
@@ -261,11 +258,14 @@ class Recorder:
         return arrived
 
     def _send(self, file: dict[str, Any]) -> None:
-        """Store a file. Called in a thread."""
+        """Put a file into the store; runs in a thread."""
         put_file(self._store, self._key(file), self._folder / str(file["path"]))
 
     def _is_for_rows(self, item: Any) -> bool:
-        """Quarantine items that cannot be recorded, and skip files that are not the run's."""
+        """Return whether to record an item; puts unrecordable ones aside.
+
+        Skips files that are not the run's.
+        """
         if isinstance(item, Unrecordable):
             if item.damaged_bytes:
                 self._lose(item)
@@ -280,7 +280,7 @@ class Recorder:
         return all(self._is_ours(file) for file in (files_of(item) if has_files else []))
 
     def _is_ours(self, file: dict[str, Any]) -> bool:
-        """Return whether a file exists and is the run's own; links are refused."""
+        """Return whether a file exists and is the run's own; a link may point anywhere."""
         path = self._folder / str(file["path"])
         if not is_plain(self._settings.data, path.relative_to(self._settings.data).as_posix()):
             self._blame(f"{file['path']} is a link, or in a linked folder; allowed: a plain file")
@@ -288,12 +288,12 @@ class Recorder:
         return path.is_file()
 
     def _lose(self, damaged: Unrecordable) -> None:
-        """Report damaged bytes in the run's log; the training itself may be fine."""
+        """Log spool damage in the run's log; the training itself may be healthy."""
         self.lost_bytes += damaged.damaged_bytes
         self.remark(f"{damaged.problem}: what they held is lost")
 
     def _keep_aside(self, item: Unrecordable) -> None:
-        """Quarantine a frame that cannot be recorded, and continue with the next one."""
+        """Save an unrecordable frame unchanged, and continue with the next one."""
         try:
             self.aside.mkdir(exist_ok=True)
             with (self.aside / "frames").open("ab") as file:
@@ -303,13 +303,13 @@ class Recorder:
             self._blame(f"{item.problem} (not kept in {self.aside}: {problem})")
 
     def _blame(self, problem: str) -> None:
-        """Fail the run for unrecordable telemetry; the first problem is reported."""
+        """Mark the run to end for unrecordable output; only the first fault is reported."""
         if self.problem is None:
             self.problem = f"it told what cannot be recorded: {problem}"
             self.remark(self.problem)
 
     def _put_aside(self, error: Exception) -> str:
-        """Quarantine the spool, since it would fail again, and report it."""
+        """Move the spool away, as it would fail again; return a message about it."""
         traceback.print_exception(error)  # into the supervisor's log, or the worker's
         text = f"what it told could not be recorded: {in_short(error)}"
         try:
@@ -321,12 +321,12 @@ class Recorder:
         return f"{text}; it was put aside in {self.aside}"
 
     def _spooled(self) -> list[Path]:
-        """Return the spool files of this and earlier attempts; a later one may be writing."""
+        """List what this attempt and those before it spooled: a later one may be writing."""
         files = spool_files(self._folder / "spool")
         return [path for path in files if int(path.name.partition("-")[0]) <= self._attempt]
 
     def _store_files(self, files: list[dict[str, Any]], meanwhile: Callable[[], None]) -> list[str]:
-        """Store those of these files that are missing, and return the keys of all."""
+        """Store those files that the store lacks; return the keys of all."""
         lacking = {key: file for file in files if (key := self._key(file)) not in self._stored}
         if lacking:
             self._check_fence()
@@ -336,10 +336,10 @@ class Recorder:
         return [self._key(file) for file in files]
 
     def _key(self, file: dict[str, Any]) -> str:
-        """Return the key of a file of the run's folder."""
+        """Return the store key of a file in the run's folder."""
         return (self._folder / str(file["path"])).relative_to(self._settings.data).as_posix()
 
     def _check_fence(self) -> None:
-        """Check that no later attempt has stored a file under the key. Raises StaleAttempt."""
+        """Check that no later attempt may have stored the same key. Raises StaleAttempt."""
         with self._database.writing() as session:
             queue.held(session, self._run_id, self._attempt)

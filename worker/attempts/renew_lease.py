@@ -1,4 +1,4 @@
-"""Waiting for work that takes minutes, while a lease is renewed."""
+"""Lease renewal during work that takes minutes."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +10,9 @@ Done = TypeVar("Done")
 
 
 def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
-    """Return what `work` returns, which may take minutes; call `meanwhile` until then.
+    """Run `work` in a thread and return its result; call `meanwhile` until then.
 
-    Files on their way to or from a bucket must not keep a lease from being renewed.
+    `work` may take minutes: transfers to or from a bucket must not prevent lease renewal.
     """
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work)
@@ -20,6 +20,6 @@ def wait_for(work: Callable[[], Done], meanwhile: Callable[[], None]) -> Done:
             try:
                 return working.result(timeout=WAITING_SECONDS)
             except TimeoutError:
-                if working.done():  # it was the work that timed out
+                if working.done():  # `work` itself raised TimeoutError
                     raise
                 meanwhile()

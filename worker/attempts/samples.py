@@ -1,4 +1,4 @@
-"""How busy a run's devices and its host are. A courtesy: what does not answer is left empty."""
+"""Utilization samples of a run's devices and host; unavailable values are None."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,20 +12,21 @@ from worker import gpus
 
 
 class SystemMonitor:
-    """Take samples of the host and, where there is NVIDIA's library, of the run's GPUs."""
+    """Sampler of the host and, if NVIDIA's library is present, of the run's GPUs."""
 
     def __init__(self, devices: list[int], *, cuda: bool) -> None:
         self._gpus: dict[int, Any] = {}
         for device in devices if cuda else ():
-            # Without the library, or of a device that it does not know, nothing is sampled.
+            # Without the library, or for a device unknown to it, nothing is sampled.
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlInit()
                 self._gpus[device] = gpus.handle(device)
-        psutil.cpu_percent()  # the first call only sets the mark that the next one measures from
+        psutil.cpu_percent()  # the first call only sets the start of the next measurement
 
     def take(self) -> list[dict[str, Any]]:
-        """Return a row a device: utilization 0 to 1, memory_bytes, power_watts,
-        temperature_celsius.
+        """Return one row per device, the host first.
+
+        Columns: utilization (0 to 1), memory_bytes, power_watts, temperature_celsius.
         """
         host = {
             "device": HOST,
@@ -38,7 +39,7 @@ class SystemMonitor:
 
 
 def _gpu_sample(device: int, gpu: Any) -> dict[str, Any]:
-    """Ask for each figure by itself: a MIG instance, for one, has memory and no utilization."""
+    """Query each value separately: a MIG instance has memory but no utilization."""
     return {
         "device": device,
         "utilization": _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),

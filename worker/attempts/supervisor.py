@@ -1,11 +1,10 @@
-"""The supervisor: runs one attempt of one run, from claim to end.
+"""Supervisor of one attempt: starts the training, records it, applies requests.
 
     python -m worker.attempts.supervisor RUN ATTEMPT [NODE]        (the worker's engine calls this)
 
-It starts the training, records its telemetry and forwards control requests. The training has no
-database: it appends to its spool and reads its control file. This process has the database but no
-torch. During a database outage the spool grows. For a run on several machines, each has a
-supervisor: that of node 0 records and closes the attempt.
+The training does not use the database: it appends to its spool and reads its control file. This
+process uses the database but not torch. During a database outage the spool grows. A multi-node run
+has one supervisor per node: the first records and closes the attempt.
 """
 
 import errno
@@ -42,21 +41,21 @@ from worker.sandbox import cgroup_limits
 from worker.sandbox.cgroup_limits import RunGroup
 from worker.sandbox.run_users import NoneFree, RunUser
 
-#: Polling interval of the spool: a step is on the page within half a second.
+#: How often the spool is polled: a step is on the page within half a second.
 TICK_SECONDS = 0.05
-RENEWAL_SECONDS = 0.4  # interval of lease renewals, which read the desired state
-OUTAGE_SECONDS = 2.0  # longest pause before another attempt to reach the database
-#: Shares of the lease after which a training with an expired renewal must save a checkpoint and
-#: end, and is killed: well before another attempt may start.
+RENEWAL_SECONDS = 0.4  # interval of lease renewals and of reading user requests
+OUTAGE_SECONDS = 2.0  # longest wait before retrying the database
+#: Shares of the lease after which a training whose lease could not be renewed is asked to leave a
+#: checkpoint and end, and is killed: well before another worker may start it.
 ASK_SHARE, KILL_SHARE = 0.5, 0.7
 
 
 class Unwanted(Exception):
-    """The attempt was stopped while it waited for an unreachable database or store."""
+    """Attempt that should no longer begin, cancelled while waiting to start."""
 
 
 class Supervisor:
-    """The state of one attempt; `run` runs it."""
+    """State of one attempt; `run` executes it from start to end."""
 
     def __init__(
         self, settings: Settings, database: Database, run_id: int, attempt: int, node: int = 0
@@ -68,7 +67,7 @@ class Supervisor:
         self.node = node
         self.folder = settings.run_folder(run_id, node)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o700)  # also one that an earlier version has made
+        self.folder.chmod(0o700)  # also if an earlier version created it
         self.files = AttemptFiles(self.folder, attempt)
         self.store = open_store(settings)
         self.recorder = (
@@ -81,11 +80,11 @@ class Supervisor:
         self.gang = None if is_alone else Gang(settings, self.files, run_id, node)
         self.user: RunUser | None = None
         self.group: RunGroup | None = None
-        self.trouble: str | None = None  # of another node, which stopped this one
+        self.trouble: str | None = None  # failure of another node that made this one end
         self.lease = {"ask": 0.0, "kill": 0.0}
-        self.wanted = "run"  # desired state at the last renewal
-        self.has_lost_lease = False  # by the time that the training had ended
-        self.is_recorded = False  # all that was spooled
+        self.wanted = "run"  # state requested by users at the last lease renewal
+        self.has_lost_lease = False  # when the training ended
+        self.is_recorded = False  # everything in the spool
         self.preempted = threading.Event()
         self.ended = threading.Event()
 
@@ -100,7 +99,10 @@ class Supervisor:
                 self.recorder.stop()
 
     def _ending(self) -> Ending:
-        """Start the training, record it, and return its outcome. Raises StaleAttempt."""
+        """Start the training, record it to its end, return its outcome.
+
+        Raises StaleAttempt.
+        """
         try:
             self._begin()
             child = self.work.start()
@@ -124,13 +126,13 @@ class Supervisor:
             return Ending(Status.QUEUED, str(error))
 
     def preempt(self, *_signal: Any) -> None:
-        """Preempt: request a checkpoint, and return the run to the queue."""
+        """Request that the training save a checkpoint and the run be requeued."""
         self.preempted.set()
 
     def _begin(self) -> None:
-        """Prepare the training; wait for an unreachable database or store.
+        """Prepare the training, waiting out a database or store outage.
 
-        Raises CannotStart, CannotRecord, StaleAttempt, and Unwanted if it is stopped meanwhile.
+        Raises CannotStart, CannotRecord, StaleAttempt, and Unwanted if stopped while waiting.
         """
         while True:
             try:
@@ -150,14 +152,14 @@ class Supervisor:
             time.sleep(OUTAGE_SECONDS)
 
     def _recover(self) -> None:
-        """Record the spool that an earlier attempt left."""
+        """Record what an earlier attempt left unrecorded in the spool."""
         while not self.recorder.flush(meanwhile=self._keep_up):
             self._renew()
         if self.recorder.problem:
             raise CannotRecord(self.recorder.problem)
 
     def _prepare(self) -> None:
-        """Prepare what the training needs. Raises CannotStart, StaleAttempt."""
+        """Prepare everything the training needs. Raises CannotStart, StaleAttempt."""
         self._lodge()
         with self.database.writing() as session:
             run = queue.held(session, self.run_id, self.attempt)
@@ -193,7 +195,7 @@ class Supervisor:
             self.recorder.begin(monitor, started_at, retention(run.settings))
 
     def _lodge(self) -> None:
-        """Allocate the run's own user and cgroup. Raises CannotStart."""
+        """Acquire the run's exclusive user and cgroup. Raises CannotStart."""
         try:
             self.user = self.user or RunUser.taken(self.settings)
             if self.user:
@@ -205,8 +207,9 @@ class Supervisor:
             raise CannotStart(f"it cannot be walled off: {error}") from error
 
     def _note_environment(self, worker: Worker, devices: list[int]) -> None:
-        """Keep what the attempt is started in: if that is known, which it need not be. Raises
-        Fenced.
+        """Store the environment record of the attempt, if available.
+
+        Raises StaleAttempt.
         """
         describing = partial(environment.described, self.work.started(), worker, devices)
         described = wait_for(describing, self._keep_up)
@@ -218,10 +221,10 @@ class Supervisor:
             environments.record(session, self.run_id, self.attempt, content, texts)
 
     def _follow(self, child: Child) -> Ending:
-        """Record until the training has ended and all its telemetry is in the database."""
+        """Record until the training ends and all its output is in the database."""
         renewal_due = 0.0
         pause = TICK_SECONDS
-        is_told = isinstance(self.work, Training)  # that it runs: by its first step
+        is_told = isinstance(self.work, Training)  # running is reported by its first step
         while True:
             code = child.exit_code()
             if code is not None:
@@ -243,19 +246,22 @@ class Supervisor:
                     self.is_recorded = True
                     return self._how_ended(code, child)
                 if self.recorder.problem or self.trouble:
-                    child.kill()  # what it told before that is recorded to the end
+                    child.kill()  # its earlier output is still recorded in full
                 pause = TICK_SECONDS
             except Exception as error:
                 if not may_pass(error):
                     raise
-                # Pending rows wait, the spool grows, and the watchdog keeps counting.
+                # Pending items wait, the spool keeps new ones, and the watchdog continues to count.
                 _say(f"waiting: {error}")
                 pause = min(pause * 2, OUTAGE_SECONDS)
             time.sleep(pause)
 
     def _renew(self) -> queue.Wishes:
-        """Renew the lease; return the desired state and requests. Raises StaleAttempt."""
-        before = clock()  # the lease counts from before the query, to be safe
+        """Renew the lease, also for the training's guard; return user requests.
+
+        Raises StaleAttempt.
+        """
+        before = clock()  # to be safe, the lease counts from before the request
         lease = self.settings.lease_seconds
         with self.database.writing() as session:
             wishes = queue.renew(session, self.run_id, self.attempt, lease, self.node)
@@ -267,13 +273,16 @@ class Supervisor:
         return wishes
 
     def _check_wanted(self) -> None:
-        """Renew the lease while the work is prepared. Raises StaleAttempt, Unwanted."""
+        """Renew the lease during preparation. Raises StaleAttempt, Unwanted."""
         self._keep_up()
         if self.preempted.is_set() or self.wanted != "run":
             raise Unwanted("stopped before it could start")
 
     def _keep_up(self, child: Child | None = None) -> None:
-        """Renew the lease if the database answers; forward requests. Raises StaleAttempt."""
+        """Renew the lease if the database responds, and apply user requests.
+
+        Raises StaleAttempt.
+        """
         try:
             wishes = self._renew()
             if child:
@@ -283,24 +292,24 @@ class Supervisor:
                 raise
 
     def _acknowledge(self, wishes: queue.Wishes, child: Child) -> None:
-        """Forward the desired state and requests."""
+        """Apply user requests: kill the child or pass them to the work."""
         if wishes.desired_state == "kill":
             child.kill()
         else:
             self.work.acknowledge(wishes, child, is_preempted=self.preempted.is_set())
 
     def _guard_lease(self, child: Child) -> None:
-        """Kill a training whose lease cannot be renewed, without waiting for the database.
+        """Kill a training whose lease cannot be renewed; never waits for the database.
 
-        The training's own lease guard requests a checkpoint before, and kills it if this process is
-        stopped.
+        The training's own guard has requested a checkpoint by then, and also kills it if this
+        process is stopped.
         """
         while not self.ended.wait(min(0.5, self.settings.lease_seconds / 20)):
             if clock() > self.lease["kill"]:
                 child.kill()
 
     def _how_ended(self, exit_code: int, child: Child) -> Ending:
-        """Return the outcome by the work, or by what could not be recorded."""
+        """Return the outcome: a recording failure, or what the work reports."""
         if self.recorder.problem:
             return Ending(Status.FAILED, self.recorder.problem, self.recorder.problem, "code")
         ending = self.work.ending(
@@ -316,7 +325,10 @@ class Supervisor:
         return ending
 
     def _close(self, ending: Ending) -> None:
-        """Close this node's part; node 0 closes the attempt. Raises StaleAttempt."""
+        """Close this node's part; the first node closes the whole attempt.
+
+        Raises StaleAttempt.
+        """
         if self.gang:
             ending = self._settled(ending)
         if self.node:
@@ -345,7 +357,7 @@ class Supervisor:
             self.recorder.clear()
 
     def _settled(self, ending: Ending) -> Ending:
-        """Report this node's outcome to the others; as node 0, wait for theirs and combine them.
+        """Report this node's outcome; as the first node, wait for all and combine them.
 
         Raises StaleAttempt.
         """
@@ -367,15 +379,15 @@ class Supervisor:
 
 
 def _say(text: str) -> None:
-    """Print a line to the supervisor's log, unless its disk is full."""
+    """Write a line to the supervisor's log, unless its disk is full."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main() -> None:
-    """Run the attempt that the command line names."""
-    # A cluster sends it to every process there is, and means the worker. What we start ignores it
-    # too, unless it has a use for it.
+    """Run the attempt given on the command line."""
+    # A cluster sends SIGUSR2 to every process but means the worker. Child processes ignore it too,
+    # unless they handle it.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     close_to_others()
     run_id, attempt, *node = map(int, sys.argv[1:])

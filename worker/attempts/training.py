@@ -1,4 +1,4 @@
-"""The work of an attempt whose run has a recipe: our own training process."""
+"""Work of an attempt whose run has a recipe: Halfstep's training process."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ from worker.attempts.renew_lease import wait_for
 from worker.sandbox import run_environment
 
 STOPPED = "its worker was stopped"
-#: What a training said of its end, and what becomes of the run.
+#: Outcome reported by a training, and the resulting status of the run.
 OUTCOMES = {
     "finished": Status.FINISHED,
     "failed": Status.FAILED,
@@ -36,7 +36,7 @@ OUTCOMES = {
 
 
 class Training:
-    """Reads its job and its control file, and says itself how it ended."""
+    """Training process, which reads a job and a control file and writes its outcome."""
 
     def __init__(self, attempt: Attempt, session: Session) -> None:
         self._attempt = attempt
@@ -49,7 +49,7 @@ class Training:
         }  # see halfstep.telemetry.spool
 
     def prepare(self) -> None:
-        """Bring the checkpoint and write the job. Raises CannotStart."""
+        """Fetch the checkpoint and write the job file. Raises CannotStart."""
         attempt, run = self._attempt, self._attempt.run
         resume = next(filter(None, map(self._fetch, self._states)), None)
         if run.parent_id is not None and resume is None:
@@ -71,14 +71,14 @@ class Training:
             **self._meeting(),
         }
         file = attempt.recipe_file
-        # Of a state in shards these lie in a folder beside it.
+        # The shards of a sharded state are in a folder next to it.
         states = [resume, resume.removesuffix(".pt")] if resume else []
         self._read = [*states, *weights.values(), *([str(file)] if file else [])]
         write_file(attempt.files.job, job)
         write_file(attempt.files.control, self._control)
 
     def _meeting(self) -> dict[str, Any]:
-        """Return what ranks on several nodes have to know of each other."""
+        """Return the rendezvous host and timeout of a multi-node run, else {}."""
         if self._attempt.run.nodes == 1:
             return {}
         settings = self._attempt.settings
@@ -86,7 +86,7 @@ class Training:
         return {"host": gang.interface(settings)[1], "timeout_seconds": timeout}
 
     def started(self) -> Started:
-        """Return what is started: to people that is their recipe."""
+        """Return the command to record, with the user's recipe as its file."""
         file = self._attempt.recipe_file
         return Started(self._argv(), file.parent if file else None, file)
 
@@ -98,7 +98,7 @@ class Training:
         if attempt.settings.sandbox:
             roots = (attempt.settings.data_roots, str(attempt.files.temporary))
             env[data_paths.ROOTS] = os.pathsep.join(filter(None, roots))
-        if attempt.user is not None:  # of the service's it has neither cache nor list of recipes
+        if attempt.user is not None:  # has no access to the service's cache or recipe list
             env["HALFSTEP_DATA"] = str(attempt.files.temporary)
         argv, isolation = attempt.isolated(self._argv(), str(attempt.recipe_file or ""))
         if attempt.run.nodes > 1:
@@ -107,7 +107,7 @@ class Training:
         return Child(argv, environment, log=attempt.log)
 
     def acknowledge(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
-        """Pass on what people want."""
+        """Write user requests to the control file."""
         stop = {"run": None, "pause": "pause", "cancel": "cancel"}[wishes.desired_state]
         if is_preempted:
             stop = stop or "preempt"
@@ -123,13 +123,13 @@ class Training:
     def ending(
         self, exit_code: int, _child: Child, *, is_preempted: bool, has_lost_lease: bool
     ) -> Ending:
-        """Return what the training left behind as its outcome, or how it died."""
+        """Return the outcome that the training wrote, or how it died."""
         said = self._attempt.files.outcome
         outcome: dict[str, Any] = json.loads(said.read_text()) if said.exists() else {}
-        # A gang of which one was killed leaves an outcome too: the others' complaint about it.
+        # If one rank was killed there is an outcome too: the error that the others reported.
         if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
             return self._as_said(outcome, is_preempted)
-        if self._attempt.node and exit_code == 0:  # how it ended is the first rank's to say
+        if self._attempt.node and exit_code == 0:  # the first rank reports the outcome
             return Ending(Status.FINISHED, STOPPED if is_preempted else None)
         if exit_code == errno.ENOSPC:  # even its outcome could not be written
             return disk_full(self._attempt.files.folder)
@@ -145,7 +145,7 @@ class Training:
         if status == Status.FAILED:
             failure_kind = outcome.get("failure_kind") or "code"
             if failure_kind == gangs.RANK and self._attempt.run.nodes == 1:
-                failure_kind = "code"  # what befell the other one would be known here
+                failure_kind = "code"  # the other rank's error would be known here
             return Ending(status, error.splitlines()[-1], error, failure_kind)
         if status == Status.QUEUED:
             reason = STOPPED if is_preempted else LOST_LEASE
@@ -160,7 +160,7 @@ class Training:
         return [*argv, *(["--nodes", str(nodes), "--node", str(node)] if nodes > 1 else [])]
 
     def _fetch(self, state: CheckpointFile) -> str | None:
-        """Return where a whole checkpoint lies on this machine, or say what it lacks."""
+        """Return the local path of a checkpoint; log what is missing and return None."""
         attempt = self._attempt
         try:
             for row in (*self._shards[state.id], state):
@@ -174,9 +174,9 @@ class Training:
 
 
 def retention(config: dict[str, Any]) -> dict[str, Any]:
-    """Return which checkpoints to keep, as the training reads it.
+    """Return the checkpoint retention policy, with integers as the training needs.
 
-    All its numbers are whole; an earlier version queued runs with 2.0 for one.
+    An earlier version queued runs with values such as 2.0.
     """
     policy = config.get("checkpoints", {})
     return {

@@ -1,4 +1,4 @@
-"""Files on their way to a bucket, while what a training tells meanwhile is recorded."""
+"""Background uploads to a bucket, while recording of the training continues."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -12,23 +12,23 @@ Event: TypeAlias = dict[str, Any]
 
 
 class Stopped(Exception):
-    """Nothing more is to be sent."""
+    """Stop request: no more files are sent."""
 
 
 class Uploads:
-    """Events whose files are sent in a thread, in their order; and files that are deleted in it."""
+    """Queue of events whose files one thread sends in order; it also deletes files."""
 
     def __init__(
         self, send: Callable[[dict[str, Any]], None], delete: Callable[[list[str]], None]
     ) -> None:
-        """send: has a file in the store when it returns; it may take minutes.
+        """send: stores a file before it returns; may take minutes.
 
-        delete: has files of these keys out of it.
+        delete: deletes the files of these keys from the store.
         """
         self._send, self._delete = send, delete
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._waiting: deque[tuple[Event, Position]] = deque()
-        self._sent: deque[Event] = deque()  # the first of those that wait
+        self._sent: deque[Event] = deque()  # the first of `_waiting`
         self._retired: list[str] = []
         self._under_way: Future[None] | None = None
         self._is_stopped = False
@@ -38,30 +38,30 @@ class Uploads:
 
     @property
     def since(self) -> Position | None:
-        """From where in the spool on there are events that wait; None if none does."""
+        """Spool position after which events are waiting; None if none are."""
         return self._waiting[0][1] if self._waiting else None
 
     def add(self, events: Iterable[Event], since: Position) -> None:
-        """Let events wait for their turn.  since: they come after this position in the spool."""
+        """Queue events to be sent.  since: spool position that precedes them."""
         self._waiting.extend((event, since) for event in events)
 
     def retire(self, keys: list[str]) -> None:
-        """Let files wait for their deletion."""
+        """Queue files to be deleted."""
         self._retired += keys
 
     @property
     def can_begin(self) -> bool:
-        """Whether some wait, and none is under way."""
+        """True if something is waiting and nothing is in progress."""
         return bool(self) and self._under_way is None
 
     def begin(self) -> None:
-        """Send all that wait and have not been, one after another, and delete what is to go."""
+        """Start sending all unsent events in order, then deleting the retired files."""
         unsent = islice(self._waiting, len(self._sent), None)
         events, keys = [event for event, _since in unsent], list(self._retired)
         self._under_way = self._thread.submit(self._work, events, keys)
 
     def arrived(self) -> list[Event]:
-        """Return those that have arrived by now. Raises what sending or deleting did."""
+        """Return the events sent so far. Raises errors from sending or deleting."""
         is_over = self._under_way is not None and self._under_way.done()
         arrived = [self._sent.popleft() for _ in range(len(self._sent))]
         for _event in arrived:
@@ -71,13 +71,13 @@ class Uploads:
         return arrived
 
     def wait(self) -> None:
-        """Wait for what is under way. Raises what it raised: it waits on."""
+        """Wait for the work in progress. Raises its error; its events stay queued."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.result()
 
     def stop(self) -> None:
-        """Send nothing more but the file that is under way."""
+        """Send no more files after the one in progress."""
         self._is_stopped = True
 
     def _work(self, events: list[Event], keys: list[str]) -> None:
@@ -93,5 +93,5 @@ class Uploads:
 
 
 def files_of(event: Event) -> list[dict[str, Any]]:
-    """Return the files that an event tells of: those of a checkpoint, or an artifact itself."""
+    """Return the files of an event: those of a checkpoint, or the artifact itself."""
     return event["files"] if event["event"] == "checkpoint" else [event]
