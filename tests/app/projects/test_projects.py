@@ -14,6 +14,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
+from app.runs import continue_run
 from app.submission import submission
 from app.submission.submission import Submission
 from app.sweeps import sweep_submission
