@@ -127,12 +127,19 @@ class Collector:
         self.origin.begin()
         self._parcels.report()
 
-    def uncleared(self, step: int, optimizer: str, norms: Tensor) -> None:
-        """A pass added to gradients that nothing cleared after a skip. norms: before it."""
+    def uncleared(self, step: int, optimizer: str, norms: Tensor, carried: int) -> None:
+        """A pass added to gradients that nothing cleared since the last step.
+
+        norms: of the gradients before the pass.  carried: the number of latest steps whose
+        gradients included those of the step before.
+        """
 
         def report(arrived: list[Tensor]) -> None:
             if not bool(arrived[0].isfinite().all()):
                 self._tallies["uncleared"].add(step, optimizer=optimizer)
+            elif carried and bool(arrived[0].any()):
+                fields = {"step": step, "steps": carried, "optimizer": optimizer}
+                self._on_event({"event": "accumulated_gradients", **fields})
 
         self._parcels.send(report, norms)
 

@@ -447,6 +447,7 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
     },
     "bounded_norms": {"step": STEP, "steps": COUNT, "norm": NUMBER},
     "uncleared": {"step": STEP, "count": COUNT, "optimizer": WORDS},
+    "accumulated_gradients": {"step": STEP, "steps": COUNT, "optimizer": WORDS},
     "scaler_replaced": {"step": STEP, "scale_before": SCALE, "scale_after": SCALE, "count": COUNT},
     "no_gradient": {
         "step": SINCE,

@@ -85,6 +85,8 @@ the bounds of every field; an event out of bounds is not written, and is read as
     bounded_norms  step, steps, norm: the norm times the scale had this value in all of these steps
     uncleared   step, count, optimizer: backward passes before which the last skip's nonfinite
                 gradients had not been cleared
+    accumulated_gradients  step, steps, optimizer: the latest `steps` steps each applied gradients
+                that include those of the step before, which nothing had cleared
     scaler_replaced  step, scale_before, scale_after, count: a new scaler, whose state was not
                 restored
     no_gradient step, optimizer, parameters, count, of, steps: those without a gradient so far
