@@ -409,7 +409,12 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
             }
         ),
     },
-    "poison": {"step": STEP, "count": COUNT, "buffers": Listed(WORDS)},
+    "poison": {
+        "step": STEP,
+        "count": COUNT,
+        "buffers": Listed(WORDS),
+        "at_end": _or_nothing(YES_OR_NO, is_needed=False),
+    },
     "schedule": {
         "step": SINCE,
         "advanced": COUNT,

@@ -65,7 +65,8 @@ the bounds of every field; an event out of bounds is not written, and is read as
                 gradient, of these the number unchanged by the step, and with stochastic rounding
                 the number changed only because of it; see updates.py
     poison      step, count, buffers: those with an inf or a NaN since the skip of that step; only
-                the first of many; each buffer is reported once; see poison.py
+                the first of many; each buffer is reported once; at_end: seen after the last step
+                of a watched script, which may not be where it happened
     schedule    step, advanced, skipped: number of skipped steps so far, and of those in which the
                 learning-rate schedule advanced; scheduler: the class whose steps were counted,
                 null if only the rates show it; see evidence/schedule.py
