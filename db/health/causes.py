@@ -36,6 +36,7 @@ NEWEST = (
     "scaled_clip",
     "bounded_norms",
     "uncleared",
+    "accumulated_gradients",
     "scaler_replaced",
     "no_step",
     "no_inf_checks",
@@ -288,6 +289,15 @@ def _uncleared(signs: Signs) -> Iterator[Finding]:
             fix=fixes.ZERO_GRAD,
             part="skipped",
         )
+    elif found := signs.events.get("accumulated_gradients"):
+        yield Finding(
+            "Gradients are never cleared",
+            f"Up to step {found['step']:,}, {found['steps']:,} steps of {found['optimizer']} in a "
+            "row applied gradients that include those of the step before: zero_grad() was not "
+            "called between them. Each update is the sum of all batches so far.",
+            cause="gradients_not_cleared",
+            fix=fixes.ZERO_GRAD if signs.has_scaler else fixes.ZERO_GRAD_UNSCALED,
+        )
 
 
 def _clipped(signs: Signs) -> Iterator[Finding]:
@@ -486,9 +496,9 @@ def _first_nonfinite(signs: Signs, found: Mapping[str, Any]) -> Finding:
     else:
         what = f"Gradients are not finite from step {found['step']:,} on"
         text = (
-            f"{found['finite']:,} steps before it were finite, and so was this step's loss: an "
-            "operation's gradient was not defined or too large in the backward pass"
-            f"{f' ({names})' if names else ''}."
+            f"{found['finite']:,} steps before it were finite, and so was this step's loss. In its "
+            f"backward pass a gradient{f' ({names})' if names else ''} was undefined or too large, "
+            "or the batch held an inf that the forward pass had hidden."
         )
     return Finding(
         what,

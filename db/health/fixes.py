@@ -6,6 +6,11 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
 """
+ZERO_GRAD_UNSCALED = """\
+optimizer.zero_grad()          # at the start of every iteration
+loss.backward()
+optimizer.step()
+"""
 CLIP = """\
 scaler.scale(loss).backward()
 scaler.unscale_(optimizer)     # before the clip

@@ -49,18 +49,25 @@ def little_headroom(found: dict[str, Any] | None, words: AdviceWords) -> Iterato
 
 
 def poisoned(found: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
-    """Yield what the spool's event of poison, the earliest, says."""
+    """Yield the finding of the earliest `poison` event."""
     if not found:
         return
     more = found["count"] - len(found["buffers"])
     names = ", ".join(found["buffers"]) + (f" and {more:,} more" if more else "")
+    step = f"{found['step']:,}"
+    if found.get("at_end"):
+        seen = f"Seen after step {step}: {names}. They were finite before the first step, and"
+        start = "Start from a checkpoint in which they are finite"
+    else:
+        seen = f"After the skip at step {step}: {names}. The scaler kept that step from the"
+        seen += " weights, not from running statistics, and"
+        start = "Start from a checkpoint before that step"
     yield Finding(
         "Buffers are not finite",
-        f"After the skip at step {found['step']:,}: {names}. The scaler kept that step from the "
-        "weights, not from running statistics, and no later batch takes an inf or NaN out of them: "
-        "the network is lost in evaluation. Start from a checkpoint before that step with "
-        f"{words.restore}the module ahead of them in fp32, {words.in_fp32}.",
-        before=found["step"],
+        f"{seen} no later batch takes an inf or NaN out of them: the network is lost in "
+        f"evaluation. {start}, with {words.restore}the module ahead of them in fp32, "
+        f"{words.in_fp32}.",
+        before=None if found.get("at_end") else found["step"],
         remedies=("restore_buffers",),
         cause="nonfinite_buffers",
     )

@@ -50,7 +50,8 @@ class Collector:
         self._reported: set[str] = set()
         self._input_looks = 0
         self._inputs: tuple[int, list[tuple[str, int, int]]] | None = None  # not reported yet
-        self._by_design: set[str] | None = None
+        self._has_read_buffers = False
+        self._by_design: set[str] = set()
         self._poisoned: set[str] = set()
         self._has_skipped_loss = False
         self._bad_clip_at: int | None = None  # steps before a clip that was not finite
@@ -127,12 +128,19 @@ class Collector:
         self.origin.begin()
         self._parcels.report()
 
-    def uncleared(self, step: int, optimizer: str, norms: Tensor) -> None:
-        """A pass added to gradients that nothing cleared after a skip. norms: before it."""
+    def uncleared(self, step: int, optimizer: str, norms: Tensor, carried: int) -> None:
+        """A pass added to gradients that nothing cleared since the last step.
+
+        norms: of the gradients before the pass.  carried: the number of latest steps whose
+        gradients included those of the step before.
+        """
 
         def report(arrived: list[Tensor]) -> None:
             if not bool(arrived[0].isfinite().all()):
                 self._tallies["uncleared"].add(step, optimizer=optimizer)
+            elif carried and bool(arrived[0].any()):
+                fields = {"step": step, "steps": carried, "optimizer": optimizer}
+                self._on_event({"event": "accumulated_gradients", **fields})
 
         self._parcels.send(report, norms)
 
@@ -291,7 +299,7 @@ class Collector:
         for tally in self._tallies.values():
             tally.flush()
         if step:
-            self._read_buffers(step)
+            self._read_buffers(step, at_end=True)
         for gradients, has_changed in known:
             needing = sum(p.requires_grad for p in gradients.parameters)
             if needing and len(gradients.without_gradient) == needing and gradients.steps:
@@ -338,7 +346,7 @@ class Collector:
         listed = [{"name": n[:200], "inf": inf, "nan": nan} for n, inf, nan in inputs[:NAMES]]
         self._on_event({"event": "bad_inputs", "step": step, "inputs": listed})
 
-    def _read_buffers(self, step: int | None) -> None:
+    def _read_buffers(self, step: int | None, *, at_end: bool = False) -> None:
         """Look for buffers, and weights that no optimizer has, that are not finite.
 
         step: the skip that may have made them so; None before the first step, where those are so
@@ -350,8 +358,8 @@ class Collector:
             for name, buffer in (*module.named_buffers(), *averaged):
                 if _has_norm(buffer):
                     by_device.setdefault(buffer.device, {})[name] = buffer
-        if not by_device or (step is not None and self._by_design is None):
-            self._by_design = self._by_design or set()
+        is_first, self._has_read_buffers = not self._has_read_buffers, True
+        if not by_device or (step is not None and is_first):
             return
         names = [name for group in by_device.values() for name in group]
         is_finite = [
@@ -372,11 +380,11 @@ class Collector:
             if step is None:
                 self._by_design = set(bad)
                 return
-            new = [n for n in bad if n not in (self._by_design or ()) and n not in self._poisoned]
+            new = [n for n in bad if n not in self._by_design and n not in self._poisoned]
             self._poisoned.update(new)
             if new:
                 event = {"event": "poison", "step": step, "count": len(new)}
-                self._on_event(event | {"buffers": new[:NAMES]})
+                self._on_event(event | {"buffers": new[:NAMES], "at_end": at_end})
 
         self._parcels.send(report, *is_finite)
 

@@ -22,6 +22,8 @@ Mark: TypeAlias = tuple[int, int, int] | None
 MOST_KEPT = 1_000  # losses and scaled tensors of a loop that makes no step
 MOST_EARLY = 64  # passes of a first iteration
 SEQUENCES = (tuple, list)
+#: Steps in a row with gradients of the step before, at which their values are looked at.
+CARRIED = frozenset(2**power for power in range(3, 31))
 INPUTS = 3  # of the engine's arguments after the roots: what gradients are taken of
 
 
@@ -67,7 +69,9 @@ class OwnLosses:
         "_mark",
         "_probes",
         "_weights",
+        "carried",
         "has_changed",
+        "is_carried",
         "is_first",
         "is_scaled",
         "losses",
@@ -82,6 +86,8 @@ class OwnLosses:
         self.took: BackwardPass | None = None  # the pass in which it stepped
         self.is_first = True  # no pass has changed its gradients since its step
         self.is_scaled = False  # a pass that changed its gradients began from a scaled loss
+        self.is_carried = False  # the gradients of the last step were not cleared since
+        self.carried = 0  # steps in a row that were made with such gradients
         self._weights: int | None = None  # their version at the first pass
         self._before: list[Mark] = []
         self._mark: list[Mark] | None = None
@@ -115,7 +121,9 @@ class OwnLosses:
             return True
         self._weights = weights
         if not (any(now) and _overlap(now, self._mark)):
-            self.losses, self.is_first = [], True  # cleared since
+            self.losses, self.is_first, self.is_carried = [], True, False  # cleared since
+        elif self.is_first and now == self._mark:
+            self.is_carried = True
         return False
 
     def ends(self, done: BackwardPass, *, is_again: bool) -> bool:
@@ -171,6 +179,8 @@ class OwnLosses:
             losses = self.of_grad
         if self._probes and self._probes[0].grad is None:
             self.choose(optimizer)
+        self.carried = self.carried + 1 if self.is_carried else 0
+        self.is_carried = False
         self.losses, self.of_grad, self.is_first, self.is_scaled = [], [], True, False
         return losses
 
@@ -194,6 +204,7 @@ class BackwardPasses:
         self.changed: list[int] = []  # optimizers whose gradients the last pass changed
         self.count = 0  # passes that accumulate gradients
         self.since_step = 0  # of them since an optimizer's last step
+        self.suspected: set[int] = set()  # optimizers whose gradients seem to be never cleared
 
     @property
     def is_under_way(self) -> bool:
@@ -282,6 +293,8 @@ class BackwardPasses:
         own = self._own.get(id(optimizer))
         if own is not None:
             losses = own.take(optimizer, under_way)
+            if own.carried in CARRIED:
+                self.suspected.add(id(optimizer))
         else:
             own = self._own[id(optimizer)] = OwnLosses(optimizer)
             losses = self._early_losses(optimizer, own)
@@ -314,6 +327,11 @@ class BackwardPasses:
             own.remark()
         if self._early is not None:
             self._early_marks = {id(p): mark(p) for p in self._named()}
+
+    def carried(self, optimizer: int) -> int:
+        """Return the number of latest steps whose gradients include those of the step before."""
+        own = self._own.get(optimizer)
+        return 0 if own is None else own.carried
 
     def uncleared(self) -> list[int]:
         """Return the ids of optimizers whose gradients nothing has cleared since the last pass."""

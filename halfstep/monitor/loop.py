@@ -169,7 +169,7 @@ class Loop:
         if self._step_started is None:
             self._start()
         scaler, passes, evidence = self._current.scaler, self._passes, self._evidence
-        if evidence.in_a_row > 1 and accumulates and not passes.since_step:
+        if (evidence.in_a_row > 1 or passes.suspected) and accumulates and not passes.since_step:
             self._careful("uncleared gradients", self._look_for_uncleared)
         count = passes.count
         scale = None if scaler is None else scaler._scale
@@ -416,8 +416,11 @@ class Loop:
 
     def _look_for_uncleared(self) -> None:
         """Measure gradients not cleared since the last step, before a pass adds to them."""
+        suspected, self._passes.suspected = self._passes.suspected, set()
         for identity in self._passes.uncleared():
-            if identity in self._row_of and (gradients := self._known.get(identity)):
+            is_skipped = self._evidence.in_a_row > 1 and identity in self._row_of
+            is_due = is_skipped or identity in suspected
+            if is_due and (gradients := self._known.get(identity)):
                 self._uncleared[identity] = gradients.norms_now()
 
     def _report_uncleared(self) -> None:
@@ -425,7 +428,8 @@ class Loop:
         for identity, norms in self._uncleared.items():
             if norms is not None and identity in self._passes.changed:
                 name = self._known[identity].name
-                self._evidence.uncleared(self.closed_steps + 1, name, norms)
+                carried = self._passes.carried(identity)
+                self._evidence.uncleared(self.step + 1, name, norms, carried)
         self._uncleared.clear()
 
     def _clip(self, parameters: Any, max_norm: Any) -> None:

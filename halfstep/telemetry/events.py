@@ -409,7 +409,12 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
             }
         ),
     },
-    "poison": {"step": STEP, "count": COUNT, "buffers": Listed(WORDS)},
+    "poison": {
+        "step": STEP,
+        "count": COUNT,
+        "buffers": Listed(WORDS),
+        "at_end": _or_nothing(YES_OR_NO, is_needed=False),
+    },
     "schedule": {
         "step": SINCE,
         "advanced": COUNT,
@@ -447,6 +452,7 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
     },
     "bounded_norms": {"step": STEP, "steps": COUNT, "norm": NUMBER},
     "uncleared": {"step": STEP, "count": COUNT, "optimizer": WORDS},
+    "accumulated_gradients": {"step": STEP, "steps": COUNT, "optimizer": WORDS},
     "scaler_replaced": {"step": STEP, "scale_before": SCALE, "scale_after": SCALE, "count": COUNT},
     "no_gradient": {
         "step": SINCE,

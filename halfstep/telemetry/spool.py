@@ -65,7 +65,8 @@ the bounds of every field; an event out of bounds is not written, and is read as
                 gradient, of these the number unchanged by the step, and with stochastic rounding
                 the number changed only because of it; see updates.py
     poison      step, count, buffers: those with an inf or a NaN since the skip of that step; only
-                the first of many; each buffer is reported once; see poison.py
+                the first of many; each buffer is reported once; at_end: seen after the last step
+                of a watched script, which may not be where it happened
     schedule    step, advanced, skipped: number of skipped steps so far, and of those in which the
                 learning-rate schedule advanced; scheduler: the class whose steps were counted,
                 null if only the rates show it; see evidence/schedule.py
@@ -85,6 +86,8 @@ the bounds of every field; an event out of bounds is not written, and is read as
     bounded_norms  step, steps, norm: the norm times the scale had this value in all of these steps
     uncleared   step, count, optimizer: backward passes before which the last skip's nonfinite
                 gradients had not been cleared
+    accumulated_gradients  step, steps, optimizer: the latest `steps` steps each applied gradients
+                that include those of the step before, which nothing had cleared
     scaler_replaced  step, scale_before, scale_after, count: a new scaler, whose state was not
                 restored
     no_gradient step, optimizer, parameters, count, of, steps: those without a gradient so far

@@ -28,12 +28,16 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass
 class Pass:
-    """A backward pass: its loss, and which gradients were not finite before and after it."""
+    """A backward pass: its loss, and which gradients were not finite before and after it.
+
+    carried: gradients that the last step of their optimizer used were still there before it.
+    """
 
     loss: float
     before: set[int]
     nonfinite: set[int]
     received: set[int]
+    carried: bool
 
 
 @dataclass
@@ -115,6 +119,7 @@ class _Recorder:
         self._found: dict[int, bool] = {}
         self._products: list[tuple[float, float]] = []
         self._depth = 0
+        self._used: dict[int, tuple[nn.Parameter, Tensor]] = {}  # by optimizer: its last gradient
 
     def watched(self, *modules: nn.Module) -> None:
         for module in modules:
@@ -138,11 +143,18 @@ class _Recorder:
             if p.grad is not None and not _values(p.grad).isfinite().all()
         }
 
+    def _is_carried(self) -> bool:
+        """Return whether gradients are those of the last step, but for the loss scale."""
+        return any(
+            p.grad is not None and bool(used.any()) and _are_parallel(_values(p.grad), used)
+            for p, used in self._used.values()
+        )
+
     def backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def engine(roots: Any, *args: Any, **kwargs: Any) -> Any:
             if self._depth:
                 return original(roots, *args, **kwargs)
-            before = self._bad()
+            before, carried = self._bad(), self._is_carried()
             self._depth += 1
             try:
                 result = original(roots, *args, **kwargs)
@@ -153,7 +165,7 @@ class _Recorder:
             )
             loss = sum(float(_values(root.detach()).float().sum()) for root in roots) / scale
             received = {key for key, p in self._parameters.items() if p.grad is not None}
-            self.truth.passes.append(Pass(loss, before, self._bad(), received))
+            self.truth.passes.append(Pass(loss, before, self._bad(), received, carried))
             self.truth.last_loss = loss
             return result
 
@@ -240,6 +252,9 @@ class _Recorder:
         norms = [_values(p.grad).float().norm() for p in parameters if p.grad is not None]
         norm = float(torch.stack(norms).norm()) if norms else math.nan
         by_scaler = bool(self._inside)
+        if norms:
+            first = next(p for p in parameters if p.grad is not None)
+            self._used[id(optimizer)] = first, _values(first.grad).clone()
         self.truth.steps.append(
             OptimizerStep(
                 optimizer=id(optimizer),
@@ -378,7 +393,7 @@ def _singular_gradient(truth: Truth, fp32: Truth) -> bool:
 
 def _gradients_not_cleared(truth: Truth, _: Truth) -> bool:
     stale = [each for each in truth.passes if each.before]
-    return len(stale) > 10 and truth.skipped > 10
+    return (len(stale) > 10 and truth.skipped > 10) or sum(e.carried for e in truth.passes) > 10
 
 
 def _scaler_not_restored(truth: Truth, _: Truth) -> bool:
@@ -482,6 +497,11 @@ PROOFS: dict[str, Callable[[Truth, Truth], bool]] = {
     "metric_nonfinite": _metric_nonfinite,
     "no_inf_checks": _no_inf_checks,
 }
+
+
+def _are_parallel(a: Tensor, b: Tensor) -> bool:
+    a, b = a.float() / a.float().norm(), b.float() / b.float().norm()
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4)
 
 
 def is_healthy(truth: Truth) -> list[str]:

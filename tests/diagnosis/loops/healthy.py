@@ -149,6 +149,37 @@ def cleared_between_step_and_update(watch: WatchCall) -> None:
         scaler.update()
 
 
+@loop(cause=HEALTHY, precision="fp32", variants=[{"way": way} for way in CLEARING])
+def cleared_without_a_scaler(watch: WatchCall, way: str = "to_zero") -> None:
+    """The same ways, each after the step, with two batches accumulated for it."""
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    watch(net, name="cleared in fp32")
+    for number, (x, y) in enumerate(labelled(120)):
+        (F.cross_entropy(net(x), y) / 2).backward()
+        if number % 2:
+            optimizer.step()
+            CLEARING[way](net, optimizer)
+
+
+@loop(cause=HEALTHY, precision="fp32")
+def adversary_cleared_before_its_own_pass(watch: WatchCall) -> None:
+    """A discriminator is cleared before its own pass: the generator's pass adds to it unused."""
+    generator, discriminator = mlp(8, 16, 8), mlp(8, 16, 1)
+    g = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    d = torch.optim.Adam(discriminator.parameters(), lr=1e-3)
+    watch(nn.ModuleDict({"g": generator, "d": discriminator}), name="adversary")
+    for x, _ in labelled(60):
+        d.zero_grad()
+        fake = generator(torch.randn_like(x))
+        real_loss = F.softplus(-discriminator(x)).mean()
+        (real_loss + F.softplus(discriminator(fake.detach())).mean()).backward()
+        d.step()
+        g.zero_grad()
+        F.softplus(-discriminator(fake)).mean().backward()
+        g.step()
+
+
 @loop(cause=HEALTHY, precision="fp32", variants=[{"precision": "fp32"}, {"precision": "bf16"}])
 def recurrent(watch: WatchCall, precision: str = "fp32") -> None:
     """A GRU over sequences, clipped, without a scaler."""

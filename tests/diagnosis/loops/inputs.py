@@ -88,7 +88,14 @@ def condition_of_zero_variance(watch: WatchCall) -> None:
         scaler.update()
 
 
-@loop(cause="nonfinite_inputs", harmful=INPUTS, precision="fp32")
+# The loss stays finite, and the batch is gone when its gradient is known: the finding names an inf
+# that the forward pass had hidden as one of two possibilities.
+@loop(
+    cause="nonfinite_inputs",
+    accepts=["nonfinite_without_scaler"],
+    harmful=INPUTS,
+    precision="fp32",
+)
 def sequence_of_logarithms(watch: WatchCall) -> None:
     """log of prices, some of which are 0: minus infinity goes into a GRU, once."""
     net = GRUNet()

@@ -1,4 +1,4 @@
-"""Gradients that nobody clears: one overflow stays in them for ever."""
+"""Gradients that are never cleared: they add up, and one overflow stays in them."""
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,49 @@ def never_cleared(watch: WatchCall, fused: bool = False, clip: float = 0.0) -> N
             nn.utils.clip_grad_norm_(net.parameters(), clip)
         scaler.step(optimizer)
         scaler.update()
+
+
+@loop(
+    cause="gradients_not_cleared",
+    harmful=HARMFUL,
+    variants=[
+        {"precision": "fp32"},
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"precision": "fp16", "fused": True},
+        {"precision": "fp32", "clip": 1.0},
+    ],
+)
+def never_cleared_and_finite(
+    watch: WatchCall, precision: str = "fp32", fused: bool = False, clip: float = 0.0
+) -> None:
+    """There is no zero_grad, and nothing overflows: each update is the sum of all batches."""
+    net = mlp()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, enabled=precision == "fp16")
+    watch(net, name="sum")
+    for x, y in labelled(60):
+        with autocast(precision):
+            loss = F.cross_entropy(net(x), y)
+        scaler.scale(loss).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@loop(cause="gradients_not_cleared", harmful=HARMFUL)
+def one_of_two_is_cleared(watch: WatchCall) -> None:
+    """Two optimizers without a scaler, of which the second one is never cleared."""
+    body, head = mlp(8, 32, 16), nn.Linear(16, 4)
+    first = torch.optim.SGD(body.parameters(), lr=0.01)
+    second = torch.optim.SGD(head.parameters(), lr=0.01)
+    watch(nn.ModuleDict({"body": body, "head": head}), name="one of two")
+    for x, y in labelled(60):
+        first.zero_grad()
+        F.cross_entropy(head(torch.relu(body(x))), y).backward()
+        first.step()
+        second.step()
 
 
 @loop(cause="gradients_not_cleared", harmful=HARMFUL)

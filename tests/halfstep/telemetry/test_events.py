@@ -109,6 +109,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "scaled_clip": {"step": 7, "count": 2, "optimizer": "SGD", "max_norm": 1.0},
     "bounded_norms": {"step": 40, "steps": 40, "norm": 1.0},
     "uncleared": {"step": 7, "count": 2, "optimizer": "SGD"},
+    "accumulated_gradients": {"step": 9, "steps": 8, "optimizer": "SGD"},
     "scaler_replaced": {"step": 7, "scale_before": 4.0, "scale_after": 65536.0, "count": 1},
     "no_gradient": {
         "step": 10,
