@@ -4,6 +4,7 @@ Debian's headless shell draws what the desktop's program draws, with no desktop 
 tests take three fifths of the processor's time. The program itself will do where the shell is not.
 """
 
+import re
 import shutil
 
 from playwright.sync_api import Browser, Page, Playwright
@@ -11,7 +12,7 @@ from playwright.sync_api import Browser, Page, Playwright
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
-#: How many points the chart of a run has drawn.
+#: How many points the loss panel of a run has drawn.
 DRAWN = "Number(document.querySelector('[data-drawn]')?.dataset.drawn ?? 0)"
 
 
@@ -21,6 +22,17 @@ def launched(playwright: Playwright) -> Browser:
     return playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
 
 
+#: The status of a run on its page.
+STATUS = ".pill .status"
+#: The lines of all panels of a run that have been drawn, as Plotly has them.
+LINES = "[...document.querySelectorAll('[data-plot]')].flatMap((plot) => plot.data ?? [])"
+
+
+def open_menu(page: Page) -> None:
+    """Open the menu of further actions of a run's page."""
+    page.get_by_role("button", name="More actions").click()
+
+
 def open_tab(page: Page, name: str) -> None:
     """Show a tab of a run's page, by what is written on it."""
-    page.get_by_role("tab", name=name, exact=True).click()
+    page.get_by_role("tab", name=re.compile(rf"^{re.escape(name)}( \d+)?$")).click()

@@ -24,6 +24,7 @@ from app.dependencies import Db, TheDatabase, TheSettings
 from app.html.rendering import page
 from app.http.parameters import RowId, RunId, Step, Text, as_run_ids
 from app.live.run_updates import skipped_steps
+from app.runs.key_figures import key_figures
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values
 from app.telemetry.metric_names import Choice, Chosen
@@ -41,7 +42,7 @@ router = APIRouter(prefix="/shared")
 
 TABS = {
     "charts": "Charts",
-    "skips": "Skips",
+    "skips": "Skipped steps",
     "metrics": "Metrics",
     "configuration": "Configuration",
     "history": "History",
@@ -182,6 +183,7 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
         "run": _told(summarise(session, run, owner, settings)),
         "status_seconds": moment - last.time if last else 0.0,
         "statuses": runs.statuses(session, run_id),
+        "figures": key_figures(session, run),
         "skipped": skipped_steps(session, run_id),
         "spikes": spikes(session, run_id),
         "metrics": windows.measured(session, run_id, names=metric_names.names),

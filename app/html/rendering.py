@@ -51,11 +51,18 @@ def page(
         principal=principal,
         assets=request.app.state.assets,
         nonce=request.state.nonce,
+        theme=_theme(request),
         path=request.url.path,
         root=prefix,
         **values,
     )
     return HTMLResponse(with_prefix(text, prefix), status_code=status_code)
+
+
+def _theme(request: Request) -> str:
+    """Return the theme that the viewer chose in this browser; empty: that of the system."""
+    chosen = request.cookies.get("halfstep-theme", "")
+    return chosen if chosen in {"light", "dark"} else ""
 
 
 def fragment(template: str, **values: Any) -> str:

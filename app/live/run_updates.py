@@ -16,6 +16,7 @@ from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.live.live import Look, News
 from app.runs import columns as list_columns
 from app.runs.columns import Column
+from app.runs.key_figures import key_figures, scaler_card
 from app.runs.summary import RunSummary, summarise, summarise_all
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import FIRST, Choice
@@ -168,10 +169,9 @@ def _words(
     metrics: names of the shown ones.
     """
     fragments = {
-        "facts": fragment("run/_facts.html", run=summary),
-        "problem": fragment(
-            "base/_problem.html", run=summary, last=runs.last_change(session, run.id)
-        ),
+        "status": fragment("run/_status_pill.html", run=summary),
+        "facts": fragment("run/_facts.html", run=summary, figures=key_figures(session, run)),
+        "health": fragment("run/_health.html", run=summary, last=runs.last_change(session, run.id)),
     }
     if changes.statuses:  # it starts, and has noted in what, or ends
         noted = environment_of(session, run)
@@ -179,6 +179,9 @@ def _words(
     if changes.events or changes.diagnoses or changes.is_over:
         found = advised(session, run)
         fragments["findings"] = fragment("run/_findings.html", run=summary, findings=found)
+    if changes.events:
+        card = fragment("run/_scaler.html", run=summary, scaler=scaler_card(session, run))
+        fragments["scaler"] = card
     is_listed = not summary.is_watched
     if is_listed and (changes.goes_back or any(row.kind == SPIKE for row in changes.diagnoses)):
         fragments["spikes"] = fragment("run/_spikes.html", spikes=spikes(session, run.id))
@@ -206,7 +209,7 @@ def _rows(
     """Yield the changed rows, by table.
 
     html: a table of these rows only.  keys: of all rows, in order; without it rows stay and new
-    ones are appended.  most: the number of rows that stay.
+    ones come first.  most: the number of rows that stay.
     """
     if changes.statuses:
         yield "history", {"html": fragment("run/_history.html", statuses=changes.statuses)}
@@ -219,7 +222,8 @@ def _rows(
             saves=checkpoints.saves(session, run.id) if changes.checkpoints else {},
             forks=runs.forks(session, run.id) if changes.checkpoints else [],
         )
-        in_order = sorted((f for f in files if not f.is_shard), key=lambda file: file.step)
+        whole = [file for file in files if not file.is_shard]
+        in_order = sorted(whole, key=lambda file: file.step)
         yield "checkpoints", {"html": html, "keys": [str(file.id) for file in in_order]}
         kept = artifacts.newest(session, run.id, most=ARTIFACTS_SHOWN)
         steps = {file.step for file in changes.artifacts}

@@ -16,6 +16,7 @@ from app.html.rendering import page
 from app.http.parameters import RunId
 from app.live.run_updates import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
 from app.projects.project_transfer import elsewhere
+from app.runs.key_figures import key_figures, scaler_card
 from app.runs.summary import summarise
 from app.telemetry import config_values
 from app.telemetry.environment import environment_of
@@ -37,12 +38,9 @@ LOG_LINES_SHOWN = 1000
 #: Parts of the page, of which one is shown at a time, by their names in the address.
 TABS = {
     "charts": "Charts",
-    "skips": "Skips",
+    "skips": "Skipped steps",
     "gradients": "Gradients",
-    "metrics": "Metrics",
-    "system": "System",
-    "checkpoints": "Checkpoints",
-    "artifacts": "Artifacts",
+    "files": "Files",
     "log": "Log",
     "configuration": "Configuration",
     "history": "History",
@@ -65,6 +63,7 @@ def show_run(
     last = runs.last_change(session, run_id)
     metric_names = chosen.names(session, run_id)
     log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
+    run_settings = config_values.settings_of(session, run)
     return page(
         request,
         "run/run.html",
@@ -82,6 +81,8 @@ def show_run(
         status_seconds=session.scalars(select(now())).one() - last.time if last else 0.0,
         skipped=skipped_steps(session, run_id),
         spikes=spikes(session, run_id),
+        figures=key_figures(session, run),
+        scaler=scaler_card(session, run),
         findings=advised(session, run),
         histogram=histograms.newest(session, run_id),
         layers=histograms.newest(session, run_id, "layer_norms"),
@@ -110,7 +111,8 @@ def show_run(
         watched=ingest.attempt_of(session, run),
         command=_command(run),
         environment=environment_of(session, run),
-        settings=config_values.settings_of(session, run),
+        settings=run_settings,
+        changed_settings=len(config_values.changed(run_settings)),
         variants=comparison.variants(session, run) if run.source == RECIPE else (),
     )
 

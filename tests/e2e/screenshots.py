@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.browser import launched
+from tests.browser import STATUS, launched
 from tests.site import up
 
 THEMES = MappingProxyType({"light": "", "dark": "-dark"})
@@ -41,7 +41,7 @@ def main(wanted: list[str]) -> None:
             page.reload()
         for precision, steps in RUNS if wanted != ["comparison"] else RUNS[:1]:
             submit(page, precision, steps)
-        expect(page.locator(".facts .status")).to_have_text("finished")
+        expect(page.locator(STATUS)).to_have_text("Finished")
         if "run" in wanted:
             take(page, "run", 900)
         if "runs" in wanted:

@@ -186,6 +186,7 @@ def test_axe_finds_nothing_on_any_page(
     for path in ON_A_PHONE:
         page.goto(path)
         found += found_on(page)
+    page.get_by_role("button", name="Account menu").click()
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("button", name="Sign in")).to_be_visible()
     found += found_on(page)

@@ -10,6 +10,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status
 from tests.app.receivers import http_receiver
+from tests.browser import open_menu
 
 
 @pytest.fixture
@@ -37,10 +38,11 @@ def test_somebody_is_told_that_a_run_ended(database: Database, running: Run, pag
         expect(page.locator("#value-error")).to_contain_text("'x' is not allowed")
         expect(page.get_by_label("Its number")).to_have_value("1")
         page.goto("/runs/1")
-        page.get_by_text("Alert me…").click()
-        page.get_by_role("button", name="When it ends").click()
-        expect(page.locator("[data-toast]")).to_have_text("When it ends: asked for.")
-        expect(page.get_by_role("button", name="When it ends")).to_be_hidden()
+        open_menu(page)
+        page.get_by_text("Alert me when…").click()
+        page.get_by_role("button", name="It ends").click()
+        expect(page.locator("[data-toast]")).to_have_text("It ends: requested.")
+        expect(page.get_by_role("button", name="It ends")).to_be_hidden()
         with database.writing() as session:
             runs.set_status(session, session.get_one(Run, 1), Status.FINISHED)
         page.clock.install()

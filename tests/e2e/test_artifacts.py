@@ -17,7 +17,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, User
 from tests import warm
-from tests.browser import DRAWN, open_tab
+from tests.browser import DRAWN, LINES, STATUS, open_tab
 from tests.site import until
 
 #: One red pixel.
@@ -90,7 +90,7 @@ while not Path("end").exists():
 watch.log({"sizes": halfstep.Histogram([0.0, 1.0, 1.0], bins=2)})
 watch.log({"tone": halfstep.Audio([0.0], 8000)})
 """
-SCALES = "document.querySelector('[data-plot]').data.find(t => t.name === 'scale').y"
+SCALES = f"{LINES}.find(t => t.name === 'scale').y"
 
 
 @pytest.mark.only_on("sqlite")
@@ -110,25 +110,26 @@ def test_a_script_that_watches_itself_is_followed_to_what_it_logged(
     )
     page.goto("/runs")
     page.get_by_role("link", name="mine").click()
-    status = page.locator(".facts .status")
-    expect(status).to_have_text("running")
+    status = page.locator(STATUS)
+    expect(status).to_have_text("Running")
     until(lambda: page.evaluate(DRAWN) > 5)
     drawn = page.evaluate(DRAWN)
     until(lambda: page.evaluate(DRAWN) > drawn)
-    expect(page.locator(".facts .lead")).to_contain_text("watched")
+    expect(page.locator(".identity .meta")).to_contain_text("watched")
     expect(page.get_by_role("button", name="Pause")).to_have_count(0)
     said = page.locator("main").inner_text().lower()
     assert [word for word in ("lease", "worker", "unreachable", "queue") if word in said] == []
     (tmp_path / "end").touch()
-    expect(status).to_have_text("finished")
+    expect(status).to_have_text("Finished")
     training.communicate()
     with database.reading() as session:
         steps = runs.get(session, 1).step
     until(lambda: page.evaluate(DRAWN) == steps)
     expect(page.locator("[data-skip-count]")).to_have_text("1 skipped step")
-    assert page.evaluate(SCALES) == [2.0**20] * 5 + [2.0**19] * (steps - 5)
+    scales = [2.0**20] * 5 + [2.0**19] * (steps - 5)
+    until(lambda: page.evaluate(SCALES) == scales)
 
-    open_tab(page, "Artifacts")
+    open_tab(page, "Files")
     page.locator(".artifacts tbody tr").first.scroll_into_view_if_needed()
     expect(page.locator(".artifacts rect")).to_have_count(2)
     heights = "bars => bars.map(bar => bar.height.baseVal.value)"

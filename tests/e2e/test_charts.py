@@ -11,7 +11,7 @@ from db.database import Database
 from db.runs import runs
 from db.tables import Run, Status, User
 from db.telemetry.recording import Recording
-from tests.browser import open_tab
+from tests.browser import LINES, open_tab
 from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 from tests.e2e.conftest import refuse_once
@@ -48,10 +48,10 @@ def long(database: Database, running: Run) -> None:
 
 
 def _trace(page: Page, name: str) -> dict[str, Any]:
-    script = """name => {
-        const trace = document.querySelector('[data-plot]').data.find((t) => t.name === name)
-        return { x: trace.x, y: trace.y, text: trace.text }
-    }"""
+    script = f"""name => {{
+        const trace = {LINES}.find((t) => t.name === name) ?? {{ x: [], y: [] }}
+        return {{ x: trace.x, y: trace.y, text: trace.text }}
+    }}"""
     found: dict[str, Any] = page.evaluate(script, name)
     return found
 
@@ -88,9 +88,9 @@ def test_zoom_fetches_the_finer_window_and_reset_the_whole(long: None, page: Pag
     overview = page.get_attribute("[data-plot]", "data-drawn")
     with page.expect_response("**/series?first=20000&last=20700"):
         _zoom(page, 20_000, 20_700)
-    page.wait_for_selector('[data-drawn="701"]')
+    page.wait_for_selector('[data-plot=loss][data-drawn="701"]')
     expect(page.locator("[data-point-count]")).to_have_text("701 of 701 points")
-    raw = _trace(page, "norm before clip")["x"]
+    raw = _trace(page, "loss")["x"]
     assert (raw[0], raw[-1]) == (20_000, 20_700)
     assert _told(page) == [1] * 100
     count = f"100 in view, of {len(SKIPS):,} skipped steps"
@@ -99,7 +99,7 @@ def test_zoom_fetches_the_finer_window_and_reset_the_whole(long: None, page: Pag
         _zoom(page, 20_350, 21_050)
     until(lambda: _trace(page, "loss")["x"][-1] == 21_050)
     page.get_by_role("button", name="Reset zoom").click()
-    page.wait_for_selector(f'[data-drawn="{overview}"]')
+    page.wait_for_selector(f'[data-plot=loss][data-drawn="{overview}"]')
     assert 77.0 in _trace(page, "loss")["y"]
 
 
@@ -109,8 +109,7 @@ def test_applied_updates_are_exact_in_a_zoom(long: None, page: Page) -> None:
     applied = first - sum(skip <= first for skip in SKIPS)
     page.goto(f"/runs/1?x=applied&range={applied},{applied + 100}")
     page.wait_for_selector("[data-drawn]")
-    trace = _trace(page, "norm after clip")
-    assert trace["x"][0] <= applied
+    assert _trace(page, "scale")["x"][0] <= applied
     points = page.evaluate("document.querySelector('[data-plot]').data[0].x")
     assert applied in points
 
@@ -161,7 +160,7 @@ def test_long_run_is_drawn_on_after_its_last_finite_loss(
     axis = "document.querySelector('[data-plot]')._fullLayout.xaxis.range"
     assert page.evaluate(axis) == [1, steps]
     assert _trace(page, "loss")["x"][-1] == finite
-    assert _trace(page, "lr")["x"][-1] == steps
+    assert _trace(page, "learning rate")["x"][-1] == steps
     assert _told(page) == [1] * len(skipped)
     assert _trace(page, "loss not finite")["x"][-1] > steps - 100
     record(database, running, make_steps([math.nan] * 5, first=steps + 1, skipped=[steps + 2]))
@@ -209,8 +208,8 @@ def test_plot_without_a_width_is_drawn_as_soon_as_it_has_one(long: None, page: P
     page.goto("/runs/1")
     page.evaluate("import('plotly').then(() => new Promise(requestAnimationFrame))")
     page.evaluate(f"{PLOT}.style.width = ''")
-    page.wait_for_selector("[data-drawn]")
-    assert page.evaluate("window.widths[0]") > 1000
+    page.wait_for_selector("[data-plot=loss][data-drawn]")
+    assert page.evaluate(f"window.widths.includes({PLOT}.clientWidth)")
 
 
 def test_plot_that_was_out_of_sight_and_is_back_is_drawn(long: None, page: Page) -> None:
@@ -260,14 +259,17 @@ def test_waits_for_data_and_spikes_are_drawn(database: Database, running: Run, p
     """A row for the step and its wait, in milliseconds, from a run's first steps on, live too."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
-    expect(page.get_by_text("Step, ms (faint): of it waiting for data")).to_be_visible()
+    panel = page.locator("[data-row=data]")
+    expect(panel.get_by_role("heading")).to_have_text("Time per step, ms")
+    panel.scroll_into_view_if_needed()
     spike = {"event": "spike", "step": 7, "loss": 77.0, "z": 99.5}
     record(database, running, make_steps([1.0] * 6 + [77.0] + [1.0] * 3), events=[spike])
     until(lambda: len(_trace(page, "loss spike")["x"]) == 1)
     assert _trace(page, "loss spike")["text"] == ["77 at step 7, z 99.5"]
-    assert _trace(page, "waiting for data, ms")["y"] == [s % 11 * 40 / 1000 for s in range(1, 11)]
-    assert _trace(page, "step, ms")["y"] == [(5000 + s % 7) / 1000 for s in range(1, 11)]
-    open_tab(page, "Skips")
+    waits = [s % 11 * 40 / 1000 for s in range(1, 11)]
+    until(lambda: _trace(page, "waiting for data")["y"] == waits)
+    assert _trace(page, "step")["y"] == [(5000 + s % 7) / 1000 for s in range(1, 11)]
+    open_tab(page, "Skipped steps")
     expect(page.locator("#spikes td").first).to_have_text("7")
 
 
@@ -293,7 +295,7 @@ def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, pa
         "z": 50.0,
     }
     tell(back | {"examples": 640, "rollbacks": 1}, make_steps([2.0] * 4, first=21))
-    page.wait_for_selector("[data-drawn='24']")
+    page.wait_for_selector("[data-plot=loss][data-drawn='24']")
     assert _trace(page, "loss")["y"] == [1.0] * 20 + [2.0] * 4
     open_tab(page, "History")
     expect(page.locator("#history")).to_contain_text("rollback 1: from step 30 to step 20")
@@ -305,8 +307,10 @@ def test_no_name_is_markup_to_plotly(database: Database, running: Run, page: Pag
     record(database, running, make_steps([1.0, 2.0]), events=[make_metric(1, 1.0, name)])
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn='2']")
-    expect(page.locator("[data-plot] .annotation-text", has_text=name)).to_have_count(1)
-    assert page.locator("[data-plot] svg a, [data-plot] svg [style*=bold]").count() == 0
+    panel = page.locator(".chart-panel", has=page.locator("h3", has_text=name))
+    panel.scroll_into_view_if_needed()
+    expect(panel.locator("[data-drawn]")).to_have_count(1)
+    assert page.locator("[data-plot] svg a, [data-plot] svg [style*=bold], h3 a").count() == 0
 
 
 def test_metrics_of_a_script_that_only_logs_are_not_written_over(
@@ -320,12 +324,11 @@ def test_metrics_of_a_script_that_only_logs_are_not_written_over(
     name = "a" * 200
     record(database, running, events=[make_metric(step, 1.0, name) for step in (1, 2)])
     expect(said).to_be_hidden()
-    page.goto("/runs/1?tab=metrics")
+    page.goto("/runs/1#metrics")
     cell = page.locator(".metrics td", has_text=name)
     expect(cell).to_have_attribute("title", name)
     expect(cell).to_have_css("text-overflow", "ellipsis")
-    open_tab(page, "Charts")
-    expect(page.locator("[data-plot] .annotation-text").first).to_be_visible()
+    expect(page.locator(".chart-panel h3", has_text=name)).to_have_css("text-overflow", "ellipsis")
     expect(said).to_be_hidden()
     page.goto("/compare?runs=1")
     label = page.locator(".comparison .label", has_text=name)
@@ -348,15 +351,13 @@ def test_a_metric_is_an_axis_where_a_script_has_defined_it(
     metrics += [make_metric(step, 0.5, "val/loss") for step in (10, 20)]
     record(database, run, make_steps([1.0] * 20), events=metrics)
     page.goto(f"/runs/{run.id}")
-    title = page.locator("[data-axis] b")
-    expect(title).to_have_text("epoch" if pattern == "*" else "attempted step")
+    epoch = page.locator("[data-view=x][value='metric:epoch']")
+    expect(epoch).to_be_checked(checked=pattern == "*")
     if pattern == "*":
         page.locator("[data-view=x][value=step]").check()
-        expect(title).to_have_text("attempted step")
         page.wait_for_url("**x=step**")
-    page.locator("[data-view=x][value='metric:epoch']").check()
-    expect(title).to_have_text("epoch")
-    assert list(_trace(page, "val/loss")["x"]) == [1, 2]
+    epoch.check()
+    until(lambda: list(_trace(page, "val/loss")["x"]) == [1, 2])
     loss = list(_trace(page, "loss")["x"])
     assert (loss[0], loss[-1]) == (pytest.approx(0.1), 2)
 
@@ -364,9 +365,9 @@ def test_a_metric_is_an_axis_where_a_script_has_defined_it(
 def test_lines_are_told_hidden_arranged_and_saved(
     database: Database, running: Run, page: Page
 ) -> None:
-    """What is pointed at stands in the strip, a skip at its own step alone; a hidden line is in the
-    address; labels of x stay in view; flat losses are seen; a row comes as a file; the browser
-    keeps which metrics come first and which are folded away."""
+    """The crosshair says what happened at a step, in all panels, and legends have its values. A
+    hidden line is in the address; flat losses are seen; a panel comes as a file and fills the
+    screen; the browser keeps which metrics are pinned and which groups are folded."""
     metrics = [
         make_metric(20, value, name) for name, value in (("a/x", 1.0), ("b/y", 2.0), ("lr", 3.0))
     ]
@@ -379,51 +380,48 @@ def test_lines_are_told_hidden_arranged_and_saved(
         expect(said).to_contain_text(words)
     losses = [2.0 + step / 1000 for step in range(20)]
     record(database, running, make_steps(losses, skipped=[7]), events=metrics)
-    page.wait_for_selector("[data-drawn='20']")
+    page.wait_for_selector("[data-plot=loss][data-drawn='20']")
     expect(page.locator("[data-starting]")).to_be_hidden()
     assert page.evaluate(f"{PLOT}._fullLayout.yaxis2.range[0]") > 1.9
-    expect(page.locator("[data-axis]")).to_be_in_viewport()
-    expect(page.locator("[data-axis] span").last).to_have_text("20")
-    where = page.locator("[data-strip-where]")
-    box = page.locator("[data-plot] .nsewdrag").first.bounding_box()
+    flag = page.locator("[data-row=loss] .crosshair b")
+    box = page.locator("[data-plot=loss] .nsewdrag").first.bounding_box()
     assert box is not None
     for step, told in ((7, "step 7 · skipped: step 7"), (8, "step 8")):
         x = box["x"] + box["width"] * (step - 1) / 19
         page.mouse.move(x, box["y"] + 60)
-        expect(where).to_have_text(told)
-    loss = page.locator("[data-strip]").get_by_role("button", name="loss", exact=False).first
-    expect(loss).to_contain_text("2.007")
-    rows = f"{PLOT}.layout.annotations.map(({{ text }}) => text)"
-    page.locator("[data-strip]").get_by_role("button", name=re.compile("^lr [^,]")).click()
-    page.wait_for_url("**/runs/1?hide=lr")
-    until(lambda: "Learning rate" not in page.evaluate(rows))
+        expect(flag).to_have_text(told)
+    expect(page.locator("[data-row=scale] .crosshair")).to_be_visible()
+    loss = page.locator("[data-row=loss] .panel-lines")
+    expect(loss.get_by_role("button", name="loss", exact=False).first).to_contain_text("2.007")
+    rate = page.locator("[data-row=lr]")
+    rate.scroll_into_view_if_needed()
+    rate.get_by_role("button", name=re.compile("^learning rate")).click()
+    page.wait_for_url("**/runs/1?hide=learning+rate")
+    until(lambda: "learning rate" not in page.evaluate(f"{LINES}.map((line) => line.name)"))
 
-    menu = page.get_by_text("Panels and export")
-    menu.click()
+    def choose(panel: str, item: str) -> None:
+        page.get_by_role("button", name=f"{panel}: more").click()
+        page.locator("[data-panel-menu]").get_by_role("button", name=item).press("Enter")
+
     with page.expect_download() as started:
-        page.locator("[data-rows] li", has_text="Loss").first.get_by_role(
-            "button", name="CSV"
-        ).click()
+        choose("Loss", "Save as CSV")
     lines = started.value.path().read_text().splitlines()
     assert (lines[0], lines[1], len(lines)) == ("line,step,value", "loss,1,2", 21)
-    menu.click()
+    page.locator("[data-row='b/y']").scroll_into_view_if_needed()
+    page.wait_for_selector("[data-row='b/y'] [data-drawn]")
     with page.expect_download() as started:
-        page.locator("[data-rows] li", has_text="b/y").get_by_role("button", name="SVG").click()
+        choose("b/y", "Save as SVG")
     assert "b/y" in started.value.path().read_text()
-    menu.click()
-    page.locator("[data-rows] li", has_text="b/y").get_by_role("button", name="Full").press("Enter")
-    until(lambda: page.evaluate(rows) == ["b/y"])
+    choose("b/y", "Full screen")
+    page.wait_for_selector("[data-row='b/y']:fullscreen")
     page.evaluate("document.exitFullscreen()")  # as Escape does on a screen
-    until(lambda: "a/x" in page.evaluate(rows))
-    menu.click()
-    page.locator("[data-rows] li", has_text="b/y").get_by_label("Pin").check()
-    menu.click()
-    page.locator("[data-rows] li", has_text="Metrics a/").get_by_label("folded").check()
-    until(lambda: "a/x" not in page.evaluate(rows) and "b/y" in page.evaluate(rows))
+    choose("b/y", "Pin to the top")
+    expect(page.locator("[data-group=pinned] h3")).to_have_text(["b/y"])
+    page.locator("[data-group='a/'] summary").click()
+    expect(page.locator("[data-row='a/x']")).to_be_hidden()
     page.reload()
-    page.wait_for_selector("[data-drawn='20']")
-    shown = page.evaluate(rows)
-    assert "b/y" in shown
-    assert not {"a/x", "Learning rate"} & set(shown)
-    assert "lr" in shown  # the metric that a script has logged by that name
-    expect(page.locator("[data-strip] [aria-pressed=false]")).to_contain_text("lr")
+    page.wait_for_selector("[data-plot=loss][data-drawn='20']")
+    expect(page.locator("[data-group=pinned] h3")).to_have_text(["b/y"])
+    expect(page.locator("[data-row='a/x']")).to_be_hidden()
+    expect(page.locator("[data-row='lr, logged']")).to_have_count(1)
+    expect(page.locator("[data-row=lr] [aria-pressed=false]")).to_contain_text("learning rate")

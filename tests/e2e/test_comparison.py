@@ -68,7 +68,7 @@ def test_runs_are_compared_from_a_run_on(
     record(database, growing, make_steps([4.0] * 3))
 
     page.goto("/runs/1")
-    page.get_by_role("link", name="Compare with…").click()
+    page.get_by_role("link", name="Compare", exact=True).click()
     page.locator("[data-add='2']").click()
     page.wait_for_url("**/compare?runs=1,2")
     page.locator("summary", has_text="Add runs").click()
@@ -109,7 +109,7 @@ def test_runs_are_compared_from_a_run_on(
     expect(page.locator('[data-key="step"] td').last).to_contain_text("5 of")
     with database.writing() as session:
         queue.end(session, growing.id, 1, Status.FINISHED)
-    expect(page.locator('[data-key="status"] td').last).to_have_text("finished")
+    expect(page.locator('[data-key="status"] td').last).to_have_text("Finished")
 
     page.get_by_label("All settings").check()
     expect(page.locator('[data-key="config.training.batch_size"]')).to_be_visible()

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from db.database import Database
 from db.tables import ControlRequest, Run, User
 from tests.app.conftest import CONFIG, start_run
-from tests.browser import open_tab
+from tests.browser import open_menu, open_tab
 from tests.db.telemetry.telemetry_made import (
     make_events,
     make_headroom,
@@ -32,17 +32,17 @@ def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, pa
     skips = [make_skip(2, "model.head.bias")]
     record(database, running, make_steps([1.0] * 60, skipped=[2]), events=skips)
     page.goto("/runs/1")
-    expect(page.locator(".fact.verdict")).to_contain_text("healthy")
-    open_tab(page, "Skips")
+    expect(page.locator(".health")).to_contain_text("Healthy")
+    open_tab(page, "Skipped steps")
     replay = page.get_by_role("button", name="Replay")
     assert not replay.evaluate(PRESSED_STILL_FOCUSED), "its cell would wait for who has left it"
-    expect(page.locator("[data-toast]")).to_have_text("Replay: asked for.")
+    expect(page.locator("[data-toast]")).to_have_text("Replay: requested.")
     record(database, running, events=[make_replay(2)])
     expect(page.locator(".replay")).to_contain_text("largest input 70,123 of at most 65,504")
 
     page.get_by_label("Loss scale from the next step on").fill("1024")
     page.get_by_role("button", name="Set scale").click()
-    expect(page.locator("[data-toast]")).to_have_text("Set scale: asked for.")
+    expect(page.locator("[data-toast]")).to_have_text("Set scale: requested.")
     page.get_by_label("Loss scale from the next step on").fill("1e39")
     page.get_by_role("button", name="Set scale").click()
     expect(page.locator("[data-toast]")).to_contain_text("allowed: 2^-126 to 2^127")
@@ -95,7 +95,8 @@ def test_comparison_is_one_click_and_draws_its_runs(
     """The button queues four runs and leads to their chart and table."""
     record(database, running, make_steps([3.0, 2.0], skipped=[1]), events=make_events([1]))
     page.goto("/runs/1")
-    page.get_by_text("Compare precisions…").click()
+    open_menu(page)
+    page.get_by_text("Run in other precisions…").click()
     page.get_by_role("button", name=re.compile(r"Queue \d runs?")).click()
     page.wait_for_url("**/groups/2")
     expect(page.locator(".comparison thead a")).to_have_text(

@@ -5,6 +5,7 @@ from playwright.sync_api import Page, expect
 from db.database import Database
 from db.tables import Run, User
 from tests.app.conftest import start_run, submit
+from tests.browser import STATUS
 
 CURSOR = "document.activeElement.closest('tr')?.dataset.key"
 HOSTILE = '<img src=x onerror=alert(1)> "lr:2" ' + "x" * 60
@@ -76,7 +77,7 @@ def test_runs_are_gone_through_selected_found_and_opened_by_keys(
     page.keyboard.press("Control+k")
     page.keyboard.type("pause")
     page.keyboard.press("Enter")
-    expect(page.locator(".facts .status")).to_have_text("pausing")
+    expect(page.locator(STATUS)).to_have_text("Pausing")
     page.keyboard.press("Control+k")
     page.keyboard.type("new swe")
     page.keyboard.press("Enter")

@@ -93,10 +93,10 @@ def test_a_run_is_found_and_laid_out_with_the_keyboard(
     assert names(page) == ["7"]  # the filter stays
     page.get_by_role("link", name="Steps/s").press("Enter")
     page.wait_for_url("**sort=-steps_per_second*group=batch_size")
-    expect(page.locator("[data-groups]")).to_contain_text("1 queued")
+    expect(page.locator("[data-groups]")).to_contain_text("1 Queued")
     with database.writing() as session:
         run_control.cancel(session, 2, ada)
-    expect(page.locator("[data-groups]")).to_contain_text("1 cancelled")
+    expect(page.locator("[data-groups]")).to_contain_text("1 Cancelled")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     page.wait_for_url("**training.batch_size%3D7*")

@@ -12,7 +12,7 @@ from db.database import Database
 from db.settings import Settings
 from db.tables import Status, User
 from halfstep.run_config import parse_config
-from tests.browser import DRAWN, open_tab
+from tests.browser import DRAWN, STATUS, open_tab
 from tests.site import GATED, Site, until
 from trainer.checkpoints.checkpoint import load
 from trainer.evaluation import evaluate
@@ -45,10 +45,10 @@ def test_submit_watch_and_download(
         page.locator('[name="training.steps"]').fill("600")
         page.get_by_role("button", name="Start run").click()
         page.wait_for_url("**/runs/1")
-        status = page.locator(".facts .status")
+        status = page.locator(STATUS)
 
         # The line grows while the run is running.
-        expect(status).to_have_text("running", timeout=PATIENCE)
+        expect(status).to_have_text("Running", timeout=PATIENCE)
         until(lambda: page.evaluate(DRAWN) > 0)
         drawn = page.evaluate(DRAWN)
         until(lambda: page.evaluate(DRAWN) > drawn)
@@ -56,7 +56,7 @@ def test_submit_watch_and_download(
         expect(page.locator("[data-skip-count]")).to_contain_text("skipped")
         site.open_gate()
 
-        expect(status).to_have_text("finished", timeout=PATIENCE)
+        expect(status).to_have_text("Finished", timeout=PATIENCE)
     run = site.run(1)
     until(lambda: page.evaluate(DRAWN) == 600)
     expect(page.locator("[data-skip-count]")).to_have_text(f"{run.skipped} skipped steps")
@@ -65,10 +65,9 @@ def test_submit_watch_and_download(
     ticks = page.evaluate(f"{FIGURE}.data.find(t => t.name === 'skipped').x.length")
     # Closer than a pixel they are one, with their number.
     assert 0 < ticks <= run.skipped
-    open_tab(page, "Metrics")
     shown = float(page.locator('[data-metric="val/accuracy"]').inner_text())
 
-    open_tab(page, "Checkpoints")
+    open_tab(page, "Files")
     expect(page.locator(".checkpoints tr", has_text="whole state")).to_be_in_viewport(ratio=1)
     with page.expect_download() as started:
         page.locator(".checkpoints tr", has_text="whole state").get_by_text("Download").click()

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from db.settings import Settings
 from db.tables import Run
-from tests.browser import open_tab
+from tests.browser import STATUS, open_tab
 from tests.site import Site, until
 
 PATIENCE = 240_000  # milliseconds, for a slow machine
@@ -38,8 +38,8 @@ def start(site: Site, page: Page, title: str, fields: dict[str, str]) -> Run:
         page.locator(f'[name="{name}"]').fill(value)
     page.get_by_role("button", name="Start run").click()
     page.wait_for_url("**/runs/1")
-    status = page.locator(".facts .status")
-    expect(status).to_have_text("finished", timeout=PATIENCE)
+    status = page.locator(STATUS)
+    expect(status).to_have_text("Finished", timeout=PATIENCE)
     return site.run(1)
 
 
@@ -57,13 +57,12 @@ def test_images_learns_the_digits_files(
         run = start(site, page, "Images in folders", fields | {"recipe.label_smoothing": "0.1"})
     assert run.step == 25
     assert len(list(tmp_path.rglob("*.png"))) == 1797
-    open_tab(page, "Metrics")
     top1, top5 = (
         float(page.locator(f'[data-metric="val/{name}"]').inner_text()) for name in ("top1", "top5")
     )
     assert 0.2 < top1 < top5 <= 1
     expect(page.locator('[data-metric="ema/val/top1"]')).to_have_count(1)
-    open_tab(page, "Artifacts")
+    open_tab(page, "Files")
     expect(page.get_by_role("link", name="classes.txt")).to_have_count(1)
 
 
@@ -89,12 +88,11 @@ def test_finetune_leaves_what_from_pretrained_loads(site: Site, page: Page, tmp_
         start(site, page, "Fine-tuning", fields)
     expect(page.locator('[data-metric="val/perplexity"]')).to_have_count(1)
     folder = tmp_path / "downloaded"
-    open_tab(page, "Artifacts")
+    open_tab(page, "Files")
     with page.expect_download() as started:
         page.get_by_role("link", name="huggingface.zip").click()
     with zipfile.ZipFile(started.value.path()) as archive:
         archive.extractall(folder)
-    open_tab(page, "Checkpoints")
     with page.expect_download() as started:
         page.locator(".checkpoints tr", has_text="safetensors").get_by_text("Download").click()
     started.value.save_as(folder / "model.safetensors")

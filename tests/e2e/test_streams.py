@@ -10,6 +10,7 @@ from db.database import Database
 from db.queue import queue
 from db.tables import Run, SignInSession, Status
 from db.telemetry import telemetry
+from tests.browser import STATUS
 from tests.db.telemetry.telemetry_made import make_steps, record
 
 
@@ -36,7 +37,7 @@ def test_a_run_that_is_over_is_asked_for_no_more(
         page.goto("/runs/1")
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
-    expect(page.locator(".facts .status")).to_have_text("finished")
+    expect(page.locator(STATUS)).to_have_text("Finished")
     page.clock.run_for(120_000)
     assert len(streams) == 1
     assert page.locator("[data-connection]").is_hidden()

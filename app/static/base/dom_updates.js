@@ -7,7 +7,7 @@ const PATIENCE_MS = 5000
 /** From the release of a finger to its click. */
 const CLICK_MS = 300
 const CONTROL = 'select, input, textarea'
-const BARS = '.bar, .tabs' // they stick, and stay by themselves
+const BARS = '.rail, .top, .tabs' // they stick, and stay by themselves
 const SCROLLED = '.log, .tall' // what is in them moves by their own scrolling
 
 /** @type {Set<() => void>} */

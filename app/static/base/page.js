@@ -46,6 +46,14 @@ document.addEventListener('click', async (event) => {
   }
 })
 
+document.querySelector('[data-switch-theme]')?.addEventListener('click', () => {
+  const page = document.documentElement
+  const isDark = page.dataset.theme ? page.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches
+  page.dataset.theme = isDark ? 'light' : 'dark'
+  document.cookie = `halfstep-theme=${page.dataset.theme}; path=/; max-age=31536000; samesite=strict`
+  document.dispatchEvent(new Event('themechange'))
+})
+
 /** Why not, in words. @param {Response} answer */
 const problem = async (answer) => {
   const { detail } = await answer.json()
@@ -59,6 +67,7 @@ document.addEventListener('submit', async (event) => {
   const button = /** @type {Found} */ (event.submitter ?? form.querySelector('button'))
   // A disabled button's own value would not be sent.
   const { csrf_token: _, ...fields } = Object.fromEntries(new FormData(/** @type {any} */ (form), event.submitter))
+  form.closest('[popover]')?.hidePopover()
   button.disabled = true
   button.blur() // at once: the browser does it when it next draws, and a cell with the focus does not change
   try {
@@ -68,7 +77,7 @@ document.addEventListener('submit', async (event) => {
       headers: { 'X-CSRF-Token': token, 'Content-Type': 'application/json' },
       body: JSON.stringify(fields),
     })
-    toast(answer.ok ? `${button.textContent}: asked for.` : await problem(answer))
+    toast(answer.ok ? `${button.textContent}: requested.` : await problem(answer))
   } catch {
     toast('The server does not answer. Nothing was changed.')
   } finally {

@@ -19,7 +19,7 @@ let active = 0
 /** @param {() => void} showKeys */
 export const openPalette = (showKeys) => {
   const pages = [...dialog.querySelectorAll('nav a')].filter((link) => getComputedStyle(link).display !== 'none').map((link) => ({ text: link.textContent, hint: 'page', go: () => location.assign(link.href) }))
-  const actions = [...document.querySelectorAll('.page-head :is(button, a.button)')]
+  const actions = [...document.querySelectorAll('.top-actions :is(button, a.button)')]
     .filter((each) => each.checkVisibility() && !each.disabled)
     .map((each) => ({ text: each.textContent.trim(), hint: 'on this page', go: () => each.click() }))
   here = [...actions, ...pages, { text: 'Keyboard shortcuts', hint: '?', go: showKeys }]

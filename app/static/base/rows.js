@@ -83,8 +83,8 @@ export const mergeRows = (box, { html, keys, most = Infinity }) => {
   if (!body) return show(box, html)
   sources.delete(box)
   const old = byKey(body)
-  const order = keys ?? [...new Set([...old.keys(), ...fresh.keys()])]
-  const rows = order.slice(-most).map((key) => {
+  const order = keys ?? [...[...fresh.keys()].filter((key) => !old.has(key)), ...old.keys()]
+  const rows = order.slice(0, most).map((key) => {
     const row = fresh.get(key)
     return row ? brought(old.get(key), row) : old.get(key)
   })

@@ -2,10 +2,9 @@
 
 /**
  * rows: of those rows that were zoomed, by name, from where to where y goes; exponents on a log axis.
- * hidden: lines that are not drawn; pinned, collapsed: metrics that come first, prefixes of those folded away, which the browser keeps.
- * alone: a row that is drawn by itself, and how high, while it fills the screen.
+ * hidden: lines that are not drawn; pinned, collapsed: metrics that come first, groups that are folded, which the browser keeps.
  * @typedef {[number, number]} Range
- * @typedef {{x: import('points').Axis, loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>, hidden: string[], pinned: string[], collapsed: string[], alone?: {row: string, pixels: number}|null}} View
+ * @typedef {{x: import('points').Axis, loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>, hidden: string[], pinned: string[], collapsed: string[]}} View
  */
 
 const ROW = 'y.'

@@ -6,11 +6,12 @@ const TICK = 9 // pixels of a tick at a skipped step
 const LETTER = 6 // pixels of a digit on it
 
 /**
- * Marks on the rows of a figure that is `inner` pixels high, as Plotly wants them.
- * @param {import('points').Points} points @param {import('url_state').View} view @param {{domain: [number, number]}[]} rows
+ * Marks on a plot that is `inner` pixels high, as Plotly wants them.
+ * @param {import('points').Points} points @param {import('url_state').View} view
  * @param {number} inner @param {Record<string, string>} colors @param {import('decimation').Screen} screen
+ * @param {{isTicked: boolean, isLoss: boolean}} panel isTicked: it shows ticks of skipped steps; isLoss: and what happened to the loss
  */
-export const marksOf = (points, view, rows, inner, colors, screen) => {
+export const marksOf = (points, view, inner, colors, screen, { isTicked, isLoss }) => {
   const skips = merged(points.skips, points.x(points.skips.steps, view.x), screen)
   const nonfinite = merged(points.nonfinite, points.x(points.nonfinite.steps, view.x), screen)
   const spikes = points.spikes.filter(({ step }) => points.first <= step && step <= points.last)
@@ -18,15 +19,17 @@ export const marksOf = (points, view, rows, inner, colors, screen) => {
   const resumedAt = points.x([...resumed.keys()], view.x)
   return {
     shapes: [
-      vertical(skips.map(({ x }) => x), rows.map(({ domain: [bottom] }) => [bottom, bottom + TICK / inner]), { color: colors.skip, width: 1.5 }),
-      vertical(resumedAt, [[0, 1]], { color: colors.quiet, width: 1, dash: 'dot' }),
+      ...(isTicked ? [vertical(skips.map(({ x }) => x), [0, TICK / inner], { color: colors.skip, width: 1.5 })] : []),
+      vertical(resumedAt, [0, 1], { color: colors.quiet, width: 1, dash: 'dot' }),
     ].filter(({ path }) => path),
     traces: [
       said('skipped', skips.map(({ x }) => x), skips.map((tick) => told(tick, 'step', 'steps from'))),
       said('resumed', resumedAt, [...resumed].map(([step, attempts]) => `attempt ${attempts.join(', ')}, after step ${countText(step)}`)),
-      skipCounts(skips, rows[0], inner, colors, screen),
-      spikesOf(spikes, points.x(spikes.map(({ step }) => step), view.x), rows[0], inner, colors),
-      nonfiniteLosses(nonfinite, points.words, rows[0], inner, colors),
+      ...(isLoss ? [
+        skipCounts(skips, inner, colors, screen),
+        spikesOf(spikes, points.x(spikes.map(({ step }) => step), view.x), inner, colors),
+        nonfiniteLosses(nonfinite, points.words, inner, colors),
+      ] : []),
     ],
   }
 }
@@ -39,13 +42,12 @@ const resumedSteps = ({ resumptions, first, last }) => {
   return steps
 }
 
-/** Lines at x, over each stretch of the height, as one path: were each a part of a trace, it would be an element of its own, at ten times the cost. */
-const vertical = (at, stretches, line) => ({
-  type: 'path', xref: 'x', yref: 'paper', line,
-  path: stretches.flatMap(([low, high]) => at.map((x) => `M${x},${low}V${high}`)).join(''),
+/** Lines at x, over a stretch of the height, as one path: were each a part of a trace, it would be an element of its own, at ten times the cost. */
+const vertical = (at, [low, high], line) => ({
+  type: 'path', xref: 'x', yref: 'paper', line, path: at.map((x) => `M${x},${low}V${high}`).join(''),
 })
 
-/** Nothing to see: what the strip tells where somebody points. */
+/** Nothing to see: what the crosshair says at these places. */
 const said = (name, x, text) => ({ x, y: x.map(() => 0), text, name, mode: 'none', type: 'scatter', hoverinfo: 'skip' })
 
 /** @param {import('decimation').Tick} tick @param {string} one @param {string} many */
@@ -54,7 +56,7 @@ const told = ({ count, first, last }, one, many) => (count === 1
   : `${countText(count)} ${many} ${countText(first)}${last > first ? ` to ${countText(last)}` : ''}`)
 
 /** The number on ticks that are several, as far as there is room; hovering tells the others'. */
-const skipCounts = (ticks, row, inner, colors, { range, pixels }) => {
+const skipCounts = (ticks, inner, colors, { range, pixels }) => {
   const pixel = (range[1] - range[0]) / pixels || 1
   let free = -Infinity
   const shown = ticks.filter(({ x, count }) => {
@@ -63,7 +65,7 @@ const skipCounts = (ticks, row, inner, colors, { range, pixels }) => {
     return true
   })
   return {
-    x: shown.map(({ x }) => x), y: shown.map(() => row.domain[0] + (TICK + 1) / inner),
+    x: shown.map(({ x }) => x), y: shown.map(() => (TICK + 1) / inner),
     text: shown.map(({ count }) => countText(count)), textposition: 'top center', textfont: { size: 10, color: colors.skip },
     name: 'skips counted', mode: 'text', type: 'scatter', hoverinfo: 'skip', cliponaxis: false,
   }
@@ -73,16 +75,16 @@ const skipCounts = (ticks, row, inner, colors, { range, pixels }) => {
 const words = (value) => (typeof value === 'number' ? String(Number(value.toPrecision(4))) : value ?? 'NaN')
 
 /** @param {import('points').Spike[]} spikes */
-const spikesOf = (spikes, at, row, inner, colors) => ({
-  x: at, y: at.map(() => row.domain[1] - 6 / inner),
+const spikesOf = (spikes, at, inner, colors) => ({
+  x: at, y: at.map(() => 1 - 6 / inner),
   text: spikes.map(({ step, loss, z }) => `${words(loss)} at step ${countText(step)}, z ${words(z)}`),
   name: 'loss spike', mode: 'markers', type: 'scatter', hoverinfo: 'skip',
   marker: { symbol: 'diamond', size: 8, color: colors.skip },
 })
 
-const nonfiniteLosses = (ticks, words, row, inner, colors) => ({
+const nonfiniteLosses = (ticks, words, inner, colors) => ({
   x: ticks.map(({ x }) => x),
-  y: ticks.map(() => row.domain[1] - 6 / inner),
+  y: ticks.map(() => 1 - 6 / inner),
   text: ticks.map((tick) => (tick.count === 1 && words.has(tick.first)
     ? `loss ${words.get(tick.first)} at step ${tick.first}` : told(tick, 'step', 'steps from'))),
   name: 'loss not finite', mode: 'markers', type: 'scatter', hoverinfo: 'skip',

@@ -1,4 +1,4 @@
-// The labels of the charts' x axis, in a strip that stays in view below them.
+// Labels of axes.
 import { count } from 'formats'
 
 const LABEL = 90 // pixels that a label has
@@ -17,21 +17,6 @@ export const ticksOf = ([low, high], pixels, isWhole) => {
 
 /** @param {number} x */
 export const tickText = (x) => (Number.isInteger(x) ? count(x) : String(Number(x.toPrecision(6))))
-
-/** left: pixels before the range. @typedef {{title: string, ticks: number[], range: [number, number], left: number, pixels: number}} Axis */
-
-/** @param {HTMLElement} strip @param {Axis} axis */
-export const showAxis = (strip, { title, ticks, range: [low, high], left, pixels }) => {
-  const labels = ticks.map((x) => {
-    const label = document.createElement('span')
-    label.textContent = tickText(x)
-    label.style.transform = `translateX(calc(${left + (x - low) / (high - low) * pixels}px - 50%))`
-    return label
-  })
-  const name = document.createElement('b')
-  name.textContent = title
-  strip.replaceChildren(...labels, name)
-}
 
 /** What lies between two labels of a logarithmic axis: some decades, or 1, 2, 5. @param {number[]} values @returns {number|string} */
 export const between = (values) => {

@@ -1,5 +1,4 @@
-// Menu of the charts' rows: which metrics come first or are folded away, and files of each row.
-import { prefixOf } from 'figure'
+// The menu of each panel: pinning its metric, and files of what it shows.
 
 /** @param {string} name @param {string} type @param {BlobPart} content */
 const download = (name, type, content) => {
@@ -19,56 +18,47 @@ const csvOf = (lines, mode) => [['line', mode, 'value'], ...lines.flatMap(({ nam
   .map((row) => row.map((each) => quoted(String(each))).join(',')).join('\n')
 
 /**
- * @param {HTMLDetailsElement} menu
+ * The menu of a panel, opened by the button in its head.
+ * @param {HTMLElement} section
  * @param {string} name of the files
- * @param {{composed: () => any, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string|null) => void, fill: (row: string) => void}} charts fill: the screen
- * @param {{pinned: string[], collapsed: string[]}} arrangement
+ * @param {{panelOf: (row: string) => import('panels').Panel|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void}} charts
+ * @param {{pinned: string[]}} arrangement
  * @param {() => void} onArrange
  */
-export const createMenu = (menu, name, charts, arrangement, onArrange) => {
-  const box = menu.querySelector('[data-rows]')
-  const button = (label, act) => {
-    const made = Object.assign(document.createElement('button'), { type: 'button', className: 'quiet', textContent: label })
-    made.addEventListener('click', act)
+export const createPanelMenu = (section, name, charts, arrangement, onArrange) => {
+  const menu = /** @type {any} */ (section.querySelector('[data-panel-menu]'))
+  const item = (label, act) => {
+    const made = Object.assign(document.createElement('button'), { type: 'button', textContent: label })
+    made.addEventListener('click', () => { menu.hidePopover(); act() })
     return made
   }
-  /** A box that puts a name into a list, or takes it out. */
-  const tick = (label, list, each, title) => {
-    const made = Object.assign(document.createElement('label'), { title })
-    const input = Object.assign(document.createElement('input'), { type: 'checkbox', checked: list.includes(each) })
-    input.addEventListener('change', () => {
-      if (input.checked) list.push(each)
-      else list.splice(list.indexOf(each), 1)
+  const pin = (metric) => {
+    const isPinned = arrangement.pinned.includes(metric)
+    return item(isPinned ? 'Unpin' : 'Pin to the top', () => {
+      if (isPinned) arrangement.pinned.splice(arrangement.pinned.indexOf(metric), 1)
+      else arrangement.pinned.push(metric)
       onArrange()
     })
-    made.append(input, ` ${label}`)
-    return made
   }
-  const item = (title, ...parts) => {
-    const made = document.createElement('li')
-    made.append(Object.assign(document.createElement('span'), { textContent: title }), ...parts)
-    return made
-  }
-  const fill = () => {
-    const composed = charts.composed()
-    if (!composed) return
-    const rows = composed.rows.map((row) => item(
-      composed.titles[row],
-      ...(composed.metrics.includes(row) ? [tick('Pin', arrangement.pinned, row, `Pin ${row}: it comes before all other metrics of this recipe, in this browser`)] : []),
-      button('Full screen', () => charts.fill(row)),
-      button('PNG', () => charts.picture(`${name}-${row}`, 'png', row)),
-      button('SVG', () => charts.picture(`${name}-${row}`, 'svg', row)),
-      button('CSV', () => download(`${name}-${row.replaceAll('/', '-')}.csv`, 'text/csv', csvOf(composed.lines.filter((line) => line.row === row), charts.mode()))),
-    ))
-    const prefixes = [...new Set([...composed.metrics.map(prefixOf), ...arrangement.collapsed])].sort()
-    const groups = prefixes.map((prefix) => item(`Metrics ${prefix ? `${prefix}…` : 'of no group'}`, tick('folded away', arrangement.collapsed, prefix, 'Not drawn, in this browser')))
-    box.replaceChildren(
-      item('All charts', button('PNG', () => charts.picture(name, 'png', null)), button('SVG', () => charts.picture(name, 'svg', null))),
-      ...rows, ...groups,
+  section.addEventListener('click', ({ target }) => {
+    const button = /** @type {Found} */ (target).closest('[data-more]')
+    if (!button) return
+    const row = button.closest('[data-row]').dataset.row
+    const panel = charts.panelOf(row)
+    if (!panel) return
+    const file = `${name}-${row.replaceAll('/', '-')}`
+    menu.replaceChildren(
+      ...(panel.metric ? [pin(panel.metric)] : []),
+      item('Full screen', () => panel.element.requestFullscreen()),
+      item('Save as PNG', () => charts.picture(file, 'png', row)),
+      item('Save as SVG', () => charts.picture(file, 'svg', row)),
+      item('Save as CSV', () => download(`${file}.csv`, 'text/csv', csvOf(panel.drawn?.lines ?? [], charts.mode()))),
     )
-  }
-  // Before it opens: what is replaced once it is seen would be gone under a key or a click.
-  menu.querySelector('summary').addEventListener('click', () => { if (!menu.open) fill() })
+    menu.showPopover()
+    const { right, bottom } = button.getBoundingClientRect()
+    menu.style.left = `${Math.max(8, right - menu.offsetWidth)}px`
+    menu.style.top = `${Math.min(bottom + 4, innerHeight - menu.offsetHeight - 8)}px`
+  })
 }
 
 /** Pinned metrics that an address asks for beside a page of them. */

@@ -1,17 +1,13 @@
 // The charts of a run: their numbers, fetched when somebody looks at them, and the bar above.
 import { fetched, insisted, pause } from 'http'
-import { showAxis } from 'axis'
-import { createCharts } from 'charts'
-import { arrangementOf, createMenu, metricsShown } from 'chart_menu'
+import { arrangementOf, createPanelMenu, metricsShown } from 'chart_menu'
 import { count } from 'formats'
+import { createPanels } from 'panels'
 import { Points } from 'points'
 import { createStarting } from 'empty_state'
-import { createStrip } from 'readout'
 
 /** An overview that live steps made so long is fetched anew. */
 const POINTS_KEPT = 10000
-/** Pixels that a full screen has beside and below a row's own; and the least that a row gets. */
-const [AROUND, LEAST] = [110, 200]
 
 /**
  * @param {HTMLElement} section
@@ -27,10 +23,15 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   let isAsked = false
   /** News that came before the first answer. @type {any[]} */
   const early = []
-  const part = (each) => section.querySelector(`[data-${each}]`)
-  const charts = createCharts(part('plot'), {
-    scaled: section.dataset.scaled !== undefined,
-    timed: section.dataset.timed !== undefined,
+  const { arrangement, keep } = arrangementOf(recipe)
+  Object.assign(view, arrangement)
+  const panels = createPanels(section, {
+    known: {
+      scaled: section.dataset.scaled !== undefined,
+      timed: section.dataset.timed !== undefined,
+      examples: Number(section.dataset.examples ?? 0),
+    },
+    view,
     onZoom: (x, rows) => {
       if (x !== undefined) view.range = x
       for (const [row, range] of Object.entries(rows)) {
@@ -39,39 +40,19 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
       }
       changeView()
     },
-    onDraw: (composed) => { // all at once: each change by itself would lay out the page
-      showCounts()
-      showAxis(part('axis'), composed.axis)
-      const { range: [low, high], pixels } = composed.axis
-      strip.show({ ...composed, hidden: view.hidden }, view.x, (high - low) / pixels)
+    onDraw: () => showCounts(),
+    onHide: (hidden) => {
+      view.hidden = hidden
+      showView()
+      draw()
     },
-    onPoint: (x) => strip.at(x),
+    onFold: (group, isFolded) => {
+      const others = arrangement.collapsed.filter((each) => each !== group)
+      arrangement.collapsed.splice(0, Infinity, ...others, ...(isFolded ? [group] : []))
+      keep()
+    },
   })
-  const strip = createStrip(part('strip'), (hidden) => {
-    view.hidden = hidden
-    showView()
-    draw()
-  })
-  /** Asked for, but not there yet. @type {string|null} */
-  let filling = null
-  /** @param {string} row */
-  const fillScreen = (row) => {
-    filling = row
-    if (document.fullscreenElement === section) showAlone()
-    else section.requestFullscreen()
-  }
-  const showAlone = () => {
-    const isFull = document.fullscreenElement === section
-    const above = part('plot').getBoundingClientRect().top + section.scrollTop
-    view.alone = isFull && filling ? { row: filling, pixels: Math.max(innerHeight - above - AROUND, LEAST) } : null
-    if (!isFull) filling = null
-    draw()
-  }
-  section.addEventListener('fullscreenchange', showAlone)
-  addEventListener('resize', () => { if (view.alone) showAlone() })
-  const { arrangement, keep } = arrangementOf(recipe)
-  Object.assign(view, arrangement)
-  createMenu(part('menu'), name, { composed: charts.composed, mode: () => view.x, picture: charts.savePicture, fill: fillScreen }, arrangement, () => {
+  createPanelMenu(section, name, { panelOf: panels.panelOf, mode: () => view.x, picture: panels.savePicture }, arrangement, () => {
     keep()
     draw()
   })
@@ -85,7 +66,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     note.classList.toggle('some', skipped > 0)
     section.querySelector('[data-point-count]').textContent = `${count(points.count)} of ${count(points.total)} points`
   }
-  const draw = () => { if (points) charts.draw(points, view) }
+  const draw = () => { if (points) panels.draw(points) }
 
   /** A query for what the charts draw. @param {Record<string, string>} more */
   const queryOf = (more) => {
@@ -166,8 +147,6 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     view.rows = {}
     changeView()
   })
-  section.querySelector('[data-full-screen]').addEventListener('click', () => section.requestFullscreen())
-  part('png').addEventListener('click', () => charts.savePicture(name, 'png', null))
 
   const take = (news) => {
     points.resumptions = news.resumptions

@@ -1,6 +1,5 @@
 // A run as a read-only link shows it: its charts and its configuration, as of when the page was made.
 import { createConfiguration } from 'config_values'
-import { toNewest } from 'stick_to_bottom'
 import { createSeries } from 'series'
 import { createTabs } from 'tabs'
 import { readView, writeView } from 'url_state'
@@ -21,5 +20,4 @@ createConfiguration(article.querySelector('[data-configuration]'), (kept) => {
 })
 createTabs(article, (name) => {
   if (name === 'charts') series.show()
-  toNewest(article)
 })

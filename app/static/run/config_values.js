@@ -10,6 +10,9 @@ export const createConfiguration = (section, onChange) => {
   const [search, found, onlyChanged] = ['settings-search', 'settings-found', 'only-changed'].map(part)
   const rows = [...section.querySelectorAll('.config tbody tr')]
 
+  /** Whether only what differs is shown at first: where something does. */
+  const isUsual = rows.some((row) => row.matches('.changed'))
+
   const filter = () => {
     const sought = search.value.trim()
     for (const row of rows) {
@@ -17,11 +20,11 @@ export const createConfiguration = (section, onChange) => {
     }
     const shown = rows.filter((row) => !row.hidden).length
     found.textContent = sought || onlyChanged.checked ? `${shown} of ${rows.length} settings` : ''
-    onChange({ setting: sought, changed: onlyChanged.checked ? 'yes' : '' })
+    onChange({ setting: sought, changed: onlyChanged.checked === isUsual ? '' : onlyChanged.checked ? 'yes' : 'no' })
   }
   const query = new URLSearchParams(location.search)
   search.value = query.get('setting') ?? ''
-  onlyChanged.checked = query.get('changed') === 'yes'
+  onlyChanged.checked = query.has('changed') ? query.get('changed') === 'yes' : isUsual
   search.addEventListener('input', filter)
   onlyChanged.addEventListener('change', filter)
   if (search.value || onlyChanged.checked) filter()

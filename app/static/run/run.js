@@ -69,7 +69,6 @@ const onShow = {
     }
     missed.clear()
   },
-  system: () => system.refresh(),
   log: () => log.show(),
 }
 createTabs(article, (name) => {

@@ -159,14 +159,14 @@ def test_many_runs_are_rows(
     for _ in range(50):
         submit(database, ada, name="<b>hostile</b> " + "x" * 80)
     eight = browser.get("/compare?runs=1,2,3,4,5,6,7,8").text
-    assert [each.partition(" ")[0] for each in cells(eight, "status")] == ["queued"] * 8
+    assert [each.partition(" ")[0] for each in cells(eight, "status")] == ["Queued"] * 8
     costs = []
     for most in (9, 50):
         address = f"/compare?runs={','.join(map(str, range(1, most + 1)))}"
         with noted(database) as statements:
             page = browser.get(address).text
         costs.append(len(statements))
-        assert cells(page, str(most))[0].startswith("queued")
+        assert cells(page, str(most))[0].startswith("Queued")
     assert costs[0] == costs[1] < 30, costs
     assert "<b>hostile" not in page
     assert "(50)</a>" in page  # of equal names

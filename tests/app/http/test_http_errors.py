@@ -45,7 +45,7 @@ def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
         page = browser.get(path)
         assert page.status_code == 404
         assert message in page.text
-        assert '<nav aria-label="Main">' in page.text  # one finds back
+        assert '<nav class="rail" aria-label="Main">' in page.text  # one finds back
 
 
 def test_files_that_an_upgrade_takes_away_are_missed_by_nobody(

@@ -35,7 +35,8 @@ def test_run_tells_what_was_recorded_since(
     assert [event["kind"] for event in first["events"]] == ["skip", "backoff"]
     assert first["run"]["applied"] == 4
     assert first["fragments"].keys() == {
-        *("facts", "problem", "environment", "findings", "skips", "spikes")
+        *("status", "facts", "health", "environment", "findings"),
+        *("scaler", "skips", "spikes"),
     }
     assert first["rows"].keys() == {"history"}
     assert look(cursor) is None

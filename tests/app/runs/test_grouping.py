@@ -62,9 +62,9 @@ def test_a_row_for_each_group_with_mean_spread_and_best(
     body = page.partition("data-groups")[2].partition(">")[2].partition("</tbody>")[0]
     rows = [" ".join(re.sub("<[^>]+>", " ", row).split()) for row in body.split("</tr>")[:-1]]
     assert rows == [
-        "no batch_size 1 1 queued 4 0.4",
-        "16 1 1 queued 3 0.3",
-        "8 3 3 queued 2.667 ± 2.082 best 1 0.2667 ± 0.2082 best 0.5",
+        "no batch_size 1 1 Queued 4 0.4",
+        "16 1 1 Queued 3 0.3",
+        "8 3 3 Queued 2.667 ± 2.082 best 1 0.2667 ± 0.2082 best 0.5",
     ]
     columns = "&amp;columns=name%2Closs%2Cval%2Faccuracy%2Cowner"
     assert f'href="/runs?filter=training.batch_size%3D8{columns}"' in body

@@ -37,7 +37,7 @@ def test_a_share_of_all_steps_is_told_in_full(
 ) -> None:
     """It fits where the decimal of 100.0 % would be cut off."""
     record(database, running, make_steps([1.0, 1.0], skipped=[1, 2]))
-    assert "· 100 %" in browser.get("/runs/1").text
+    assert "<small>100 %</small>" in browser.get("/runs/1").text
 
 
 def test_a_run_that_lost_its_loss_says_so(
@@ -50,9 +50,9 @@ def test_a_run_that_lost_its_loss_says_so(
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     for path in ("/runs?filter=status:diverged", "/runs/1"):
         page = browser.get(path).text
-        assert 'data-ending="diverged" title="finished">diverged</span>' in page
-        assert '<span class="lost-loss">loss NaN</span>' in page
-    [reason] = re.findall(r"Its loss is NaN:.*", page)
+        assert 'data-ending="diverged" title="Finished">Diverged</span>' in page
+        assert "NaN</" in page
+    [reason] = re.findall(r"All steps are done, but the last loss is NaN.*", page)
     assert "checkpoint" not in reason  # it may have none, and its last one has these weights
     assert browser.get("/api/v1/runs/1").json()["ending"] == "diverged"
 
@@ -66,8 +66,8 @@ def test_a_run_that_applied_nothing_says_so(
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     for path in ("/runs?filter=status:unapplied", "/runs/1"):
         page = browser.get(path).text
-        assert 'data-ending="unapplied" title="finished">nothing applied</span>' in page
-    assert "each of its 2 steps was skipped" in page
+        assert 'data-ending="unapplied" title="Finished">No step applied</span>' in page
+    assert "Each of its 2 steps was skipped" in page
 
 
 def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
@@ -82,8 +82,8 @@ def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
     browser.patch("/api/v1/runs/1", json={"name": "a remark follows"})
     for path in ("/runs?filter=status:stopped", "/runs/1"):
         page = browser.get(path).text
-        assert 'data-ending="stopped" title="failed">stopped by a rule</span>' in page
-    assert f"This run was stopped: a rule of its configuration.</b> S{reason[1:]}" in page
+        assert 'data-ending="stopped" title="Failed">Stopped by rule</span>' in page
+    assert f"<b>Stopped.</b> A rule of its configuration: {reason}" in page
     assert "an error in the code" not in page
 
 

@@ -75,7 +75,7 @@ def test_the_page_of_a_watched_run_has_all_that_it_told(
         "on the training machine at <code>checkpoints/step-00000002/last.ckpt</code>",
         "on the training machine at <code>artifacts/step-00000002/x.png</code>",
         'action="/runs/1/cancellation"',
-        "The script goes on: Halfstep did not start it and does not end it.",
+        "The script continues: Halfstep did not start it and does not end it.",
     ):
         assert text in page
     for text in (
@@ -133,10 +133,10 @@ def test_silence_is_told_and_nothing_made_of_it(
     watched: Uploader, database: Database, browser: TestClient, script: TestClient
 ) -> None:
     """A run that is not heard of is running, for all that anybody knows."""
-    assert "no news" not in browser.get("/runs/1").text
+    assert "No contact" not in browser.get("/runs/1").text
     silent_for(database, 43)
     for path in ("/runs/1", "/runs"):
-        assert "no news for 40 s" in browser.get(path).text
+        assert "No contact for 40 s" in browser.get(path).text
     run = script.get("/api/v1/runs/1").json()
     assert (run["status"], run["silent_seconds"]) == ("running", 40)
     watched.put(b"")
@@ -144,10 +144,10 @@ def test_silence_is_told_and_nothing_made_of_it(
     silent_for(database, 10_000)
     watched.headers, kept = {"Authorization": "Bearer wrong"}, watched.headers
     watched.put(b"")
-    assert "no news for 2 h" in browser.get("/runs/1").text
+    assert "No contact for 2 h" in browser.get("/runs/1").text
     watched.headers = kept
     watched.end()
-    assert "no news" not in browser.get("/runs/1").text
+    assert "No contact" not in browser.get("/runs/1").text
 
 
 def test_whoever_watches_hears_of_the_silence(
@@ -166,12 +166,12 @@ def test_whoever_watches_hears_of_the_silence(
     silent, silent_list = look(first.cursor), of_list(listed.cursor)
     assert silent is not None
     assert silent_list is not None
-    assert "no news for 40 s" in silent.data
-    assert "no news for 40 s" in silent_list.data
+    assert "No contact for 40 s" in silent.data
+    assert "No contact for 40 s" in silent_list.data
     watched.put(b"")
     heard = look(silent.cursor)
     assert heard is not None
-    assert "no news for" not in heard.data
+    assert "No contact for" not in heard.data
 
 
 def test_the_queue_passes_a_watched_run_by(

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { between } from 'axis'
-import { figure, lossAxis, scaleAxis } from 'figure'
+import { figure, lossAxis, rowsOf, scaleAxis } from 'figure'
 import { lostAt } from 'heatmap'
 import { Points } from 'points'
 import { parallelFigure } from 'parallel'
@@ -16,7 +16,12 @@ const pointsOf = (series, metrics = {}) => new Points({
   series: Object.fromEntries(NAMES.map((name) => [name, line(series[name] ?? [1, 2, 3])])),
   skips: { steps: [], counts: [], before: 0 }, nonfinite: { steps: [], counts: [] },
 })
-const titles = (points, known) => figure(points, view, {}, known, 800).layout.annotations.map(({ text }) => text.split(',')[0])
+const SIZE = { width: 800, height: 240 }
+const rows = (points, known) => rowsOf(points, view, {}, known).filter(({ has }) => has)
+const panel = (name, points, known = { scaled: true, timed: false, examples: 0 }) => figure(
+  rows(points, known).find((row) => row.name === name), points, view, {}, SIZE)
+/** A panel as a picture of it is saved, with its title. */
+const pictured = ({ data, layout, title }) => ({ data, layout: { ...layout, title } })
 
 test('labels of a logarithmic axis stand apart', () => {
   assert.equal(between([0.08, 1]), 'D2')
@@ -24,18 +29,29 @@ test('labels of a logarithmic axis stand apart', () => {
   assert.equal(between([1e-12, 1]), 3)
 })
 
-test('rows are those that there are numbers for, or will be', () => {
+test('panels are those that there are numbers for, or will be', () => {
+  const titles = (points, known) => rows(points, known).map(({ title }) => title)
   const unknown = pointsOf({ data_us: [null, null, null] })
-  assert.deepEqual(titles(unknown, { scaled: true, timed: true }), ['Loss', 'Loss scale', 'Gradient norm', 'Learning rate'])
-  assert.deepEqual(titles(pointsOf({}), { scaled: false, timed: false }), ['Loss', 'Gradient norm', 'Learning rate', 'Step'])
+  assert.deepEqual(titles(unknown, { scaled: true, timed: true, examples: 0 }), ['Loss', 'Loss scale', 'Gradient norm', 'Learning rate'])
+  assert.deepEqual(titles(pointsOf({}), { scaled: false, timed: false, examples: 0 }), ['Loss', 'Gradient norm', 'Time per step, ms', 'Learning rate'])
 })
 
-test('a row without numbers has no axes', () => {
+test('a panel without numbers has no axes', () => {
   const none = Object.fromEntries(NAMES.map((name) => [name, []]))
-  const { layout } = figure(pointsOf({ ...none, loss: [1, null, 3] }), view, {}, { scaled: true, timed: false }, 800)
-  assert.deepEqual(['yaxis2', 'yaxis3', 'yaxis4', 'xaxis'].map((axis) => layout[axis].visible), [undefined, false, false, undefined])
-  const nothing = figure(pointsOf(none), view, {}, { scaled: true, timed: false }, 800).layout
-  assert.deepEqual([nothing.xaxis.visible, nothing.yaxis2.visible, nothing.shapes], [false, false, []])
+  const visible = ({ layout }) => [layout.xaxis.visible, layout.yaxis2.visible]
+  assert.deepEqual(visible(panel('loss', pointsOf({ ...none, loss: [1, null, 3] }))), [undefined, undefined])
+  const scale = panel('scale', pointsOf(none))
+  assert.deepEqual([visible(scale), scale.layout.shapes], [[false, false], []])
+})
+
+test('a line of one point is a point', () => {
+  const single = panel('val/accuracy', pointsOf({}, { 'val/accuracy': { x: [0], y: [0.5], mean_x: [] } }))
+  assert.equal(single.data[0].mode, 'lines+markers')
+})
+
+test('a gradient norm that nothing clips is one line', () => {
+  const lines = (clipped) => panel('norm', pointsOf({ grad_norm_clipped: clipped })).lines.map(({ name }) => name)
+  assert.deepEqual([lines([1, 2, 3]), lines([1, 1, 1])], [['norm'], ['before clipping', 'after clipping']])
 })
 
 test('what somebody called something is no markup, wherever Plotly is told of it', () => {
@@ -43,7 +59,7 @@ test('what somebody called something is no markup, wherever Plotly is told of it
   const measured = { [name]: { x: [1], y: [1], mean_x: [] } }
   const trial = { number: 1, run_id: 1, name, state: 'complete', value: 1 }
   for (const made of [
-    figure(pointsOf({}, measured), view, {}, { scaled: true, timed: true }, 800),
+    pictured(panel(name, pointsOf({}, measured))),
     parallelFigure({ ids: ['1'], labels: { 1: name }, columns: new Map([[name, [name]]]), settings: [name], up: name }, {}),
     trialsFigure({ trials: [trial], metric: name, goal: 'minimise' }, {}),
   ]) {
@@ -53,13 +69,6 @@ test('what somebody called something is no markup, wherever Plotly is told of it
     assert.ok(!said.includes('<a'))
     assert.ok(!said.includes('%{x} &'))
   }
-})
-
-test('a metric that comes in shrinks the others, and the figure keeps its height', () => {
-  const measured = (count) => Object.fromEntries(Array.from({ length: count }, (_, i) => [`m${i}`, { x: [1], y: [1], mean_x: [] }]))
-  const heightOf = (count) => figure(pointsOf({}, measured(count)), view, {}, { scaled: true, timed: true }, 800).layout.height
-  assert.deepEqual([heightOf(2), heightOf(3)], [heightOf(1), heightOf(1)])
-  assert.ok(heightOf(40) > heightOf(1))
 })
 
 test('a scale has ticks at powers of two, however far it falls', () => {

@@ -1,0 +1,62 @@
+// One vertical line through all panels that share x, with the step on its flag; the values at that
+// step are in the panels' legends.
+import { count } from 'formats'
+import { METRIC, position } from 'points'
+
+const LABELS = { step: 'step', applied: 'applied', time: 'seconds' }
+
+/** @typedef {{name: string, color: string, x: number[], y: (number|null)[], words?: (y: number) => string}} Line a line as it is drawn */
+/** @typedef {{lines: Line[], marks: {name: string, x: number[], text: string[]}[], axis: {range: [number, number], left: number, pixels: number}}} Drawn */
+
+/** @param {number[]} xs @param {number} x @returns {number} index of the nearest */
+const nearest = (xs, x) => {
+  const i = position(xs, x)
+  if (i === 0) return 0
+  return i < xs.length && xs[i] - x < x - xs[i - 1] ? i : i - 1
+}
+
+/** What is drawn of a line nearest to x. @param {Line} line @param {number|null} x null: at its end */
+export const valueAt = ({ x: xs, y, words }, x) => {
+  if (!xs.length) return '–'
+  const value = y[x === null ? xs.length - 1 : nearest(xs, x)]
+  if (value === null || value === undefined) return '–'
+  return words ? words(value) : String(Number(value.toPrecision(5)))
+}
+
+/** Where a pointer is on the x axis; null: beside the plot. @param {MouseEvent} event @param {Found} plot @param {Drawn} drawn */
+export const pointedAt = ({ clientX }, plot, { axis: { range: [low, high], left, pixels } }) => {
+  const at = clientX - plot.getBoundingClientRect().left - left
+  return at < 0 || at > pixels ? null : low + at / pixels * (high - low)
+}
+
+/** The place that a pointer means: the nearest one of a line. @param {Drawn} drawn @param {number} x */
+export const snapped = ({ lines }, x) => {
+  const first = lines.find(({ x: xs }) => xs.length)
+  return first ? first.x[nearest(first.x, x)] : x
+}
+
+/** What happened at a place, in words: a mark at its own step, or where a pixel has several steps. @param {Drawn} drawn @param {number} x @param {string} mode */
+const flagOf = ({ marks, axis: { range: [low, high], pixels } }, x, mode) => {
+  const happened = marks.flatMap(({ name, x: xs, text }) => {
+    const i = xs.length ? nearest(xs, x) : -1
+    return i >= 0 && Math.abs(xs[i] - x) <= (high - low) / pixels ? [name === 'skipped' ? `skipped: ${text[i]}` : text[i]] : []
+  })
+  const label = `${LABELS[mode] ?? mode.slice(METRIC.length)} ${Number.isInteger(x) ? count(x) : Number(x.toPrecision(6))}`
+  return { text: [label, ...happened].join(' · '), isMarked: happened.length > 0 }
+}
+
+/** Show the line of a panel at a place, or hide it. @param {HTMLElement} line @param {Drawn|null} drawn @param {number|null} x @param {string} mode */
+export const place = (line, drawn, x, mode) => {
+  const [low, high] = drawn?.axis.range ?? [0, 0]
+  line.hidden = !drawn || x === null || x < low || x > high || low === high
+  if (line.hidden || !drawn || x === null) return
+  const { left, pixels } = drawn.axis
+  const at = left + (x - low) / (high - low) * pixels
+  line.style.transform = `translateX(${at}px)`
+  const flag = line.querySelector('b')
+  if (!flag) return
+  const { text, isMarked } = flagOf(drawn, x, mode)
+  flag.textContent = text
+  flag.classList.toggle('marked', isMarked)
+  flag.classList.toggle('before', at > left + pixels / 2)
+}
