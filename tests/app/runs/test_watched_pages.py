@@ -85,7 +85,7 @@ def test_the_page_of_a_watched_run_has_all_that_it_told(
         "/runs/1/scale",
         "/runs/1/comparison",
         "Clone",
-        "Start from it",
+        "Fork from this checkpoint",
         ">Replay</button>",
         "Download<",
         "artifacts/1/download",
