@@ -240,7 +240,7 @@ def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALFSTEP_TOKEN", "token")
     page = "http://127.0.0.1:9/runs/7"
     monkeypatch.setattr(watch_session.uploader, "start", lambda *_: page)
-    monkeypatch.setattr(watch_session.uploader, "is_at_work", lambda _: True)
+    monkeypatch.setattr(watch_session.uploader, "is_uploading", lambda _: True)
     with halfstep.init(name="sent") as run:
         assert (run.url, run.get_url()) == (page, page)
     with halfstep.init(name="kept", mode="offline") as run:
@@ -294,7 +294,7 @@ def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str])
     for words in (
         "without init()",
         "mode='sideways'",
-        "log() is passed over",
+        "log() failed",
         "Api is not served",
         "run.whatever",
     ):
