@@ -129,8 +129,8 @@ class Scheduled(Small):
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (Unknown, '"it" is SGD, for which torchao has no twin; allowed: AdamW, or Adam without'),
-        (Decayed, '"it" is Adam, for which torchao has no twin'),
+        (Unknown, '"it" is SGD, which torchao does not provide; allowed: AdamW, or Adam without'),
+        (Decayed, '"it" is Adam, which torchao does not provide'),
         (Scheduled, '"it" has a learning-rate scheduler of its own'),
     ],
 )
