@@ -57,23 +57,23 @@ from trainer.precision.scale_policies import Calibration
 if TYPE_CHECKING:
     from trainer.step import StepContext
 
-SCALES_KEPT = 1000  # of skipped steps, for a replay by hand
-#: How long to watch: the default growth interval of a scale, and some more.
+SCALES_KEPT = 1000  # scales of skipped steps, for requested replays
+#: Number of steps to watch: the default growth interval of a scale, and some more.
 WATCHED_STEPS = 2500
-#: Skips in a row, more than lead from 2^24 to 16: some other cause than the scale is likely.
+#: Consecutive skips, more than lead from 2^24 to 16: a cause other than the scale is likely.
 LONG_SEARCH = 20
-#: Until calibration is over a GPU's flags come this many steps late. The host is never so far
-#: ahead that the device would run dry while it waits for one.
+#: Until calibration is over, a GPU's flags are read this many steps late: the host is never so far
+#: ahead that the device idles while it waits for one.
 FLAG_LATE_STEPS = 32
-#: And afterwards as late as any row of the ring.
+#: Afterwards skips are read as late as any row of the ring.
 ROW_LATE_STEPS = RING_ROWS + 1
-INPUTS = 50  # of an event, at most
-SHARDED = "not with training.parallel fsdp: a rank alone has not the weights of a step"
+INPUTS = 50  # maximum per event
+SHARDED = "not with training.parallel fsdp: a single rank does not have all weights of a step"
 
 
 @dataclass
 class _Flags:
-    """Whether the optimizers of a step were skipped, on the way to the host."""
+    """Skip flags of the optimizers of a step, copied to the host."""
 
     step: int
     found_inf: Tensor  # (O,) on the host, of the optimizers that took part; wait before reading
@@ -91,7 +91,7 @@ class _Flags:
         return cls(step, host, arrived)
 
     def skipped(self) -> Tensor:
-        """Wait for them; return (O,) bool."""
+        """Wait for the flags; return (O,) bool."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.found_inf != 0
@@ -99,15 +99,15 @@ class _Flags:
 
 @dataclass
 class _Step:
-    """What makes a step again."""
+    """What is needed to repeat a step."""
 
     number: int
-    position: int  # the sampler's, before the step
-    random: dict[str, Any] | None  # None: not known any more
+    position: int  # of the sampler, before the step
+    random: dict[str, Any] | None  # None: unknown
     buffers: list[Tensor]
-    state: dict[str, Any] | None  # the recipe's own; None: not known any more
+    state: dict[str, Any] | None  # the recipe's own; None: unknown
     scale: Tensor | float = 1.0
-    losses: int | None = None  # how often training_step yielded; None: not known any more
+    losses: int | None = None  # number of times training_step yielded; None: unknown
     flags: _Flags | None = None
 
 
@@ -127,9 +127,11 @@ class Replay(Observer):
         left_out: list[tuple[int, int]],
         set_aside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """left_out: steps after which the stream goes on so many examples later; it may grow.
+        """left_out: for each rollback a step and the number of examples skipped after it.
 
-        set_aside: has those look away who take in what a step does.
+        May grow.
+
+        set_aside: suspends the observers of a step's work.
         """
         self._left_out, self._set_aside = left_out, set_aside
         self._context, self._modules = context, dict(modules)
@@ -141,24 +143,25 @@ class Replay(Observer):
             if self._most:
                 on_event({"event": "left_out", "step": 0, "diagnosis": "replay", "reason": SHARDED})
             self._most, self._can_replay = 0, False
-        self._replayed = 0  # of those, by themselves
+        self._replayed = 0  # automatic replays
         self._calibration = Calibration()
         self._late = FLAG_LATE_STEPS if device.type == "cuda" else 0
         self._flags: deque[_Flags] = deque()  # until calibration is over
-        self._heard: deque[int] = deque()  # skipped steps, that count from a later step on
-        self._watched_until = 0  # the last step to watch
+        # Skipped steps that have arrived, processed some steps later.
+        self._arrived_skips: deque[int] = deque()
+        self._watched_until = 0  # last step to watch
         self._scales: dict[int, float] = {}  # of skipped steps
-        self._asked: dict[int, list[int]] = {}  # steps to come: the requests for them
+        self._requested: dict[int, list[int]] = {}  # requests for future steps
         self._looks_at_batch = not context.scaler.is_enabled() and self._can_replay
-        self._lost_at: int | None = None  # the first step whose loss was not finite
+        self._lost_at: int | None = None  # first step with a nonfinite loss
         self._now = 0
         self._coming: _Step | None = None
         self._kept: _Step | None = None
 
     def arrived(self, records: Steps) -> None:
-        """Read the arrived steps: which were skipped, and at what scale."""
+        """Record which of the arrived steps were skipped, at what scale."""
         for record in records[records["flags"] & SKIPPED != 0]:
-            self._heard.append(int(record["step"]))
+            self._arrived_skips.append(int(record["step"]))
             self._scales[int(record["step"])] = float(record["scale"])
         lost = records["step"][records["flags"] & NONFINITE_LOSS != 0]
         if len(lost) and self._looks_at_batch:
@@ -172,17 +175,17 @@ class Replay(Observer):
             "calibration": self._calibration.state_dict(),
             "replayed": self._replayed,
             "scales": self._scales,
-            "heard": list(self._heard),
+            "heard": list(self._arrived_skips),
             "watched_until": self._watched_until,
             "looks_at_batch": self._looks_at_batch,
             "flags": [(each.step, bool(each.skipped().any())) for each in self._flags],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put it back."""
+        """Restore the state."""
         self._calibration.load_state_dict(state["calibration"])
         self._replayed, self._scales = state["replayed"], dict(state["scales"])
-        self._heard = deque(state.get("heard", ()))
+        self._arrived_skips = deque(state.get("heard", ()))
         self._watched_until = state.get("watched_until", 0)
         self._looks_at_batch &= state.get("looks_at_batch", True)
         self._flags = deque(
@@ -196,7 +199,7 @@ class Replay(Observer):
         self._now, self._coming = step, None
         self._listen()
         watches = self._replayed < self._most and step <= self._watched_until
-        if watches or step in self._asked:
+        if watches or step in self._requested:
             self._coming = _Step(
                 step,
                 self._batches.position,
@@ -206,21 +209,21 @@ class Replay(Observer):
             )
 
     def _listen(self) -> None:
-        """Hear of skips so late as they may at the latest have come, whenever they came."""
+        """Process skips a fixed number of steps late, whenever they arrived."""
         while self._flags and self._flags[0].step < self._now - self._late:
             self._calibration.count(bool(self._flags.popleft().skipped().any()))
-            if self._calibration.skipped_in_a_row == LONG_SEARCH:  # it will find no scale
+            if self._calibration.skipped_in_a_row == LONG_SEARCH:  # it will not find a scale
                 self._watched_until = max(self._watched_until, self._now + WATCHED_STEPS)
             if self._calibration.is_over:
                 self._watched_until = self._now + WATCHED_STEPS
                 self._flags.clear()
-        while self._heard and self._heard[0] <= self._now - ROW_LATE_STEPS:
-            late = self._heard.popleft() + ROW_LATE_STEPS
+        while self._arrived_skips and self._arrived_skips[0] <= self._now - ROW_LATE_STEPS:
+            late = self._arrived_skips.popleft() + ROW_LATE_STEPS
             if self._calibration.is_over:
                 self._watched_until = max(self._watched_until, late + WATCHED_STEPS)
 
     def after_step(self, result: StepResult) -> None:
-        """Send the flags of the step just queued on their way to the host."""
+        """Start copying the flags of the queued step to the host."""
         is_calibrating = self._replayed < self._most and not self._calibration.is_over
         if not (is_calibrating or self._coming):
             return
@@ -237,32 +240,33 @@ class Replay(Observer):
         self._look_at_batch(self._now + 1)
 
     def _look_at_batch(self, coming: int) -> None:
-        """Draw the batch of the first lost step again, and report what of it is not finite.
+        """Draw the batch of the first lost step again, and report its nonfinite tensors.
 
-        What is not finite in the batch before, whose loss was finite, is so by design.
+        Tensors that are also nonfinite in the batch before, which had a finite loss, are so by
+        design.
         """
         step, self._lost_at = self._lost_at, None
         if step is None:
             return
         with self._set_aside(), self._put_back():
-            found = self._nonfinite(step, coming)
+            nonfinite = self._nonfinite(step, coming)
             by_design = {each["name"] for each in self._nonfinite(step - 1, coming)}
-        if inputs := [each for each in found if each["name"] not in by_design]:
+        if inputs := [each for each in nonfinite if each["name"] not in by_design]:
             self._on_event({"event": "bad_inputs", "step": step, "inputs": inputs[:INPUTS]})
 
     def _nonfinite(self, step: int, coming: int) -> list[dict[str, Any]]:
-        """Return the tensors of a past step's batch that are not finite. The host waits."""
+        """Return the nonfinite tensors of a past step's batch. The host waits."""
         position = self._position_of(step, coming)
         batches = self._batches.again(position) if position >= 0 else ()
-        found = {
+        tensors = {
             name: {"name": name[:200], "inf": inf, "nan": nan}
             for batch in batches
             for name, inf, nan in nonfinite_tensors("batch", batch)
         }
-        return list(found.values())
+        return list(tensors.values())
 
     def _position_of(self, step: int, coming: int) -> int:
-        """Return where a past step's examples begin. coming: the step that is drawn next."""
+        """Return the position of a past step's examples. coming: the next step to be drawn."""
         position = self._batches.position - (coming - step) * self._batches.examples_in_a_step
         return position - sum(examples for last, examples in self._left_out if step <= last)
 
@@ -271,8 +275,8 @@ class Replay(Observer):
         kept, self._kept = self._kept, None
         if kept is None or kept.flags is None:
             return
-        skipped = kept.flags.skipped()  # the host waits here, and only while replay watches
-        requests, notes = self._asked.pop(kept.number, []), []
+        skipped = kept.flags.skipped()  # the host waits here, but only while replay is active
+        requests, notes = self._requested.pop(kept.number, []), []
         if not skipped.any():
             notes.append("the step was not skipped: the weights are those after it")
         elif not skipped.all():
@@ -283,12 +287,12 @@ class Replay(Observer):
             self._replay(kept, notes, requests)
 
     def request(self, step: int, request: int) -> None:
-        """Replay a step by hand: a past one now, one to come when it has been attempted."""
-        if not self._can_replay:  # obeyed as far as it can be
+        """Replay a requested step: a past one now, a future one after it was attempted."""
+        if not self._can_replay:  # acknowledged without a replay
             self._tell([request])
             return
         if step > self._now:
-            self._asked.setdefault(step, []).append(request)
+            self._requested.setdefault(step, []).append(request)
             return
         position = self._position_of(step, self._now + 1)
         if position < 0:  # before this run's data: it began from another run's checkpoint
@@ -305,7 +309,7 @@ class Replay(Observer):
         try:
             self._replay_and_tell(kept, notes, is_requested=bool(requests))
         finally:
-            self._tell(requests)  # obeyed as far as it could be: what raised is told by itself
+            self._tell(requests)  # acknowledged even after an error, which is reported separately
 
     def _replay_and_tell(self, kept: _Step, notes: list[str], *, is_requested: bool) -> None:
         recipe, networks = self._context.recipe, self._context.recipe.modules
@@ -314,7 +318,7 @@ class Replay(Observer):
         scale = float(kept.scale)  # from here on the host may wait
         with self._set_aside(), self._put_back():
             recipe.modules = self._modules
-            # A gradient penalty asks the scaler for the scale of this step, not of the next one.
+            # A gradient penalty needs the scale of this step, not of the next one.
             recipe.scaler = GradScaler(
                 self._device.type, init_scale=scale, enabled=recipe.scaler.is_enabled()
             )
@@ -326,7 +330,7 @@ class Replay(Observer):
             trace = Trace(self._modules)
             loss, gradients = self._go_through(trace, kept.position, scale, kept.losses)
             culprits = self._culprits(gradients)
-        found = trace.finding
+        finding = trace.finding
         self._on_event(
             {
                 "event": "replay",
@@ -335,16 +339,16 @@ class Replay(Observer):
                 "notes": notes,
                 "requested": is_requested,
                 "scale": scale,
-                "found": found is not None,
-                "module": found and found.module,
-                "direction": found and found.direction,
-                "operation": found and found.operation,
-                "kind": kind_of(found.operation, found.dtype)
-                if found and found.direction == "backward"
+                "found": finding is not None,
+                "module": finding and finding.module,
+                "direction": finding and finding.direction,
+                "operation": finding and finding.operation,
+                "kind": kind_of(finding.operation, finding.dtype)
+                if finding and finding.direction == "backward"
                 else None,
-                "dtype": found and found.dtype,
-                "largest_input": found and found.largest_input,
-                "limit": found and found.limit,
+                "dtype": finding and finding.dtype,
+                "largest_input": finding and finding.largest_input,
+                "limit": finding and finding.limit,
                 "loss_nonfinite": not bool(loss.isfinite()),
                 "culprits": culprits,
             }
@@ -356,12 +360,12 @@ class Replay(Observer):
 
     @contextmanager
     def _put_back(self) -> Iterator[None]:
-        """Put everything back that a replay changes, however it ends."""
+        """Restore everything that a replay changes, also after an error."""
         recipe = self._context.recipe
         networks, scaler = recipe.modules, recipe.scaler
         random, state = random_state(self._device), deepcopy(recipe.state_dict())
         buffers = [buffer.clone() for buffer in self._buffers()]
-        # Between two losses a recipe may change weights, by a clip of them, say.
+        # Between two losses a recipe may change weights, e.g. clip them.
         weights = self._weights() if len(recipe.optimizers) > 1 else []
         copies = [weight.detach().clone() for weight in weights]
         try:
@@ -378,9 +382,9 @@ class Replay(Observer):
     def _go_through(
         self, trace: Trace, position: int, scale: float, losses: int | None
     ) -> tuple[Tensor, dict[Tensor, Tensor]]:
-        """Do what the step did, in its order, without updates; return its loss and its gradients.
+        """Repeat the step's passes without updates; return its loss and its gradients.
 
-        losses: how often training_step yields, so that it is not asked to go on after the last.
+        losses: number of times training_step yields, to avoid running code after the last loss.
         """
         gradients: dict[Tensor, Tensor] = {}
         context, total = self._context, torch.zeros((), device=self._device)
@@ -403,8 +407,8 @@ class Replay(Observer):
                     total += mean_loss.detach()
                     trained = [p for p in context.parameters(loss) if p.requires_grad]
                     retain = loss is not yielded[-1]
-                    found = trace.backward(mean_loss * scale, trained, retain=retain)
-                    for parameter, gradient in zip(trained, found, strict=True):
+                    own_gradients = trace.backward(mean_loss * scale, trained, retain=retain)
+                    for parameter, gradient in zip(trained, own_gradients, strict=True):
                         if gradient is not None:
                             before = gradients.get(parameter)
                             gradients[parameter] = gradient if before is None else before + gradient
@@ -413,7 +417,7 @@ class Replay(Observer):
         return total, gradients
 
     def _culprits(self, gradients: Mapping[Tensor, Tensor]) -> list[dict[str, Any]]:
-        """Count what is not finite, parameter by parameter: on a GPU only here, for it waits."""
+        """Count nonfinite elements by parameter; on a GPU the host waits."""
         counted = []
         for optimizer, watched in self._context.optimizers.items():
             for name, parameter in zip(watched.names, watched.parameters, strict=True):

@@ -37,7 +37,7 @@ from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig, 
 from trainer.recipes import streets
 
 REDUCTION = 8  # the encoder halves the image three times
-READERS = 8  # threads, of an evaluation; decoding a PNG releases Python's lock
+READERS = 8  # threads in an evaluation; decoding a PNG releases Python's lock
 NORM_EPSILON = 1e-3  # the paper's; 1e-5 lets a flat channel's fp16 noise grow 300-fold
 
 
@@ -135,7 +135,7 @@ class ERFNet(Recipe):
         """Return the loss and the mean, over the classes that occur, of intersection over union."""
         classes = len(streets.CLASSES)
         confusion = torch.zeros(classes * classes, dtype=torch.int64, device=self.device)
-        loss = torch.zeros((), device=self.device)  # summed up over the pixels that count
+        loss = torch.zeros((), device=self.device)  # sum over the evaluated pixels
         for first in range(0, len(self.val_files), self.batch_size):
             files = self.val_files[first : first + self.batch_size]
             images, labels = self._on_device(*self._load(files))
@@ -150,7 +150,7 @@ class ERFNet(Recipe):
         }
 
     def artifacts(self) -> dict[str, bytes | str]:
-        """Return the first validation image, and below it what was predicted and what is true."""
+        """Return the first validation image, with prediction and labels below it."""
         pixels, labels = self._read(*self.val_files[0], self.size)
         images, _ = self._on_device(*self._load([self.val_files[0]]))
         predicted = self.modules["model"](images).argmax(dim=1)[0].cpu().numpy()
@@ -177,7 +177,7 @@ class ERFNet(Recipe):
 
 
 class Network(nn.Module):
-    """The encoder, to an eighth of the size, and the decoder back to the full one."""
+    """The encoder, to an eighth of the size, and the decoder, back to the full size."""
 
     def __init__(self, settings: ERFNetConfig) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class Network(nn.Module):
 
 
 class Downsampler(nn.Module):
-    """Half the size: a convolution and a maximum side by side, (B, C, H, W) → (B, C', H/2, W/2)."""
+    """Halve the size: convolution and max pooling in parallel, (B, C, H, W) → (B, C', H/2, W/2)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class Upsampler(nn.Module):
 
 
 class Block(nn.Module):
-    """The paper's non-bottleneck-1D: 3 × 1, 1 × 3, 3 × 1, 1 × 3, added to what came in."""
+    """The paper's non-bottleneck-1D: 3 × 1, 1 × 3, 3 × 1, 1 × 3, with a residual connection."""
 
     def __init__(self, channels: int, dilation: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Block(nn.Module):
 
 
 def _for_the_network(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images in 0…1 and labels as indices: on the device, where bytes came."""
+    """Return images in 0…1 and labels as indices, converted on the device."""
     return images.float() / 255, labels.long()
 
 
@@ -279,7 +279,7 @@ def mean_iou(confusion: Tensor) -> float:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    # Pixels in a row, (B·H·W, K): the loss of images, "NLLLoss2d", has no deterministic kernel.
+    # Pixels as rows, (B·H·W, K): the loss of images, "NLLLoss2d", has no deterministic kernel.
     rows = logits.permute(0, 2, 3, 1).flatten(0, 2)
     flat = labels.flatten()
     return F.cross_entropy(rows, flat, ignore_index=streets.IGNORED, reduction=reduction)
