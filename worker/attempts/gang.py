@@ -141,9 +141,10 @@ class NodeLog:
         return not has_parts
 
     def _take(self, lines: list[dict[str, Any]]) -> None:
-        told = {"attempt": self._attempt}
+        attempt = {"attempt": self._attempt}
         self._pending += [
-            line | told | {"text": f"[node {self._node}] {line.get('text', '')}"} for line in lines
+            line | attempt | {"text": f"[node {self._node}] {line.get('text', '')}"}
+            for line in lines
         ]
 
 

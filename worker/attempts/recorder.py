@@ -38,7 +38,7 @@ TRANSACTION_ITEMS = 1000
 
 
 class CannotRecord(Exception):
-    """Training output cannot be recorded and was put aside; see the message."""
+    """Output of a training that cannot be recorded; the message says where it was moved."""
 
 
 def may_pass(error: Exception) -> bool:
@@ -70,19 +70,17 @@ class Recorder:
         self._settings, self._database, self._store = settings, database, store
         self._run_id, self._attempt = run_id, attempt
         self._folder = settings.run_folder(run_id)
-        self._stored: set[str] = set()  # files of what is pending that are in the store
+        self._stored: set[str] = set()  # files of pending items that are in the store
         self._uploads = Uploads(self._send, partial(delete_files, store))  # for a bucket
         self._is_in_place = is_in_place(store, settings.data)
-        self._is_own = False  # what was read last, and not an earlier attempt's
-        self._read_from: Position | None = None  # the last that was read
-        self._has_sent_off = False  # what is pending
+        self._is_own = False  # the items last read are of this attempt
+        self._read_from: Position | None = None  # position before the items last read
+        self._has_sent_off = False  # files of pending items
         self._monitor: SystemMonitor | None = None
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
-        self.problem: str | None = (
-            None  # why the run has to end: what was told could not be recorded
-        )
-        self.lost_bytes = 0  # of the spool, damaged
+        self.problem: str | None = None  # why the run must end: unrecordable output
+        self.lost_bytes = 0  # damaged bytes of the spool
         self.log = LogFile(self._folder, attempt)
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
@@ -97,7 +95,7 @@ class Recorder:
             begins_anew=True,
             shares_log=run.nodes > 1,
         )
-        # An older attempt's files, left on a machine that was away, would undo what it recorded.
+        # Files of an older attempt, left on a disconnected machine, would overwrite later records.
         self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
 
     def begin(self, monitor: SystemMonitor, started_at: float, policy: dict[str, Any]) -> None:
@@ -183,15 +181,16 @@ class Recorder:
             recording.write(session, keys, artifact_keys)
             if recording.checkpoints:
                 retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
-        # Rows first: a row never names a file that is gone.
+        # Rows first: no row may refer to a deleted file.
         if self._is_in_place:
             delete_files(self._store, retired)
         else:
             self._uploads.retire(retired)
         for key in retired:
             path = self._settings.data / key
-            path.unlink(missing_ok=True)  # where the store is a bucket
-            if path.parent.name.startswith("step-"):  # of shards, the last of which this may be
+            path.unlink(missing_ok=True)  # for a bucket
+            # A folder of shards, of which this may be the last.
+            if path.parent.name.startswith("step-"):
                 with suppress(OSError):
                     path.parent.rmdir()
         for event in recording.artifacts:
@@ -273,7 +272,8 @@ class Recorder:
                 self._keep_aside(item)
             return False
         kind = item["event"] if isinstance(item, dict) else "steps"
-        if kind == "resumed" and self._monitor:  # not what a dead supervisor may have remarked on
+        # Not for events that a dead supervisor may have reported.
+        if kind == "resumed" and self._monitor:
             self.remark(in_words(item))
         # Read a second time, after a crash, a checkpoint may have been retired by now.
         has_files = kind in ("artifact", "checkpoint")

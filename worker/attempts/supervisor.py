@@ -99,7 +99,7 @@ class Supervisor:
                 self.recorder.stop()
 
     def _ending(self) -> Ending:
-        """Start the training, record it to its end, return its outcome.
+        """Start the training, record it to its end, and return its outcome.
 
         Raises StaleAttempt.
         """
@@ -204,7 +204,7 @@ class Supervisor:
                 name = f"run-{self.run_id}-{self.attempt}-{self.node}"
                 self.group = RunGroup(self.settings, name)
         except (NoneFree, OSError) as error:
-            raise CannotStart(f"it cannot be walled off: {error}") from error
+            raise CannotStart(f"it cannot be isolated: {error}") from error
 
     def _note_environment(self, worker: Worker, devices: list[int]) -> None:
         """Store the environment record of the attempt, if available.
