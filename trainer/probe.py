@@ -65,7 +65,7 @@ def devices() -> list[dict[str, Any]]:
 def recipes() -> list[dict[str, Any]]:
     """Return every recipe by its declared name, with the schema of its configuration.
 
-    A broken recipe has its error instead, one without its packages what it needs.
+    A broken recipe has an "error" instead, one with missing packages "needs".
     reference: argument for load_recipe, for a file its path. If two recipes declare one name, the
     later one is named by its reference.
     """

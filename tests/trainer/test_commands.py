@@ -169,7 +169,7 @@ def test_a_list_of_recipes_has_an_end(tmp_path, monkeypatch):
     ):
         registered_recipes.add("/c.py:One")
     with pytest.raises(
-        registered_recipes.NotRegisteredError, match=r"kept are: /a.py:One, /a.py:Other"
+        registered_recipes.NotRegisteredError, match=r"registered are: /a.py:One, /a.py:Other"
     ):
         registered_recipes.remove("/a.py:Third")
     assert registered_recipes.remove("/a.py:One") == ["/a.py:One"]

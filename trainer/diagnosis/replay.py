@@ -1,32 +1,32 @@
-"""Replay: a skipped step once more, under hooks, to name the operation that overflowed.
+"""Replay: repeats a skipped step under hooks, to name the operation that overflowed.
 
-A batch is kept as what made it: the sampler's position and the state of every random generator.
-A skipped step leaves the weights as they were, so going through it again with the same examples,
-random numbers, buffers and scale computes the same bits, up to the first inf or NaN.
+A batch is stored as its inputs: the sampler's position and the state of every random generator.
+A skipped step does not change the weights, so repeating it with the same examples, random numbers,
+buffers and scale computes the same bits, up to the first inf or NaN.
 
-When. The host learns of a skip after the device has gone on, and the next update would move the
-weights. So while replay watches, the host waits, in step n + 1, between queueing the backward pass
-and queueing the update, for the flag of step n. At that point the weights are still those of step
-n. The device has a whole forward and backward pass queued: the host waits for it, but it never
-runs dry, and that is what watching costs, apart from copies of generator states and buffers.
-It watches for WATCHED_STEPS after calibration, and again after a skip was heard of, until it has
-replayed as many as are wanted; never longer, for most runs are healthy. When it does so depends on
-steps alone: it hears of a flag so many steps late as it may at the latest have come to the host.
+When: the host learns of a skip after the device has continued, and the next update would change
+the weights. So while replay watches, the host waits in step n + 1 for the flag of step n, between
+queueing the backward pass and queueing the update. At that point the weights are still those of
+step n. The device has a whole forward and backward pass queued, so it does not idle. Watching costs
+this wait of the host, and copies of generator states and buffers. Replay watches for WATCHED_STEPS
+after calibration, and again after each skip, until it has replayed the configured number; not
+longer, because most runs are healthy. The watched steps depend only on step numbers: a flag is read
+as late as it may at the latest have arrived on the host.
 
-Without a scaler the weights have moved before anyone knows. Then only the batch of the first step
-whose loss was not finite is drawn again, to see whether it is finite itself.
+Without a scaler the weights have changed by the time the host knows. Then only the batch of the
+first step with a nonfinite loss is drawn again, to check whether it is finite itself.
 
-What is exact. One optimizer, or several of which all were skipped, in one process, not compiled.
-With several of which one has stepped, its weights have moved. Of several devices, the first replays
-its own examples, and an overflow in another's is not found. A compiled network is replayed
-uncompiled. A step asked for by hand that was not skipped, or is past, has other weights. The event
-says so: `exact` and `notes`.
+Exactness: a replay is exact with one optimizer, or several that were all skipped, in one process,
+not compiled. If one of several optimizers has stepped, its weights have changed. With several
+devices, the first one replays its own examples, and does not find an overflow in another's. A
+compiled network is replayed uncompiled. A requested step that was not skipped, or is past, has
+other weights. The event reports this as `exact` and `notes`.
 
-The run goes on as if nothing had happened: generators, buffers, the sampler and the recipe's own
-state (`Recipe.state_dict`) are put back, no gradient is touched (`torch.autograd.grad` returns
-them). What stands after the last loss of a step does not run; what stands between two losses does,
-so with several optimizers the weights are put back too. A recipe that keeps count of its own calls
-in an attribute that is not in its state counts the replay as well.
+The run is not affected: generators, buffers, the sampler and the recipe's own state
+(`Recipe.state_dict`) are restored, and gradients are not changed (`torch.autograd.grad` returns
+them). Code after the last loss of a step does not run; code between two losses does, so with
+several optimizers the weights are restored too. A recipe that counts its own calls in an attribute
+outside of its state also counts the replay.
 """
 
 from collections import deque

@@ -40,11 +40,11 @@ def chosen(
                 )
             result |= callable_modules
     once = {id(module): name for name, module in reversed(result.items())}  # tied: first name
-    names = set(once.values())
+    selected = set(once.values())
     return {
         name: module
         for name, module in result.items()
-        if name in names and not any(above in names for above in _above(name))
+        if name in selected and not any(above in selected for above in _above(name))
     }
 
 

@@ -1,16 +1,16 @@
-"""ERFNet: semantic segmentation of street scenes in Cityscapes' layout, fast enough for a car.
+"""ERFNet: semantic segmentation of street scenes in Cityscapes' layout, in real time.
 
-Without a folder it trains on small streets that it draws itself, a minute on a CPU. On Cityscapes:
+Without a folder it uses small street scenes that it draws, a minute on a CPU. On Cityscapes:
 
     halfstep recipe train erfnet --set recipe.folder=/data/cityscapes \\
         --set recipe.height=512 --set recipe.width=1024 --set recipe.channels=16 \\
         --set training.batch_size=6 --set training.steps=70000 --set evaluation.every_steps=2500
 
-An epoch there has 496 steps, so 2,500 are five: 28 evaluations of 500 images. The interval that is
-the default is for the small streets.
+An epoch there has 496 steps, so 2,500 steps are five epochs: 28 evaluations of 500 images. The
+default interval is for the small scenes.
 
-Its building block replaces a 3 × 3 convolution by a 3 × 1 and a 1 × 3 one, twice, round a residual
-connection: a third fewer weights, and one more non-linearity.
+Its building block replaces a 3 × 3 convolution by a 3 × 1 and a 1 × 3 one, twice, with a
+residual connection: a third fewer weights, and one more non-linearity.
 
 Shapes: B images in a batch, C channels, H × W pixels, K = 19 classes.
 Source: Romera et al., "ERFNet", IEEE Transactions on Intelligent Transportation Systems, 2018.

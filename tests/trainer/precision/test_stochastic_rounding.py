@@ -131,7 +131,7 @@ class Scheduled(Small):
     [
         (Unknown, '"it" is SGD, which torchao does not provide; allowed: AdamW, or Adam without'),
         (Decayed, '"it" is Adam, which torchao does not provide'),
-        (Scheduled, '"it" has a learning-rate scheduler of its own'),
+        (Scheduled, '"it" has its own learning-rate scheduler'),
     ],
 )
 def test_what_cannot_round_by_chance_is_refused(run_loop, recipe, message):
