@@ -1,8 +1,8 @@
-"""Runs that Neptune's exporter wrote: Parquet files `<run>_part_<n>.parquet`, a row a value.
+"""Import from Neptune's exporter: Parquet files `<run>_part_<n>.parquet`, one row per value.
 
-Their columns: project_id, run_id, attribute_path, attribute_type (float, int, string, bool,
-datetime, string_set, float_series, file, file_series, histogram_series, and others), step,
-timestamp, and a column of values a type. Files lie beside the data:
+Columns: project_id, run_id, attribute_path, attribute_type (float, int, string, bool, datetime,
+string_set, float_series, file, file_series, histogram_series, and others), step, timestamp, and
+one column of values per type. Files are next to the data:
 
     data/<project>/<run>_part_<n>.parquet
     files/<project>/<path>      path: value of the column file_value; for a file_set a folder
