@@ -162,8 +162,8 @@ def give_up_privileges() -> None:
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     held = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 of them
     if libc.capget(header, held) == 0:
-        kept = (ctypes.c_uint32 * 6)(*(each & KEPT for each in held[:3]), 0, 0, 0)
-        libc.capset(header, kept)
+        reduced = (ctypes.c_uint32 * 6)(*(each & KEPT for each in held[:3]), 0, 0, 0)
+        libc.capset(header, reduced)
 
 
 def _around(private: Iterable[Path]) -> Iterable[Path]:

@@ -207,9 +207,9 @@ class Collector:
         self, step: int, row: CurrentStep, known: Mapping[int, Gradients], scale: Value, loss: Value
     ) -> None:
         """Process a closed row of a scaler. On a CPU its flags are known now."""
-        found = [flag for flag in row.found_inf.values() if isinstance(flag, float)]
-        if found:
-            was_skipped = any(found)
+        known_flags = [flag for flag in row.found_inf.values() if isinstance(flag, float)]
+        if known_flags:
+            was_skipped = any(known_flags)
             loss_is_finite = not isinstance(loss, float) or math.isfinite(loss)
             self._skip(step, row, known, was_skipped, loss_is_finite=loss_is_finite)
         if self.origin.is_armed:

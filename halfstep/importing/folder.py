@@ -51,34 +51,34 @@ class Written(NamedTuple):
 
 
 def write_run(
-    found: Found, folder: Path, say: Callable[[str], None], *, project: str | None = None
+    run: Found, folder: Path, say: Callable[[str], None], *, project: str | None = None
 ) -> Written:
     """Write a run's folder unless it is already imported; new data becomes the next attempt.
 
     say: called with a message about data that is left out. project: overrides the source's.
     """
-    run_id = uuid.uuid5(FROM, found.identity).hex
-    place = _place(folder, slug(found.name), run_id)
+    run_id = uuid.uuid5(FROM, run.identity).hex
+    place = _place(folder, slug(run.name), run_id)
     before: dict[str, Any] = {}
     if (place / IMPORTED).exists():
         before = json.loads((place / IMPORTED).read_text())
-        if before["fingerprint"] == found.fingerprint:
+        if before["fingerprint"] == run.fingerprint:
             counts = (before["steps"], before["numbers"], before.get("media", 0))
             return Written(place, False, *counts)
-    writing = _Writing(found, place, before.get("attempt", 0) + 1, say)
+    writing = _Writing(run, place, before.get("attempt", 0) + 1, say)
     written = Written(place, True, *writing.write())
     described = {
         "format": FORMAT,
         "id": run_id,
-        "name": found.name,
-        "project": project or found.project,
-        "config": as_config(found.config),
-        "tags": list(found.tags),
+        "name": run.name,
+        "project": project or run.project,
+        "config": as_config(run.config),
+        "tags": list(run.tags),
         "started": _moment(writing.started),
-        "attempts": [_attempt(number, found, writing.started) for number in writing.numbers()],
+        "attempts": [_attempt(number, run, writing.started) for number in writing.numbers()],
     }
     write_json(place / "run.json", described)
-    marker: dict[str, Any] = {"identity": found.identity, "fingerprint": found.fingerprint}
+    marker: dict[str, Any] = {"identity": run.identity, "fingerprint": run.fingerprint}
     counted = {"steps": written.steps, "numbers": written.numbers, "media": written.media}
     marker |= {"attempt": writing.files.attempt} | counted
     write_json(place / IMPORTED, marker)  # last: if it is missing, all is written again
@@ -88,9 +88,9 @@ def write_run(
 class _Writing:
     """Two passes over a source: the first collects the columns, the second writes the rest."""
 
-    def __init__(self, found: Found, place: Path, attempt: int, say: Callable[[str], None]) -> None:
+    def __init__(self, run: Found, place: Path, attempt: int, say: Callable[[str], None]) -> None:
         self.files = AttemptFiles(place, attempt)
-        self._found, self._say = found, say
+        self._found, self._say = run, say
         self._complaints: set[str] = set()
         self._lines: dict[str, _Line] = {}
         self._shift = 0
@@ -289,11 +289,11 @@ def _is_ours(place: Path) -> bool:
     return place.is_dir() and {each.name for each in place.iterdir()} <= {"spool", "artifacts"}
 
 
-def _attempt(number: int, found: Found, started: float) -> dict[str, Any]:
+def _attempt(number: int, run: Found, started: float) -> dict[str, Any]:
     return {
         "attempt": number,
         "started": _moment(started),
-        "host": found.host,
+        "host": run.host,
         "pid": 0,
         "command": [],
         "folder": "",

@@ -180,18 +180,18 @@ def _yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        told = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         raise ValueError("not a mapping")
-    return told
+    return content
 
 
 def _files(folder: Path) -> dict[str, Path]:
     """Return the files below a folder by name; that of "train/loss" is in a subfolder."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path for path in found}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
 def _points_of_files(files: dict[str, Path]) -> Iterator[Point]:

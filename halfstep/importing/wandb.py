@@ -53,8 +53,8 @@ def _found(files: list[Path]) -> Found:
     for kind, message in _told(files):
         if kind == RUN:
             run = run or message
-            told = message.get(4, [])  # its configuration
-            config |= _settings(fields(told[0])) if told else {}
+            configuration = message.get(4, [])
+            config |= _settings(fields(configuration[0])) if configuration else {}
         elif kind == CONFIG:
             config |= _settings(message)
         elif kind == EXIT:
@@ -104,8 +104,8 @@ def _row(
 ) -> Iterator[Point | Media]:
     """Yield the numbers and media of one row of a run's history."""
     items = dict(_item(fields(item)) for item in history.get(1, []))
-    told = fields(history[2][0]) if 2 in history else {}
-    step = int(items.get(("_step",), signed(told.get(1, [0])[0])))
+    step_record = fields(history[2][0]) if 2 in history else {}
+    step = int(items.get(("_step",), signed(step_record.get(1, [0])[0])))
     time = items.get(("_timestamp",))
     inside: dict[tuple[str, ...], dict[str, Any]] = {}  # by path, the values directly below it
     for path, value in items.items():
@@ -141,11 +141,11 @@ def _made(kind: Any, value: dict[str, Any], files: Path) -> tuple[str, bytes] | 
         return ("histogram.json", content) if content else None
     if kind in TABLES and (read_ := read(files, str(value.get("path")))):
         try:
-            told = json.loads(read_)
+            table = json.loads(read_)
         except (ValueError, RecursionError):
             return None
-        if isinstance(told, dict):
-            content = table_of(told.get("columns"), told.get("data"))
+        if isinstance(table, dict):
+            content = table_of(table.get("columns"), table.get("data"))
     return ("csv", content) if content else None
 
 

@@ -126,10 +126,10 @@ class Headroom:
             self._found[kind].pop(name, None)
 
 
-def headroom_event(step: int, scale: float, measured: list[Measured], found: Tensor) -> Event:
-    """Return the headroom event of a step. found: from `Headroom.measured`, on the host."""
+def headroom_event(step: int, scale: float, measured: list[Measured], magnitudes: Tensor) -> Event:
+    """Return the headroom event of a step. magnitudes: from `Headroom.measured`."""
     modules: list[dict[str, Any]] = [{"name": each.name, "dtype": each.dtype} for each in measured]
-    for kind, rows in zip(("activation", "gradient"), found.tolist(), strict=True):
+    for kind, rows in zip(("activation", "gradient"), magnitudes.tolist(), strict=True):
         for field, numbers in zip((kind, f"smallest_{kind}"), rows, strict=False):
             for module, number in zip(modules, numbers, strict=True):
                 is_none = number == -1 or (field != kind and number == math.inf)

@@ -259,10 +259,10 @@ class AttemptSending:
 
     def _remembered(self) -> dict[str, Any]:
         try:
-            found = dict(json.loads((self._files.folder / REMEMBERED).read_text()))
+            content = dict(json.loads((self._files.folder / REMEMBERED).read_text()))
         except (OSError, ValueError):
             return {}
-        return found if found.get("url") == self._ingest.server.url else {}
+        return content if content.get("url") == self._ingest.server.url else {}
 
     def _remember(self, recorded: Recorded) -> None:
         known = self._remembered()

@@ -148,10 +148,10 @@ def _active() -> Run | None:
 
 
 def _mode(mode: str | None) -> Any:
-    wanted = mode or os.environ.get("WANDB_MODE") or "online"
-    if wanted not in MODES:
-        say_once(f"init(mode={wanted!r}) is not served; allowed: {', '.join(MODES)}")
-    return MODES.get(wanted, "auto")
+    chosen = mode or os.environ.get("WANDB_MODE") or "online"
+    if chosen not in MODES:
+        say_once(f"init(mode={chosen!r}) is not served; allowed: {', '.join(MODES)}")
+    return MODES.get(chosen, "auto")
 
 
 def _listed(variable: str) -> list[str]:

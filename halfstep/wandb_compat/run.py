@@ -165,13 +165,13 @@ class Run:
         if glob_str is None:
             return True
         matching = sorted(glob(str(glob_str), recursive=True))  # noqa: PTH207 - it may be absolute
-        found = [path for path in map(Path, matching[:MOST_FILES]) if path.is_file()]
-        for path in found:
+        files = [path for path in map(Path, matching[:MOST_FILES]) if path.is_file()]
+        for path in files:
             if policy == "now":
                 self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
             else:
                 self._saved[path.absolute()] = None
-        return [str(path) for path in found]
+        return [str(path) for path in files]
 
     @unraised
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
