@@ -34,9 +34,9 @@ def path() -> Path:
 def read() -> list[Kept]:
     """Return the list. Raises NotRegisteredError if the file is invalid."""
     try:
-        kept = json.loads(path().read_text())["recipes"]
-        if all(isinstance(each["reference"], str) for each in kept):
-            return list(kept)
+        recipes = json.loads(path().read_text())["recipes"]
+        if all(isinstance(each["reference"], str) for each in recipes):
+            return list(recipes)
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -58,15 +58,17 @@ def look_for_folder() -> None:
 def add(reference: str) -> None:
     """Register a recipe. Raises NotRegisteredError."""
     look_for_folder()
-    with _changing() as kept:
-        references = [each["reference"] for each in kept]
+    with _changing() as recipes:
+        references = [each["reference"] for each in recipes]
         # Replaces it at its position, which decides the use of its name.
         if reference in references:
-            kept[references.index(reference)] = {"reference": reference}
-        elif len(kept) >= MOST:
-            raise NotRegisteredError(f"{len(kept)} recipes are registered; allowed: {MOST} at most")
+            recipes[references.index(reference)] = {"reference": reference}
+        elif len(recipes) >= MOST:
+            raise NotRegisteredError(
+                f"{len(recipes)} recipes are registered; allowed: {MOST} at most"
+            )
         else:
-            kept.append({"reference": reference})
+            recipes.append({"reference": reference})
 
 
 def remove(target: str) -> list[str]:
@@ -76,17 +78,17 @@ def remove(target: str) -> list[str]:
     """
     file, _, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
     resolved = str(Path(file).expanduser().resolve())
-    with _changing() as kept:
+    with _changing() as recipes:
         gone = [
             each["reference"]
-            for each in kept
+            for each in recipes
             if _file(each["reference"]) == resolved
             and each["reference"].endswith(f":{name}" * bool(name))
         ]
         if not gone:
-            known = ", ".join(each["reference"] for each in kept) or "none"
+            known = ", ".join(each["reference"] for each in recipes) or "none"
             raise NotRegisteredError(f"{target} is not registered; registered are: {known}")
-        kept[:] = [each for each in kept if each["reference"] not in gone]
+        recipes[:] = [each for each in recipes if each["reference"] not in gone]
     return gone
 
 
@@ -103,8 +105,8 @@ def note_check(reference: str, findings: list[dict[str, Any]]) -> None:
         "findings": noted,
         "left_out": len(findings) - len(noted),
     }
-    with _changing() as kept:
-        for each in kept:
+    with _changing() as recipes:
+        for each in recipes:
             if each["reference"] == reference:
                 each["check"] = check
 
@@ -126,7 +128,7 @@ def _file(reference: str) -> str:
 def _changing() -> Iterator[list[Kept]]:
     """Lock and load the list, and write it back atomically."""
     with folder_lock.held(path().with_name(".recipes.lock")):
-        kept = read()
-        yield kept
-        text = json.dumps({"recipes": kept}, indent=1)
+        recipes = read()
+        yield recipes
+        text = json.dumps({"recipes": recipes}, indent=1)
         write_whole(path(), lambda file: file.write(text.encode()))

@@ -10,11 +10,11 @@ import torch
 import torch.utils.deterministic
 
 
-def make_deterministic(wanted: bool) -> None:
+def make_deterministic(enabled: bool) -> None:
     """Choose deterministic algorithms, or the fastest ones."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-    torch.use_deterministic_algorithms(wanted)
-    torch.backends.cudnn.benchmark = not wanted
+    torch.use_deterministic_algorithms(enabled)
+    torch.backends.cudnn.benchmark = not enabled
     # Filling new tensors with NaN finds bugs, but costs a kernel per tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -166,10 +166,10 @@ class Saver:
         self._writer.wait()
         self._ranks.gather(None)
 
-    def save_artifacts(self, step: int, found: Mapping[str, Any]) -> None:
+    def save_artifacts(self, step: int, values: Mapping[str, Any]) -> None:
         """Save artifacts and report them."""
         if self._artifact_folder is not None and self._ranks.rank == 0:
-            for event in save_artifacts(self._artifact_folder, step, found):
+            for event in save_artifacts(self._artifact_folder, step, values):
                 self._on_event(event)
 
     def _take_shards(self, state: dict[str, Any]) -> Snapshot:

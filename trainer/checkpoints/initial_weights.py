@@ -44,12 +44,12 @@ class Fit:
         return place | {"loaded": len(self.loaded), "count": self.count} | names | counts
 
     def __str__(self) -> str:
-        found = {
+        lists = {
             "missing": self.missing,
             "unexpected": self.unexpected,
             "of another shape": self.mismatched,
         }
-        return "; ".join(f"{word}: {_shown(names)}" for word, names in found.items() if names)
+        return "; ".join(f"{word}: {_shown(names)}" for word, names in lists.items() if names)
 
 
 def start_from_weights(
@@ -62,28 +62,28 @@ def start_from_weights(
 
     Raises ConfigError if they do not fit, WeightsError if they cannot be read.
     """
-    wanted = config.weights
-    source = _source(wanted)
+    settings = config.weights
+    source = _source(settings)
     if source is None:
         return
     if paths is None:
-        if wanted.path is None:
+        if settings.path is None:
             raise ConfigError(f"weights are {source}, which only a server has; use weights.path")
-        paths = {"": Path(wanted.path)}
-    event, trouble = load_weights(paths, modules, source=source, is_strict=wanted.strict)
+        paths = {"": Path(settings.path)}
+    event, trouble = load_weights(paths, modules, source=source, is_strict=settings.strict)
     on_event(event)
     if trouble:
         raise ConfigError(trouble)
 
 
-def _source(wanted: Weights) -> str | None:
+def _source(settings: Weights) -> str | None:
     """Describe the initial weights; None if the recipe's own are used."""
-    if wanted.upload is not None:
-        sha256, _, name = wanted.upload.partition("/")
+    if settings.upload is not None:
+        sha256, _, name = settings.upload.partition("/")
         return f"{name}, uploaded, SHA-256 {sha256[:12]}…"
-    if wanted.run is not None:
-        return f"run {wanted.run} at step {wanted.step}"
-    return wanted.path
+    if settings.run is not None:
+        return f"run {settings.run} at step {settings.step}"
+    return settings.path
 
 
 def load_weights(

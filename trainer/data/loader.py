@@ -100,7 +100,7 @@ class _Reader:
     def __init__(
         self,
         batches: Dataset[Any],
-        wanted: Iterator[Any] | None,
+        keys: Iterator[Any] | None,
         worker_pool: WorkerPool,
         data: Data,
         device: torch.device,
@@ -109,7 +109,7 @@ class _Reader:
         self._ready: queue.Queue[Found] = queue.Queue(AHEAD)
         self._over = threading.Event()
         begun = threading.Event()
-        begin = partial(_begin, batches, wanted, worker_pool, data)
+        begin = partial(_begin, batches, keys, worker_pool, data)
         # Not this thread: in the main thread DataLoader raises a worker's death wherever the
         # training currently is. The thread does not refer to this object, so that an abandoned one
         # is closed too.
@@ -200,7 +200,7 @@ def _bring(
 
 
 def _begin(
-    batches: Dataset[Any], wanted: Iterator[Any] | None, worker_pool: WorkerPool, data: Data
+    batches: Dataset[Any], keys: Iterator[Any] | None, worker_pool: WorkerPool, data: Data
 ) -> Iterator[Any]:
     """Fork the workers; return an iterator of their batches."""
     with warnings.catch_warnings():  # about more workers than processors: they may wait for a disk
@@ -210,7 +210,7 @@ def _begin(
                 batches,
                 batch_size=None,  # an item is a batch
                 collate_fn=_as_it_is,
-                sampler=wanted,
+                sampler=keys,
                 num_workers=worker_pool.size,
                 prefetch_factor=data.prefetch,
                 timeout=LOOK_SECONDS,

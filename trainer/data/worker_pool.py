@@ -141,8 +141,8 @@ class WorkerPool:
         return f"data worker {number} (process {process.pid}{place})"
 
     def _number(self, process: BaseProcess) -> int | None:
-        found = np.flatnonzero(self._seen[:, 0] == process.pid)
-        return int(found[0]) if len(found) else None
+        matches = np.flatnonzero(self._seen[:, 0] == process.pid)
+        return int(matches[0]) if len(matches) else None
 
 
 def _death(exit_code: int) -> str:

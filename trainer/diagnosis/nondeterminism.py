@@ -51,11 +51,11 @@ EMBEDDING_BAG_OF_MAXIMA = 2  # the mode's number
 
 
 class Nondeterminism(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Calls `found` with the name of each such operation while the context is active."""
+    """Calls `on_found` with the name of each such operation while the context is active."""
 
-    def __init__(self, found: Callable[[str], None]) -> None:
+    def __init__(self, on_found: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._found = found
+        self._found = on_found
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -230,9 +230,9 @@ class Replay(Observer):
         flags = _Flags.send(self._now, result)
         if is_calibrating:
             self._flags.append(flags)
-        if kept := self._coming:
-            self._kept = kept
-            kept.scale, kept.losses, kept.flags = result.scale, result.losses, flags
+        if stored := self._coming:
+            self._kept = stored
+            stored.scale, stored.losses, stored.flags = result.scale, result.losses, flags
 
     def drain(self) -> None:
         """Replay the last step, if it was skipped."""
@@ -272,11 +272,11 @@ class Replay(Observer):
 
     def before_update(self) -> None:
         """Replay the previous step if it was skipped: its weights are still unchanged."""
-        kept, self._kept = self._kept, None
-        if kept is None or kept.flags is None:
+        stored, self._kept = self._kept, None
+        if stored is None or stored.flags is None:
             return
-        skipped = kept.flags.skipped()  # the host waits here, but only while replay is active
-        requests, notes = self._requested.pop(kept.number, []), []
+        skipped = stored.flags.skipped()  # the host waits here, but only while replay is active
+        requests, notes = self._requested.pop(stored.number, []), []
         if not skipped.any():
             notes.append("the step was not skipped: the weights are those after it")
         elif not skipped.all():
@@ -284,7 +284,7 @@ class Replay(Observer):
         if skipped.any() and not requests:
             self._replayed += 1
         if skipped.any() or requests:
-            self._replay(kept, notes, requests)
+            self._replay(stored, notes, requests)
 
     def request(self, step: int, request: int) -> None:
         """Replay a requested step: a past one now, a future one after it was attempted."""
@@ -305,36 +305,36 @@ class Replay(Observer):
             notes.append("the scale is the present one")
         self._replay(past, notes, [request])
 
-    def _replay(self, kept: _Step, notes: list[str], requests: list[int]) -> None:
+    def _replay(self, stored: _Step, notes: list[str], requests: list[int]) -> None:
         try:
-            self._replay_and_tell(kept, notes, is_requested=bool(requests))
+            self._replay_and_tell(stored, notes, is_requested=bool(requests))
         finally:
             self._tell(requests)  # acknowledged even after an error, which is reported separately
 
-    def _replay_and_tell(self, kept: _Step, notes: list[str], *, is_requested: bool) -> None:
+    def _replay_and_tell(self, stored: _Step, notes: list[str], *, is_requested: bool) -> None:
         recipe, networks = self._context.recipe, self._context.recipe.modules
         if any(networks[name] is not module for name, module in self._modules.items()):
             notes = [*notes, "the plain network was replayed, on this process's examples"]
-        scale = float(kept.scale)  # from here on the host may wait
+        scale = float(stored.scale)  # from here on the host may wait
         with self._set_aside(), self._put_back():
             recipe.modules = self._modules
             # A gradient penalty needs the scale of this step, not of the next one.
             recipe.scaler = GradScaler(
                 self._device.type, init_scale=scale, enabled=recipe.scaler.is_enabled()
             )
-            if kept.random is not None:
-                restore_random_state(kept.random, self._device)
-            if kept.state is not None:
-                recipe.load_state_dict(kept.state)
-            self._set_buffers(kept.buffers)
+            if stored.random is not None:
+                restore_random_state(stored.random, self._device)
+            if stored.state is not None:
+                recipe.load_state_dict(stored.state)
+            self._set_buffers(stored.buffers)
             trace = Trace(self._modules)
-            loss, gradients = self._go_through(trace, kept.position, scale, kept.losses)
+            loss, gradients = self._go_through(trace, stored.position, scale, stored.losses)
             culprits = self._culprits(gradients)
         finding = trace.finding
         self._on_event(
             {
                 "event": "replay",
-                "step": kept.number,
+                "step": stored.number,
                 "exact": not notes,
                 "notes": notes,
                 "requested": is_requested,

@@ -155,11 +155,11 @@ def group_of(tensors: Iterable[Tensor]) -> Group:
     return None if mesh is None else mesh.get_group()
 
 
-def sum_(found: Tensor, group: Group) -> Tensor:
+def sum_(values: Tensor, group: Group) -> Tensor:
     """Sum the values of all ranks' parts, in place, without waiting for the device."""
     if group is not None:
-        dist.all_reduce(found, group=group)
-    return found
+        dist.all_reduce(values, group=group)
+    return values
 
 
 def norms_of_whole(norms: Tensor, group: Group) -> Tensor:

@@ -29,7 +29,7 @@ def set_stochastic_rounding(optimizers: dict[str, Optimizer], training: Training
 
 def check_has_twin(name: str, optimizer: Optimizer) -> None:
     """Raise ConfigError for an optimizer unknown to torchao or with its own scheduler."""
-    wanted = f'training.rounding is stochastic, but optimizer "{name}"'
+    prefix = f'training.rounding is stochastic, but optimizer "{name}"'
     groups = optimizer.param_groups
     # Without weight decay the two are identical.
     is_adamw = type(optimizer) is AdamW or (
@@ -38,10 +38,10 @@ def check_has_twin(name: str, optimizer: Optimizer) -> None:
     if not is_adamw or any(group["maximize"] for group in groups):
         kind = type(optimizer).__name__
         allowed = "AdamW, or Adam without weight decay, that minimises"
-        raise ConfigError(f"{wanted} is {kind}, which torchao does not provide; allowed: {allowed}")
+        raise ConfigError(f"{prefix} is {kind}, which torchao does not provide; allowed: {allowed}")
     if any("initial_lr" in group for group in groups):
         raise ConfigError(
-            f"{wanted} has its own learning-rate scheduler, which torchao's AdamW ignores; "
+            f"{prefix} has its own learning-rate scheduler, which torchao's AdamW ignores; "
             "allowed: training.schedule constant or cosine, without one"
         )
 

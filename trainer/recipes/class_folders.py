@@ -100,14 +100,14 @@ def _images(folder: Path) -> Images:
     names: list[bytes] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = sorted(_files(folder, name))
-        if not found:
+        paths = sorted(_files(folder, name))
+        if not paths:
             raise ConfigError(
                 f"recipe.folder is {str(folder)!r}: the class {name} has no image in it; an image "
                 f"ends in {', '.join(SUFFIXES)}"
             )
-        names += found
-        labels += [label] * len(found)
+        names += paths
+        labels += [label] * len(paths)
     return Images(folder, np.array(names), np.array(labels, np.int64), classes)
 
 
