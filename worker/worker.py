@@ -146,12 +146,12 @@ class Worker:
     def _hear(self) -> None:
         """Wait up to one tick for a notification of work."""
         with suppress(Empty):
-            heard = self.words.get(timeout=TICK_SECONDS)
-            if SIGNED_IN in heard:  # the first worker claims it; later ones find none
+            notified = self.words.get(timeout=TICK_SECONDS)
+            if SIGNED_IN in notified:  # the first worker claims it; later ones find none
                 time.sleep(random.uniform(0.0, SPREAD_SECONDS))  # noqa: S311 - no secret
             while not self.words.empty():
-                heard |= self.words.get()
-            self.is_told |= not heard.isdisjoint((SIGNED_IN, self.id))
+                notified |= self.words.get()
+            self.is_told |= not notified.isdisjoint((SIGNED_IN, self.id))
 
     def _is_done(self) -> bool:
         """Return whether a single-run worker can exit: its run ended or waited too long.
@@ -216,33 +216,33 @@ class Worker:
             return ""
         users = self.without.get("HALFSTEP_RUN_USERS", self.settings.run_users)
         settings = self.settings.model_copy(update={"run_users": users})
-        if found := sandbox.obstacle(settings, recipe_files):
-            _say(f"the sandbox does not hold: {found}")
-        return found
+        if reason := sandbox.obstacle(settings, recipe_files):
+            _say(f"the sandbox does not hold: {reason}")
+        return reason
 
     def _walls(self, devices: int) -> dict[str, str]:
         """Return why each configured limit is unavailable, or "" if it is available.
 
         Supervisors are started with the unavailable ones disabled.
         """
-        settings, found = self.settings, {}
+        settings, reasons = self.settings, {}
         if settings.run_users:
-            found["users"] = run_users.obstacle(settings, devices)
-        if found.get("users"):
+            reasons["users"] = run_users.obstacle(settings, devices)
+        if reasons.get("users"):
             self.without["HALFSTEP_RUN_USERS"] = ""
             settings = settings.model_copy(update={"run_users": ""})
         if settings.run_users and settings.run_processes:
-            found["processes"] = ""
-        asked = cgroup_limits.asked(settings)
-        why = cgroup_limits.obstacle(settings) if asked else ""
-        for name in asked:
-            found[name.removeprefix("run_").removesuffix("_gib")] = why
+            reasons["processes"] = ""
+        limits = cgroup_limits.asked(settings)
+        why = cgroup_limits.obstacle(settings) if limits else ""
+        for name in limits:
+            reasons[name.removeprefix("run_").removesuffix("_gib")] = why
             if why:
                 self.without[f"HALFSTEP_{name}".upper()] = "0"
-        for name, reason in found.items():
+        for name, reason in reasons.items():
             if reason:
                 _say(f"runs go without what was asked for, {name}: {reason}")
-        return found
+        return reasons
 
     def _offer_anew(self) -> None:
         """Update the offered recipes; devices and versions stay the same."""

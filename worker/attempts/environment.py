@@ -150,8 +150,8 @@ def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, st
     it. Raises OSError, _GitSaid.
     """
     paths = ("--git-path", "objects", "--git-path", "index", "--git-path", "info/exclude")
-    asked = ("--path-format=absolute", "--show-toplevel", "--show-object-format", *paths)
-    output = _git(folder, "rev-parse", *asked).decode(errors="surrogateescape").splitlines()
+    queries = ("--path-format=absolute", "--show-toplevel", "--show-object-format", *paths)
+    output = _git(folder, "rev-parse", *queries).decode(errors="surrogateescape").splitlines()
     if len(output) != 5:
         raise _GitSaid("the path of this repository has a line break")
     files, format_, objects, index, excluded = output

@@ -264,13 +264,13 @@ class Supervisor:
         before = clock()  # to be safe, the lease counts from before the request
         lease = self.settings.lease_seconds
         with self.database.writing() as session:
-            wishes = queue.renew(session, self.run_id, self.attempt, lease, self.node)
-        self.wanted = wishes.desired_state
+            requested = queue.renew(session, self.run_id, self.attempt, lease, self.node)
+        self.wanted = requested.desired_state
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
         write_file(self.files.lease, self.lease)
         if self.gang:
             self.trouble = self.trouble or self.gang.look(self.database)
-        return wishes
+        return requested
 
     def _check_wanted(self) -> None:
         """Renew the lease during preparation. Raises StaleAttempt, Unwanted."""
@@ -284,19 +284,19 @@ class Supervisor:
         Raises StaleAttempt.
         """
         try:
-            wishes = self._renew()
+            requested = self._renew()
             if child:
-                self._acknowledge(wishes, child)
+                self._acknowledge(requested, child)
         except Exception as error:
             if not may_pass(error):
                 raise
 
-    def _acknowledge(self, wishes: queue.Wishes, child: Child) -> None:
+    def _acknowledge(self, requested: queue.Wishes, child: Child) -> None:
         """Apply user requests: kill the child or pass them to the work."""
-        if wishes.desired_state == "kill":
+        if requested.desired_state == "kill":
             child.kill()
         else:
-            self.work.acknowledge(wishes, child, is_preempted=self.preempted.is_set())
+            self.work.acknowledge(requested, child, is_preempted=self.preempted.is_set())
 
     def _guard_lease(self, child: Child) -> None:
         """Kill a training whose lease cannot be renewed; never waits for the database.
@@ -368,9 +368,9 @@ class Supervisor:
                     with self.database.writing() as session:
                         gangs.tell_ending(session, self.run_id, self.attempt, self.node, own)
                     return ending
-                found = close(self.database, self.settings, self.run_id, self.attempt, own)
-                if found is not None:
-                    return judged(ending, found, self.trouble)
+                blamed = close(self.database, self.settings, self.run_id, self.attempt, own)
+                if blamed is not None:
+                    return judged(ending, blamed, self.trouble)
             except Exception as error:
                 if not may_pass(error):
                     raise

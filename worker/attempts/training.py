@@ -106,14 +106,14 @@ class Training:
         environment = run_environment.of_recipes(attempt.settings) | env | isolation
         return Child(argv, environment, log=attempt.log)
 
-    def acknowledge(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
+    def acknowledge(self, requested: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
         """Write user requests to the control file."""
-        stop = {"run": None, "pause": "pause", "cancel": "cancel"}[wishes.desired_state]
+        stop = {"run": None, "pause": "pause", "cancel": "cancel"}[requested.desired_state]
         if is_preempted:
             stop = stop or "preempt"
         requests = [
             {"id": each.id, "kind": each.kind, "value": each.value or 0.0}
-            for each in wishes.requests
+            for each in requested.requests
         ]
         control = {"stop": stop, "requests": requests}
         if control != self._control:
@@ -124,8 +124,8 @@ class Training:
         self, exit_code: int, _child: Child, *, is_preempted: bool, has_lost_lease: bool
     ) -> Ending:
         """Return the outcome that the training wrote, or how it died."""
-        said = self._attempt.files.outcome
-        outcome: dict[str, Any] = json.loads(said.read_text()) if said.exists() else {}
+        path = self._attempt.files.outcome
+        outcome: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         # If one rank was killed there is an outcome too: the error that the others reported.
         if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
             return self._as_said(outcome, is_preempted)

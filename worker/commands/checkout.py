@@ -118,8 +118,8 @@ def _git(
                     os.killpg(process.pid, signal.SIGKILL)
                     raise
     if process.returncode:
-        said = " ".join(errors.split()) or f"exit code {process.returncode}"
-        raise CannotCheckOut(f"git {_named(words)} failed: {said[:2000]}")
+        message = " ".join(errors.split()) or f"exit code {process.returncode}"
+        raise CannotCheckOut(f"git {_named(words)} failed: {message[:2000]}")
     return output.strip()
 
 

@@ -118,5 +118,5 @@ def obstacle(settings: Settings, devices: int) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"a program of user {users[0]} did not start within {TRIAL_SECONDS:.0f} s"
-    said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-    return f"user {users[0]} cannot run programs here: {said[-1]}" if ended.returncode else ""
+    lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+    return f"user {users[0]} cannot run programs here: {lines[-1]}" if ended.returncode else ""

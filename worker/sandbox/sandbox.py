@@ -147,7 +147,7 @@ def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) ->
     private = [each for each in private_paths(settings) if each != settings.data]
     daemon = Path(f"/proc/{os.getpid()}/environ")
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
-    wanted = {
+    request = {
         "own": [str(folder), str(files.temporary)],
         "write": list(map(str, [other, *places])),
         "read": [str(each) for each in (other, daemon, *private) if each.exists()],
@@ -157,14 +157,14 @@ def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) ->
         [*start, sys.executable, "-I", "-m", "worker.sandbox.sandbox_probe"],
         env=environment,
         cwd="/",
-        input=json.dumps(wanted),
+        input=json.dumps(request),
         capture_output=True,
         text=True,
         timeout=PROBE_SECONDS,
     )
     if ended.returncode:
-        said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-        return f"its probe failed: {said[-1]}"
+        lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        return f"its probe failed: {lines[-1]}"
     return _in_words(json.loads(ended.stdout))
 
 

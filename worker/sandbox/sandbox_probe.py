@@ -81,9 +81,9 @@ TRIALS: dict[str, tuple[str, Callable[[str], bool]]] = {
 
 def main() -> None:
     """Print one JSON object: by operation, the paths where it succeeded."""
-    wanted = json.load(sys.stdin)
-    found = {verb: list(filter(tried, wanted[key])) for verb, (key, tried) in TRIALS.items()}
-    sys.stdout.write(json.dumps(found))
+    request = json.load(sys.stdin)
+    results = {verb: list(filter(tried, request[key])) for verb, (key, tried) in TRIALS.items()}
+    sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":
