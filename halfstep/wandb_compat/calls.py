@@ -67,7 +67,7 @@ def init(
         if reinit in (None, False, "default", "return_previous"):
             return before
         if reinit == "create_new":
-            say_once("init(reinit='create_new') is not served: the active run is finished first")
+            say_once("init(reinit='create_new') is not supported: the active run is finished first")
         before.finish()
     ignored("init", further)
     labels = {"name": name, "entity": entity, "notes": notes, "group": group, "job_type": job_type}
@@ -150,7 +150,7 @@ def _active() -> Run | None:
 def _mode(mode: str | None) -> Any:
     chosen = mode or os.environ.get("WANDB_MODE") or "online"
     if chosen not in MODES:
-        say_once(f"init(mode={chosen!r}) is not served; allowed: {', '.join(MODES)}")
+        say_once(f"init(mode={chosen!r}) is not supported; allowed: {', '.join(MODES)}")
     return MODES.get(chosen, "auto")
 
 

@@ -147,6 +147,6 @@ class Histogram:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, Image):
-        say_once("an Image in a Table is not served: its caption is shown")
+        say_once("an Image in a Table is not supported: its caption is shown")
         return value.caption or "(image)"
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value

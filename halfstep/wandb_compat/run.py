@@ -139,7 +139,7 @@ class Run:
     ) -> Any:
         """Name parameters as these modules do; norms and culprits are always recorded."""
         if log in ("parameters", "all"):
-            say_once("watch(log='parameters') is not served: only gradients are recorded")
+            say_once("watch(log='parameters') is not supported: only gradients are recorded")
         ignored("watch", {"log_graph": log_graph})
         several = models if isinstance(models, list | tuple) else [models]
         self._watch.add(*several)

@@ -73,7 +73,7 @@ class Unserved:
         self._name = name
 
     def __call__(self, *_: Any, **__: Any) -> "Unserved":  # noqa: D102
-        say_once(f"{self._name} is not served, and does nothing")
+        say_once(f"{self._name} is not supported and does nothing")
         return self
 
     def __getattr__(self, name: str) -> "Unserved":
@@ -123,4 +123,4 @@ def ignored(function: str, given: dict[str, Any]) -> None:
     """Report arguments that were given but have no effect."""
     for name, value in given.items():
         if value not in (None, False, (), [], {}):
-            say_once(f"{function}({name}=…) is not served, and ignored")
+            say_once(f"{function}({name}=…) is not supported and is ignored")
