@@ -102,9 +102,9 @@ class Wall:
         """Return the rules for `enforce`, as an open file descriptor. Raises OSError."""
         attributes = _Ruleset(ALL, 0, SCOPES if version() >= WITH_SIGNALS else 0)
         size = ctypes.sizeof(attributes)
-        ruleset = _called(CREATE_RULESET, ctypes.byref(attributes), size, 0)
+        ruleset = _checked_syscall(CREATE_RULESET, ctypes.byref(attributes), size, 0)
         try:
-            for place in _around([DEV, *map(Path, self.private)]):
+            for place in _paths_except([DEV, *map(Path, self.private)]):
                 _allow(ruleset, place, READ)
             for device in (path for name in DEVICES for path in DEV.glob(name)):
                 _allow(ruleset, device, DEVICE)
@@ -134,7 +134,7 @@ def apply_deferred(environment: MutableMapping[str, str]) -> None:
 def enforce(rules: int) -> None:
     """Apply `Wall.rules` to this thread and everything that it starts. Raises OSError."""
     try:
-        _called(RESTRICT_SELF, rules, 0)
+        _checked_syscall(RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)
 
@@ -147,7 +147,7 @@ def can_stand() -> bool:
 def version() -> int:
     """Return the kernel's Landlock version, 0 without Landlock."""
     try:
-        return _called(CREATE_RULESET, None, 0, ASK_VERSION)
+        return _checked_syscall(CREATE_RULESET, None, 0, ASK_VERSION)
     except OSError:
         return 0
 
@@ -166,7 +166,7 @@ def give_up_privileges() -> None:
         libc.capset(header, reduced)
 
 
-def _around(private: Iterable[Path]) -> Iterable[Path]:
+def _paths_except(private: Iterable[Path]) -> Iterable[Path]:
     """Yield all paths except private ones and the folders above them."""
     closed = {each.resolve() for each in private}
     leading = {folder for each in closed for folder in each.parents}
@@ -186,12 +186,12 @@ def _allow(ruleset: int, place: Path, rights: int) -> None:
         return
     try:
         rule = _Beneath(rights if place.is_dir() else rights & OF_FILES, opened)
-        _called(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0)
+        _checked_syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0)
     finally:
         os.close(opened)
 
 
-def _called(*arguments: object) -> int:
+def _checked_syscall(*arguments: object) -> int:
     libc = _libc()
     result = int(libc.syscall(*arguments))
     if result < 0:

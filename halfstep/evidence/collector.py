@@ -90,7 +90,7 @@ class Collector:
         if losses is None:
             return
         if not all(map(_is_finite, losses)):
-            self._look_at_inputs(step)
+            self._record_inputs(step)
         elif self._inputs is not None and any(isinstance(loss, float) for loss in losses):
             self._recheck_inputs()
 
@@ -310,7 +310,7 @@ class Collector:
             self._precisions.add(dtype)
             self._on_event({"event": "precision", "step": step, "dtype": dtype})
 
-    def _look_at_inputs(self, step: int) -> None:
+    def _record_inputs(self, step: int) -> None:
         """Record the loop's nonfinite inputs, until a finite loss shows which are intended."""
         if self._input_looks == INPUT_LOOKS:
             self._report_inputs()

@@ -157,19 +157,21 @@ class _Writing:
         rows = np.zeros(len(steps), STEP_DTYPE)
         rows["step"] = steps + self._shift
         with np.errstate(over="ignore", invalid="ignore"):
-            rows["loss"], rows["scale"] = losses, self._held("scale", steps, 1.0)
-            rows["lr"] = self._held("lr", steps, np.nan)
-            rows["grad_norm"] = rows["grad_norm_clipped"] = self._of("grad_norm", steps)
+            rows["loss"], rows["scale"] = losses, self._latest_values("scale", steps, 1.0)
+            rows["lr"] = self._latest_values("lr", steps, np.nan)
+            rows["grad_norm"] = rows["grad_norm_clipped"] = self._values_at("grad_norm", steps)
         elapsed = np.nan_to_num(times - self.started, nan=0.0).clip(-1e12, 1e12)
         rows["elapsed_ms"] = (elapsed * 1000).astype(np.int64)
         gaps = np.diff(elapsed, prepend=elapsed[:1]) / np.maximum(np.diff(steps, prepend=-1), 1)
         rows["step_us"] = (gaps * 1e6).clip(0, 2**31 - 1)
         rows["data_us"] = UNKNOWN_US
         rows["flags"] = np.where(np.isfinite(rows["loss"]), 0, NONFINITE_LOSS)
-        rows["flags"] |= np.where(self._of("skipped", steps) == 1, SKIPPED, 0).astype(np.uint32)
+        rows["flags"] |= np.where(self._values_at("skipped", steps) == 1, SKIPPED, 0).astype(
+            np.uint32
+        )
         return rows
 
-    def _held(self, column: str, steps: Any, otherwise: float) -> Any:
+    def _latest_values(self, column: str, steps: Any, otherwise: float) -> Any:
         """Return the latest value at each step, for values that hold until changed."""
         if column not in self._lines:
             return otherwise
@@ -177,7 +179,7 @@ class _Writing:
         where = np.searchsorted(at, steps, side="right") - 1
         return np.where(where >= 0, values[where.clip(0)], otherwise)
 
-    def _of(self, column: str, steps: Any) -> Any:
+    def _values_at(self, column: str, steps: Any) -> Any:
         """Return the values at exactly these steps, NaN where there is none."""
         if column not in self._lines:
             return np.nan
@@ -191,7 +193,7 @@ class _Writing:
         for point in self._points():
             step = point.step + self._shift
             if isinstance(point, Media):
-                self._keep(spool, point, step)
+                self._write_media(spool, point, step)
                 continue
             if point.name in column_of and step in rows:
                 continue
@@ -205,7 +207,7 @@ class _Writing:
                 numbers += 1
         return numbers
 
-    def _keep(self, spool: SpoolWriter, logged: Media, step: int) -> None:
+    def _write_media(self, spool: SpoolWriter, logged: Media, step: int) -> None:
         """Write logged media as an artifact, unless it is too large or there are too many."""
         suffix = logged.suffix or media.suffix_of(logged.content)
         if suffix is None or len(logged.content) > MOST_BYTES:
@@ -215,7 +217,7 @@ class _Writing:
         if len(self._media) == media.MOST:
             self._found.left_out[f"{suffix} beyond the first {media.MOST:,} files"] += 1
             return
-        path = self._free(f"artifacts/step-{step:08}/{slug(logged.name)[:80]}", suffix)
+        path = self._unused_path(f"artifacts/step-{step:08}/{slug(logged.name)[:80]}", suffix)
         place = self.files.folder / path
         described = {"size_bytes": len(logged.content)}
         sha256 = hashlib.sha256(logged.content).hexdigest()
@@ -229,7 +231,7 @@ class _Writing:
         else:
             self._media.add(path)
 
-    def _free(self, path: str, suffix: str) -> str:
+    def _unused_path(self, path: str, suffix: str) -> str:
         """Return a file name that is unused in this step."""
         free = whole = f"{path}.{suffix}"
         while free in self._media:

@@ -50,7 +50,7 @@ def _found(files: list[Path]) -> Found:
     run: dict[int, list[Any]] = {}
     config: dict[str, Any] = {}
     status = None
-    for kind, message in _told(files):
+    for kind, message in _descriptions(files):
         if kind == RUN:
             run = run or message
             configuration = message.get(4, [])
@@ -79,7 +79,7 @@ def _found(files: list[Path]) -> Found:
     )
 
 
-def _told(files: list[Path]) -> Iterator[tuple[int, dict[int, list[Any]]]]:
+def _descriptions(files: list[Path]) -> Iterator[tuple[int, dict[int, list[Any]]]]:
     """Yield the records that describe a run; damage is reported by the pass over its points."""
     for file in files:
         try:

@@ -147,7 +147,7 @@ class AttemptSending:
                 self.recorded = None  # query the server's position again
                 raise
             self._is_over = True
-            self.is_sent = self._files.attempt in self._remembered().get("sent", ())
+            self.is_sent = self._files.attempt in self._read_uploaded().get("sent", ())
             if self._is_last:
                 rest = f"attempt {self._files.attempt} stays in {self._files.folder}"
                 self._say(f"{error} {rest}, and no more of it is sent")
@@ -167,12 +167,12 @@ class AttemptSending:
             self._is_over = True
         self.is_sent = True
         if self._is_over or not self._is_last:
-            self._remember(recorded)
+            self._write_uploaded(recorded)
 
     def _open(self) -> Recorded:
         recorded = self._ingest.open(self._described)
         self.recorded, self._place, self._fruitless = recorded, recorded.place, None
-        remembered = self._remembered()
+        remembered = self._read_uploaded()
         if not self._with_checkpoints and remembered.get("run") == recorded.run:
             sent_to = SpoolOffset(*remembered["files"].get(str(recorded.attempt), (0, 0)))
             self._files_sent_to = min(sent_to, self._place)  # less if the server was reset
@@ -211,12 +211,12 @@ class AttemptSending:
         before = self._files_sent_to
         try:
             for event, place in self._naming_files():
-                for file in self._wanted(event):
+                for file in self._files_of(event):
                     self._send_file(recorded, file)
                 self._files_sent_to = place
         finally:
             if self._files_sent_to != before:
-                self._remember(recorded)
+                self._write_uploaded(recorded)
 
     def _naming_files(self) -> Iterator[tuple[Event, SpoolOffset]]:
         """Yield the events that name files, each with its end offset."""
@@ -229,7 +229,7 @@ class AttemptSending:
                         break
                     yield event, SpoolOffset(sequence, offset)
 
-    def _wanted(self, event: Event) -> list[Event]:
+    def _files_of(self, event: Event) -> list[Event]:
         if event["event"] == "artifact":
             return [event]
         return event["files"] if event.get("upload") or self._with_checkpoints else []
@@ -257,15 +257,15 @@ class AttemptSending:
 
     # ---- uploaded.json -------------------------------------------------------------------------
 
-    def _remembered(self) -> dict[str, Any]:
+    def _read_uploaded(self) -> dict[str, Any]:
         try:
             content = dict(json.loads((self._files.folder / REMEMBERED).read_text()))
         except (OSError, ValueError):
             return {}
         return content if content.get("url") == self._ingest.server.url else {}
 
-    def _remember(self, recorded: Recorded) -> None:
-        known = self._remembered()
+    def _write_uploaded(self, recorded: Recorded) -> None:
+        known = self._read_uploaded()
         if known.get("run") != recorded.run:
             known = {"url": self._ingest.server.url, "run": recorded.run, "files": {}, "sent": []}
         known["files"][str(recorded.attempt)] = list(self._files_sent_to)
