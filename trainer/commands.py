@@ -72,13 +72,13 @@ def add(
     reference = _loaded(file)
     registered_recipes.look_for_folder()
     if no_check:
-        _keep(reference, as_json=as_json)
+        _register(reference, as_json=as_json)
         return
     from trainer.diagnosis import check  # loads torch, which takes seconds
 
     _, report = check.tell(_words(reference, settings or [], as_json=as_json))
     if not report.errors:
-        _keep(reference, as_json=as_json)
+        _register(reference, as_json=as_json)
     check.note(reference, report)
     if report.errors:
         count = f"{len(report.errors)} error{'s' * (len(report.errors) > 1)}"
@@ -135,7 +135,7 @@ def _words(reference: str, settings: list[str], *, as_json: bool) -> list[str]:
     return [reference, *options, *["--json"] * as_json]
 
 
-def _keep(reference: str, *, as_json: bool) -> None:
+def _register(reference: str, *, as_json: bool) -> None:
     """Register a recipe, and print the name under which workers offer it."""
     from trainer.probe import recipes  # loads torch, which takes seconds
     from trainer.registry import load_recipe

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (UnknownRecipeError, NotRegisteredError) as error:
         leave(2, str(error))
     except (Exception, SystemExit) as error:  # any error of its file
-        leave(1, _said(file, error))
+        leave(1, _error_line(file, error))
     ends = _Ends()
     try:
         values = nested(options.set)
@@ -65,14 +65,14 @@ def main(arguments: list[str] | None = None) -> None:
         if options.checkpoints is not None:
             _prepare(options.checkpoints, options.resume)
         printer = _Printer(config)
-        tell_steps = _tell_steps if options.json else printer.steps
+        tell_steps = _print_steps_json if options.json else printer.steps
         with joined(device) as (ranks, device):
             outcome = train(
                 recipe,
                 config,
                 device=device,
                 on_steps=_both(ends.steps, tell_steps),
-                on_event=_both(ends.event, _tell if options.json else printer.event),
+                on_event=_both(ends.event, _print_json if options.json else printer.event),
                 checkpoint_folder=options.checkpoints,
                 resume=options.resume,
                 ranks=ranks,
@@ -83,11 +83,11 @@ def main(arguments: list[str] | None = None) -> None:
         leave(EXIT_CODES["failed"], str(error))
     except (Exception, SystemExit) as error:  # any error of the recipe
         source = Path(inspect.getfile(recipe)).resolve()
-        leave(EXIT_CODES["failed"], _said(source, error), _own_frames(str(source), error))
+        leave(EXIT_CODES["failed"], _error_line(source, error), _own_frames(str(source), error))
     ending = ends.ending
     if options.json:
         told = {"event": "ended", "status": outcome.status, "step": outcome.step}
-        _tell(told | {"ending": ending})
+        _print_json(told | {"ending": ending})
     else:
         printer.flush()
         _print(f"{ending or outcome.status} after {outcome.step} steps{ends.why}")
@@ -116,7 +116,7 @@ def nested(assignments: list[str]) -> dict[str, Any]:
     return values
 
 
-def _said(file: Path | None, error: BaseException) -> str:
+def _error_line(file: Path | None, error: BaseException) -> str:
     """Return an error of a recipe's code on one line, like `recipe check`: file, line, error."""
     place = place_of(file, error)
     return f"{place}: {first_line(error)}" if place else first_line(error)
@@ -238,14 +238,14 @@ class _Printer:
         )
 
 
-def _tell_steps(records: Steps) -> None:
+def _print_steps_json(records: Steps) -> None:
     """Print the last drained step as JSON; step_us: mean of all drained steps."""
     last = records[-1]
     values = {name: last[name].item() for name in ("step", "loss", "scale", "grad_norm", "lr")}
-    _tell({"event": "steps", **values, "step_us": records["step_us"].mean().item()})
+    _print_json({"event": "steps", **values, "step_us": records["step_us"].mean().item()})
 
 
-def _tell(event: Event) -> None:
+def _print_json(event: Event) -> None:
     """Print an event as one JSON object; floats that JSON lacks become text: "NaN"."""
     _print(ENCODER.encode(json_safe(event)))
 
@@ -347,7 +347,7 @@ class _Help(argparse.Action):
         except (ConfigError, UnknownRecipeError, MissingRequirementError, RecipeError) as error:
             parser.exit(2, f"error: {error}\n")
         except (Exception, SystemExit) as error:  # any error of its file
-            parser.exit(1, f"error: {_said(file_of(namespace.recipe or ''), error)}\n")
+            parser.exit(1, f"error: {_error_line(file_of(namespace.recipe or ''), error)}\n")
         parser.print_help()
         parser.exit()
 

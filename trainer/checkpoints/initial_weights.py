@@ -104,7 +104,7 @@ def load_weights(
         for name, tensor in network.state_dict().items()
         if isinstance(tensor, Tensor)
     }
-    named = _named_alike(weights, targets)
+    named = _renamed(weights, targets)
     fit = _fit(named, targets)
     if not fit.loaded:
         trouble = f"no weight of {source} fits one of the recipe's: it has {_shown(list(weights))}"
@@ -123,19 +123,19 @@ def _fit(weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Fit:
     for name, target in targets.items():
         if name not in weights:
             continue
-        if unlike := _unlike(weights[name], target):
-            fit.mismatched.append(f"{name}: {unlike}")
+        if mismatch := _mismatch(weights[name], target):
+            fit.mismatched.append(f"{name}: {mismatch}")
         else:
             fit.loaded.append(name)
     # A tied weight is often saved under only one of its names.
-    places = {_place(targets[name]) for name in fit.loaded}
+    places = {_memory_key(targets[name]) for name in fit.loaded}
     absent = [name for name in targets if name not in weights]
-    fit.missing = [name for name in absent if _place(targets[name]) not in places]
+    fit.missing = [name for name in absent if _memory_key(targets[name]) not in places]
     fit.unexpected = [name for name in weights if name not in targets]
     return fit
 
 
-def _unlike(tensor: Tensor, target: Tensor) -> str:
+def _mismatch(tensor: Tensor, target: Tensor) -> str:
     """Return why a tensor cannot be loaded into a weight; "" if it can."""
     if tensor.shape != target.shape:
         return f"{_shape(tensor)}, not {_shape(target)}"
@@ -153,11 +153,11 @@ def _put(weights: Mapping[str, Tensor], fit: Fit, modules: Mapping[str, nn.Modul
         network.load_state_dict(state, strict=False)
 
 
-def _named_alike(weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _renamed(weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename weights to the recipe's names by adapting prefixes."""
     best: tuple[int, dict[str, Tensor]] = (0, dict(weights))
-    for left_out in _beginnings(weights):
-        for added in _beginnings(targets):
+    for left_out in _common_prefixes(weights):
+        for added in _common_prefixes(targets):
             named = {f"{added}{name[len(left_out) :]}": each for name, each in weights.items()}
             fitting = sum(name in targets for name in named)
             if fitting > best[0]:  # on a tie, the smallest change
@@ -165,21 +165,21 @@ def _named_alike(weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -
     return best[1]
 
 
-def _beginnings(names: Mapping[str, Tensor]) -> Iterator[str]:
+def _common_prefixes(names: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield "", and every prefix "a.b." that all names share."""
     yield ""
     if not names:
         return
     parts = [name.split(".")[:-1] for name in names]
-    beginning = ""
+    prefix = ""
     for each in zip(*parts, strict=False):
         if len(set(each)) > 1:
             return
-        beginning += f"{each[0]}."
-        yield beginning
+        prefix += f"{each[0]}."
+        yield prefix
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
+def _memory_key(tensor: Tensor) -> tuple[object, ...]:
     """Return a key that tied weights share. (Tensors without elements have no memory.)"""
     return (tensor.data_ptr(), tensor.shape) if tensor.numel() else (id(tensor),)
 

@@ -44,12 +44,12 @@ def go_on_from(
     if len(fingerprints) != ranks.world_size:
         notes.append("which batch came next is not known")
     elif any(ranks.gather(batches.fingerprint() != fingerprints[ranks.rank])):
-        notes.append(f"another batch comes next: {_why_another(state, recipe)}")
+        notes.append(f"another batch comes next: {_why_other_batch(state, recipe)}")
     inherited = inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=is_fork)
     return progress, inherited, notes
 
 
-def _why_another(state: Mapping[str, Any], recipe: Recipe) -> str:
+def _why_other_batch(state: Mapping[str, Any], recipe: Recipe) -> str:
     if "data" not in state:
         return "the version that saved this drew the order of examples otherwise"
     if recipe.dataset is not None:

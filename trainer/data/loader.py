@@ -114,7 +114,7 @@ class _Reader:
         # training currently is. The thread does not refer to this object, so that an abandoned one
         # is closed too.
         self._thread = threading.Thread(
-            target=_bring,
+            target=_prefetch,
             args=(begin, worker_pool, device, data.pin, self._ready, begun, self._over),
             name="data",
             daemon=True,
@@ -158,7 +158,7 @@ def _end(over: threading.Event, thread: threading.Thread) -> None:
     thread.join()
 
 
-def _bring(
+def _prefetch(
     begin: Callable[[], Iterator[Any]],
     worker_pool: WorkerPool,
     device: torch.device,
@@ -194,7 +194,7 @@ def _bring(
         _put(error.with_traceback(None) if is_described else error, ready, over)
     finally:
         begun.set()
-        _let_go(batches)
+        _detach_workers(batches)
         worker_pool.kill()
         batches = None
 
@@ -221,7 +221,7 @@ def _begin(
         )
 
 
-def _let_go(batches: Any) -> None:
+def _detach_workers(batches: Any) -> None:
     """Make DataLoader forget its workers, before they are killed.
 
     Its own shutdown waits for each of them, 10 seconds for a busy one, and takes a lock that a

@@ -52,13 +52,13 @@ class NonfiniteBuffers(Observer):
         """Check the buffers before the first step."""
         if not self._has_begun:
             self._has_begun = True
-            self._look(None)
+            self._check(None)
 
     def arrived(self, records: Steps) -> None:
         """Check the buffers if any of these steps was skipped."""
         skipped = records["step"][records["flags"] & SKIPPED != 0]
         if len(skipped):
-            self._look(int(skipped[0]))
+            self._check(int(skipped[0]))
 
     def after_step(self, result: StepResult) -> None:
         """Report complete results."""
@@ -68,7 +68,7 @@ class NonfiniteBuffers(Observer):
         """Wait for the device and report the rest."""
         self._host_copies.report(wait=True)
 
-    def _look(self, step: int | None) -> None:
+    def _check(self, step: int | None) -> None:
         """Queue the check of all buffers: two kernels per device.
 
         step: the first skip that may have caused nonfinite values, None before the first step.
@@ -81,9 +81,9 @@ class NonfiniteBuffers(Observer):
         if groups:
             names = [name for group in groups.values() for name in group]
             is_finite = [_is_finite(list(group.values())) for group in groups.values()]
-            self._host_copies.send(partial(self._tell, step, names), *is_finite)
+            self._host_copies.send(partial(self._report, step, names), *is_finite)
 
-    def _tell(self, step: int | None, names: list[str], arrived: list[Tensor]) -> None:
+    def _report(self, step: int | None, names: list[str], arrived: list[Tensor]) -> None:
         is_finite = [is_sound for group in arrived for is_sound in group.tolist()]
         infinite = [name for name, is_sound in zip(names, is_finite, strict=True) if not is_sound]
         if step is None:

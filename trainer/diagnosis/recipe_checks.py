@@ -132,7 +132,7 @@ class _Inner(NamedTuple):
 def asked_of_the_scale(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
     """Check that losses and unscaled gradients do not depend on the scale."""
     fp32, fp16 = (small_config(recipe_class, values, each) for each in ("fp32", "fp16"))
-    small, large = (_gone_through(recipe_class, fp32, scale) for scale in (1.0, LARGE_SCALE))
+    small, large = (_run_step(recipe_class, fp32, scale) for scale in (1.0, LARGE_SCALE))
     for name, loss in small.losses.items():
         other = large.losses[name]
         if math.isfinite(loss) and not math.isclose(loss, other, rel_tol=1e-3, abs_tol=1e-6):
@@ -148,7 +148,7 @@ def asked_of_the_scale(recipe_class: type[Recipe], values: dict[str, Any]) -> It
         for number, (one, other) in enumerate(zip(small.inner, large.inner, strict=True))
         if one.norm and other.norm < 2 * one.norm
     ]
-    halves = _gone_through(recipe_class, fp16, 1.0).inner if unscaled else []
+    halves = _run_step(recipe_class, fp16, 1.0).inner if unscaled else []
     for number in unscaled:
         if halves[number].is_half:
             yield Finding(
@@ -171,7 +171,7 @@ def asked_of_the_scale(recipe_class: type[Recipe], values: dict[str, Any]) -> It
             return
 
 
-def _gone_through(recipe_class: type[Recipe], config: RunConfig[Any], scale: float) -> _Pass:
+def _run_step(recipe_class: type[Recipe], config: RunConfig[Any], scale: float) -> _Pass:
     """Run one step at a scale, without updates."""
     seed_everything(0)
     recipe = make_recipe(recipe_class, config, CPU)
@@ -388,10 +388,10 @@ def asked_of_the_device(recipe_class: type[Recipe], values: dict[str, Any]) -> I
                 total = torch.stack([each.value for each in as_losses(loss)]).sum()
                 recipe.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
-            yield _told_by_meta(error, file)
+            yield _finding_of_meta_error(error, file)
 
 
-def _told_by_meta(error: Exception, file: str) -> Finding:
+def _finding_of_meta_error(error: Exception, file: str) -> Finding:
     """Interpret an error raised by a step on the meta device."""
     text, where = first_line(error), place(file, error)
     if "Tensor on device cpu is not on the expected device meta" in text:

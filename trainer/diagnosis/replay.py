@@ -156,7 +156,7 @@ class Replay(Observer):
         self._lost_at: int | None = None  # first step with a nonfinite loss
         self._now = 0
         self._coming: _Step | None = None
-        self._kept: _Step | None = None
+        self._stored: _Step | None = None
 
     def arrived(self, records: Steps) -> None:
         """Record which of the arrived steps were skipped, at what scale."""
@@ -195,9 +195,9 @@ class Replay(Observer):
 
     def before_step(self, step: int) -> None:
         """Save what this step needs for a replay, before its batch is drawn."""
-        self._look_at_batch(step)
+        self._check_batch(step)
         self._now, self._coming = step, None
-        self._listen()
+        self._process_skips()
         watches = self._replayed < self._most and step <= self._watched_until
         if watches or step in self._requested:
             self._coming = _Step(
@@ -208,7 +208,7 @@ class Replay(Observer):
                 deepcopy(self._context.recipe.state_dict()),
             )
 
-    def _listen(self) -> None:
+    def _process_skips(self) -> None:
         """Process skips a fixed number of steps late, whenever they arrived."""
         while self._flags and self._flags[0].step < self._now - self._late:
             self._calibration.count(bool(self._flags.popleft().skipped().any()))
@@ -231,15 +231,15 @@ class Replay(Observer):
         if is_calibrating:
             self._flags.append(flags)
         if stored := self._coming:
-            self._kept = stored
+            self._stored = stored
             stored.scale, stored.losses, stored.flags = result.scale, result.losses, flags
 
     def drain(self) -> None:
         """Replay the last step, if it was skipped."""
         self.before_update()
-        self._look_at_batch(self._now + 1)
+        self._check_batch(self._now + 1)
 
-    def _look_at_batch(self, coming: int) -> None:
+    def _check_batch(self, coming: int) -> None:
         """Draw the batch of the first lost step again, and report its nonfinite tensors.
 
         Tensors that are also nonfinite in the batch before, which had a finite loss, are so by
@@ -248,7 +248,7 @@ class Replay(Observer):
         step, self._lost_at = self._lost_at, None
         if step is None:
             return
-        with self._set_aside(), self._put_back():
+        with self._set_aside(), self._restored_afterwards():
             nonfinite = self._nonfinite(step, coming)
             by_design = {each["name"] for each in self._nonfinite(step - 1, coming)}
         if inputs := [each for each in nonfinite if each["name"] not in by_design]:
@@ -272,7 +272,7 @@ class Replay(Observer):
 
     def before_update(self) -> None:
         """Replay the previous step if it was skipped: its weights are still unchanged."""
-        stored, self._kept = self._kept, None
+        stored, self._stored = self._stored, None
         if stored is None or stored.flags is None:
             return
         skipped = stored.flags.skipped()  # the host waits here, but only while replay is active
@@ -289,14 +289,14 @@ class Replay(Observer):
     def request(self, step: int, request: int) -> None:
         """Replay a requested step: a past one now, a future one after it was attempted."""
         if not self._can_replay:  # acknowledged without a replay
-            self._tell([request])
+            self._acknowledge([request])
             return
         if step > self._now:
             self._requested.setdefault(step, []).append(request)
             return
         position = self._position_of(step, self._now + 1)
         if position < 0:  # before this run's data: it began from another run's checkpoint
-            self._tell([request])
+            self._acknowledge([request])
             return
         past = _Step(step, position, None, [], None)
         past.scale = self._scales.get(step) or self._context.scaler.get_scale()
@@ -307,16 +307,18 @@ class Replay(Observer):
 
     def _replay(self, stored: _Step, notes: list[str], requests: list[int]) -> None:
         try:
-            self._replay_and_tell(stored, notes, is_requested=bool(requests))
+            self._replay_and_report(stored, notes, is_requested=bool(requests))
         finally:
-            self._tell(requests)  # acknowledged even after an error, which is reported separately
+            self._acknowledge(
+                requests
+            )  # acknowledged even after an error, which is reported separately
 
-    def _replay_and_tell(self, stored: _Step, notes: list[str], *, is_requested: bool) -> None:
+    def _replay_and_report(self, stored: _Step, notes: list[str], *, is_requested: bool) -> None:
         recipe, networks = self._context.recipe, self._context.recipe.modules
         if any(networks[name] is not module for name, module in self._modules.items()):
             notes = [*notes, "the plain network was replayed, on this process's examples"]
         scale = float(stored.scale)  # from here on the host may wait
-        with self._set_aside(), self._put_back():
+        with self._set_aside(), self._restored_afterwards():
             recipe.modules = self._modules
             # A gradient penalty needs the scale of this step, not of the next one.
             recipe.scaler = GradScaler(
@@ -328,7 +330,7 @@ class Replay(Observer):
                 recipe.load_state_dict(stored.state)
             self._set_buffers(stored.buffers)
             trace = Trace(self._modules)
-            loss, gradients = self._go_through(trace, stored.position, scale, stored.losses)
+            loss, gradients = self._repeat_passes(trace, stored.position, scale, stored.losses)
             culprits = self._culprits(gradients)
         finding = trace.finding
         self._on_event(
@@ -354,12 +356,12 @@ class Replay(Observer):
             }
         )
 
-    def _tell(self, acknowledged: list[int]) -> None:
+    def _acknowledge(self, acknowledged: list[int]) -> None:
         for request in acknowledged:
             self._on_event({"event": "obeyed", "step": self._now, "request": request})
 
     @contextmanager
-    def _put_back(self) -> Iterator[None]:
+    def _restored_afterwards(self) -> Iterator[None]:
         """Restore everything that a replay changes, also after an error."""
         recipe = self._context.recipe
         networks, scaler = recipe.modules, recipe.scaler
@@ -379,7 +381,7 @@ class Replay(Observer):
             recipe.load_state_dict(state)
             restore_random_state(random, self._device)
 
-    def _go_through(
+    def _repeat_passes(
         self, trace: Trace, position: int, scale: float, losses: int | None
     ) -> tuple[Tensor, dict[Tensor, Tensor]]:
         """Repeat the step's passes without updates; return its loss and its gradients.

@@ -57,7 +57,7 @@ class Spikes(Observer):
             spikes[int(steps[is_finite][index])] = (float(losses[is_finite][index]), z)
         for step in sorted(spikes):
             if step > self._quiet_until:
-                self._tell(step, *spikes[step])
+                self._report(step, *spikes[step])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that determines the detection in later steps."""
@@ -99,7 +99,7 @@ class Spikes(Observer):
                 spikes.append((index + window - before, z))
         return spikes
 
-    def _tell(self, step: int, loss: float, z: float) -> None:
+    def _report(self, step: int, loss: float, z: float) -> None:
         self._quiet_until = step + self._window
         event: Event = {"event": "spike", "step": step, "loss": loss, "z": z}
         if self._rollbacks:

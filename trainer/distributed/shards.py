@@ -103,18 +103,18 @@ def shard(
             for parameter in cut:
                 parameter.data = parameter.data.new_empty(0)
         if kinds([network]):
-            network.register_forward_pre_hook(_take_buffers_of_first)
+            network.register_forward_pre_hook(_broadcast_buffers)
         network.register_forward_hook(_watch_for_second_order)
     after = _named_parameters(modules)
     _check_tied(before, after)
     for name, network in modules.items():
         if name not in trained:
             network.to(device)
-        _give_buffers_of_first(network, device)
-    _give_weights_of_first(drawn, after, device)
+        _broadcast_all_buffers(network, device)
+    _broadcast_weights(drawn, after, device)
     shards = {whole: after[name] for name, whole in before.items()}
     for optimizer in optimizers.values():
-        _go_over(optimizer, shards)
+        _shard_optimizer(optimizer, shards)
     return calls
 
 
@@ -322,7 +322,7 @@ def _repeated(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     }
 
 
-def _give_weights_of_first(
+def _broadcast_weights(
     drawn: dict[str, Tensor], weights: Mapping[str, nn.Parameter], device: torch.device
 ) -> None:
     """Load rank 0's weights, or the own part; one whole tensor at a time is on a device."""
@@ -337,7 +337,7 @@ def _give_weights_of_first(
         weight.copy_(value)
 
 
-def _give_buffers_of_first(network: nn.Module, device: torch.device) -> None:
+def _broadcast_all_buffers(network: nn.Module, device: torch.device) -> None:
     """Copy rank 0's buffers once, including those that no step changes."""
     for owner in network.modules():
         for name, buffer in owner._buffers.items():
@@ -350,7 +350,7 @@ def _give_buffers_of_first(network: nn.Module, device: torch.device) -> None:
                     buffer.copy_(value)
 
 
-def _take_buffers_of_first(network: nn.Module, _inputs: object) -> None:
+def _broadcast_buffers(network: nn.Module, _inputs: object) -> None:
     """Copy rank 0's buffers, e.g. running statistics, before a pass, as DDP does."""
     for buffers in kinds([network]):
         row = in_a_row(buffers)
@@ -376,7 +376,7 @@ def _check_order(_gradient: Tensor) -> None:
         )
 
 
-def _go_over(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Parameter]) -> None:
+def _shard_optimizer(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Parameter]) -> None:
     """Replace an optimizer's parameters by shards, and shard its state."""
     for group in optimizer.param_groups:
         group["params"] = [shards.get(parameter, parameter) for parameter in group["params"]]

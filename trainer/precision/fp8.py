@@ -46,11 +46,11 @@ def set_fp8(modules: Mapping[str, nn.Module], config: RunConfig[Any], device: to
         emulate=is_emulated,
         pad_inner_dim=not is_emulated,
     )
-    linear = dict(_wanted(modules, config))
+    linear = dict(_convertible(modules, config))
     unfit = {name for name, layer in linear.items() if not _fits(layer)}
     for name in linear.keys() - unfit:
         _convert(linear[name], scaling)
-    names = ", ".join(_in_words(name, linear[name]) for name in sorted(unfit)[:NAMES_SHOWN])
+    names = ", ".join(_described(name, linear[name]) for name in sorted(unfit)[:NAMES_SHOWN])
     if len(unfit) > NAMES_SHOWN:
         names += f" and {len(unfit) - NAMES_SHOWN:,} more"
     if len(unfit) == len(linear):
@@ -107,7 +107,7 @@ def ranges(layer: Float8Linear, kind: str, tensor: Tensor) -> Tensor:
     return torch.stack([rows.abs().amax().float(), is_lost.sum().float(), is_there.sum().float()])
 
 
-def _wanted(
+def _convertible(
     modules: Mapping[str, nn.Module], config: RunConfig[Any]
 ) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the linear layers without other settings, each once, by name."""
@@ -137,5 +137,5 @@ def _convert(layer: nn.Linear, scaling: Float8LinearConfig) -> None:
         vars(layer)[name] = vars(made)[name]
 
 
-def _in_words(name: str, layer: nn.Linear) -> str:
+def _described(name: str, layer: nn.Linear) -> str:
     return f"{name} ({layer.in_features} to {layer.out_features})"

@@ -32,11 +32,11 @@ def lay_out_as_weights(optimizer: Optimizer) -> None:
     """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            if isinstance(value, Tensor) and _lies_otherwise(value, parameter):
+            if isinstance(value, Tensor) and _has_other_strides(value, parameter):
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
-def _lies_otherwise(value: Tensor, parameter: Tensor) -> bool:
+def _has_other_strides(value: Tensor, parameter: Tensor) -> bool:
     return (
         value.layout == parameter.layout == torch.strided
         and value.shape == parameter.shape
