@@ -38,7 +38,7 @@ class Capabilities:
         self._files: set[str] = set()
         self._seen: Seen = {}
         self._child: subprocess.Popen[bytes] | None = None
-        self._told: list[IO[bytes]] = []  # output and errors of the child
+        self._outputs: list[IO[bytes]] = []  # output and errors of the child
         self._deadline = 0.0
         self._offer: Offer = {"recipes": []}
         self._counter: subprocess.Popen[bytes] | None = None
@@ -46,7 +46,7 @@ class Capabilities:
 
     def learn(self) -> Offer:
         """Read devices, recipes and versions, and wait. Raises HalfstepError."""
-        return self._answered(self._ask().wait())
+        return self._parse_output(self._start_probe().wait())
 
     @property
     def is_loading(self) -> bool:
@@ -58,7 +58,7 @@ class Capabilities:
         if self._child is None:
             if self._look() != self._seen:
                 say("worker: a recipe's file has changed: reloading recipes")
-                self._child = self._ask()
+                self._child = self._start_probe()
                 return None
             return self._counted()
         exit_code = self._child.poll()
@@ -69,7 +69,7 @@ class Capabilities:
             return None
         self._child = None
         try:
-            return self._answered(exit_code)
+            return self._parse_output(exit_code)
         except HalfstepError as error:
             say(f"worker: {error}")
             return None
@@ -121,19 +121,19 @@ class Capabilities:
             stderr=subprocess.DEVNULL,
         )
 
-    def _ask(self) -> "subprocess.Popen[bytes]":
+    def _start_probe(self) -> "subprocess.Popen[bytes]":
         self._seen = self._look()  # before the child starts, so that a later change is detected
-        self._told = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - a pipe would fill
+        self._outputs = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - a pipe would fill
         self._deadline = time.monotonic() + LONGEST_SECONDS
         return subprocess.Popen(
             [sys.executable, "-m", "trainer.probe"],
             env={**run_environment.of_recipes(self._settings), **gpus.environment()},
             stdin=subprocess.DEVNULL,
-            stdout=self._told[0],
-            stderr=self._told[1],
+            stdout=self._outputs[0],
+            stderr=self._outputs[1],
         )
 
-    def _answered(self, exit_code: int) -> Offer:
+    def _parse_output(self, exit_code: int) -> Offer:
         answer, errors = self._printed()
         if exit_code != 0:
             raise HalfstepError(f"This machine's devices cannot be detected:\n{errors[-4000:]}")
@@ -158,7 +158,7 @@ class Capabilities:
 
     def _printed(self) -> list[str]:
         texts = []
-        for file in self._told:
+        for file in self._outputs:
             with file:
                 file.seek(0)
                 texts.append(file.read().decode(errors="replace"))

@@ -128,7 +128,7 @@ def _git_of(folder: Path) -> tuple[dict[str, Any] | None, bytes | None]:
             safely = _repository_of_our_own(folder, Path(own), commit)
             changes = _git(folder, *STATUS, **safely).decode(errors="replace")
             diff = _git(folder, *DIFF, **safely)
-    except (OSError, _GitSaid) as error:
+    except (OSError, _GitError) as error:
         is_none = isinstance(error, FileNotFoundError) or "not a git repository" in str(error)
         return (None if is_none else {"error": str(error)[:500]}), None
     untracked = re.findall(r"^\?\? (.+)$", changes, re.MULTILINE)
@@ -147,13 +147,13 @@ def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, st
 
     It omits the folder's configuration (except `HARMLESS`), which a script may have written and
     which may name programs, such as filters and monitors. Returns the variables that make git use
-    it. Raises OSError, _GitSaid.
+    it. Raises OSError, _GitError.
     """
     paths = ("--git-path", "objects", "--git-path", "index", "--git-path", "info/exclude")
     queries = ("--path-format=absolute", "--show-toplevel", "--show-object-format", *paths)
     output = _git(folder, "rev-parse", *queries).decode(errors="surrogateescape").splitlines()
     if len(output) != 5:
-        raise _GitSaid("the path of this repository has a line break")
+        raise _GitError("the path of this repository has a line break")
     files, format_, objects, index, excluded = output
     for name in ("objects", "refs", "info"):
         (own / name).mkdir()
@@ -165,7 +165,7 @@ def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, st
             (own / "info" / "exclude").write_bytes(file.read(EXCLUDED_BYTES))
     try:
         settings = _git(folder, "config", "--null", "--get-regexp", HARMLESS)
-    except _GitSaid:  # none of these settings exist
+    except _GitError:  # none of these settings exist
         settings = b""
     for setting in filter(None, settings.decode(errors="surrogateescape").split("\0")):
         name, _, value = setting.partition("\n")
@@ -178,12 +178,12 @@ def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, st
     }
 
 
-class _GitSaid(Exception):
+class _GitError(Exception):
     """Failure reported by git; the message is git's."""
 
 
 def _git(folder: Path, *words: str, **variables: str) -> bytes:
-    """Return git's output, at most LONGEST_BYTES + 1. Raises OSError, _GitSaid."""
+    """Return git's output, at most LONGEST_BYTES + 1. Raises OSError, _GitError."""
     environment = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **variables}
     process = subprocess.Popen(
         ["git", "-C", str(folder), *GIT_OPTIONS, *words],
@@ -202,5 +202,5 @@ def _git(folder: Path, *words: str, **variables: str) -> bytes:
         complaint = errors.read(2000).decode(errors="replace")
     timer.cancel()
     if process.returncode and len(stdout) <= LONGEST_BYTES:
-        raise _GitSaid(" ".join(complaint.split()) or f"git ended with {process.returncode}")
+        raise _GitError(" ".join(complaint.split()) or f"git ended with {process.returncode}")
     return stdout

@@ -58,11 +58,11 @@ class Gang:
         lease = self._lease_seconds if moment > self._believed_until else math.inf
         attempt = self._files.attempt
         if not self._has_met:
-            self._meet(database)
+            self._exchange_rendezvous(database)
         with database.reading() as session:
             return gangs.trouble(session, self._run_id, attempt, self._node, lease)
 
-    def _meet(self, database: Database) -> None:
+    def _exchange_rendezvous(self, database: Database) -> None:
         """Publish the rendezvous address as node 0; pass it to the ranks as another."""
         run_id, attempt, path = self._run_id, self._files.attempt, self._files.meeting
         if self._node == 0 and path.exists():

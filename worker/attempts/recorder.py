@@ -132,13 +132,13 @@ class Recorder:
                 raise
             with suppress(Exception):
                 self._publish_waiting(meanwhile)
-            raise CannotRecord(self._put_aside(error)) from error
+            raise CannotRecord(self._quarantine_spool(error)) from error
 
     def finish(self) -> bool:
         """Log damage at the end of a spool no longer written; return if more is to flush."""
         damaged = self._spool.end()
         if damaged is not None:
-            self._lose(damaged)
+            self._report_damage(damaged)
         return damaged is not None
 
     def stop(self) -> None:
@@ -240,7 +240,7 @@ class Recorder:
         if uploads.can_begin:
             self._check_fence()
             uploads.begin()
-        arrived = self._noted(uploads.arrived())
+        arrived = self._mark_stored(uploads.arrived())
         recording.publish([*arrived, *recording.files])
 
     def _awaited(self, meanwhile: Callable[[], None]) -> Iterator[dict[str, Any]]:
@@ -250,9 +250,9 @@ class Recorder:
                 self._check_fence()
                 self._uploads.begin()
             wait_for(self._uploads.wait, meanwhile)
-            yield from self._noted(self._uploads.arrived())
+            yield from self._mark_stored(self._uploads.arrived())
 
-    def _noted(self, arrived: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _mark_stored(self, arrived: list[dict[str, Any]]) -> list[dict[str, Any]]:
         self._stored.update(self._key(file) for event in arrived for file in files_of(event))
         return arrived
 
@@ -267,9 +267,9 @@ class Recorder:
         """
         if isinstance(item, Unrecordable):
             if item.damaged_bytes:
-                self._lose(item)
+                self._report_damage(item)
             else:
-                self._keep_aside(item)
+                self._quarantine_frame(item)
             return False
         kind = item["event"] if isinstance(item, dict) else "steps"
         # Not for events that a dead supervisor may have reported.
@@ -283,32 +283,34 @@ class Recorder:
         """Return whether a file exists and is the run's own; a link may point anywhere."""
         path = self._folder / str(file["path"])
         if not is_plain(self._settings.data, path.relative_to(self._settings.data).as_posix()):
-            self._blame(f"{file['path']} is a link, or in a linked folder; allowed: a plain file")
+            self._report_problem(
+                f"{file['path']} is a link, or in a linked folder; allowed: a plain file"
+            )
             return False
         return path.is_file()
 
-    def _lose(self, damaged: Unrecordable) -> None:
+    def _report_damage(self, damaged: Unrecordable) -> None:
         """Log spool damage in the run's log; the training itself may be healthy."""
         self.lost_bytes += damaged.damaged_bytes
         self.remark(f"{damaged.problem}: what they held is lost")
 
-    def _keep_aside(self, item: Unrecordable) -> None:
+    def _quarantine_frame(self, item: Unrecordable) -> None:
         """Save an unrecordable frame unchanged, and continue with the next one."""
         try:
             self.aside.mkdir(exist_ok=True)
             with (self.aside / "frames").open("ab") as file:
                 file.write(frame(item.kind, item.payload))
-            self._blame(f"{item.problem} (kept in {self.aside})")
+            self._report_problem(f"{item.problem} (kept in {self.aside})")
         except OSError as problem:
-            self._blame(f"{item.problem} (not kept in {self.aside}: {problem})")
+            self._report_problem(f"{item.problem} (not kept in {self.aside}: {problem})")
 
-    def _blame(self, problem: str) -> None:
+    def _report_problem(self, problem: str) -> None:
         """Mark the run to end for unrecordable output; only the first fault is reported."""
         if self.problem is None:
             self.problem = f"it told what cannot be recorded: {problem}"
             self.remark(self.problem)
 
-    def _put_aside(self, error: Exception) -> str:
+    def _quarantine_spool(self, error: Exception) -> str:
         """Move the spool away, as it would fail again; return a message about it."""
         traceback.print_exception(error)  # into the supervisor's log, or the worker's
         text = f"what it told could not be recorded: {in_short(error)}"

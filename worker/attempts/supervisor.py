@@ -160,7 +160,7 @@ class Supervisor:
 
     def _prepare(self) -> None:
         """Prepare everything the training needs. Raises CannotStart, StaleAttempt."""
-        self._lodge()
+        self._acquire_isolation()
         with self.database.writing() as session:
             run = queue.held(session, self.run_id, self.attempt)
             started_at = clock() - queue.seconds_since_start(session, run)
@@ -194,7 +194,7 @@ class Supervisor:
             monitor = SystemMonitor(node.devices, cuda=is_cuda)
             self.recorder.begin(monitor, started_at, retention(run.settings))
 
-    def _lodge(self) -> None:
+    def _acquire_isolation(self) -> None:
         """Acquire the run's exclusive user and cgroup. Raises CannotStart."""
         try:
             self.user = self.user or RunUser.taken(self.settings)

@@ -50,7 +50,7 @@ class Kubernetes:
 
     def place(self, pilots: Pilots) -> None:
         """Create a Job with one pod per node, unless it exists. Raises PlacementRejected."""
-        with _asking():
+        with _translated_errors():
             job = self._job(pilots)
             if job is not None and not self._is_ours(job):
                 text = f"the namespace {self._namespace} has a job {pilots.name} of another "
@@ -70,7 +70,7 @@ class Kubernetes:
 
     def look(self, pilots: Pilots) -> Look:
         """Return the state of the Job, with the reason why its pods wait or failed."""
-        with _asking():
+        with _translated_errors():
             job = self._own_job(pilots)
             if job is None:
                 return Look("gone", "Kubernetes does not know it")
@@ -88,13 +88,13 @@ class Kubernetes:
 
     def cancel(self, pilots: Pilots) -> None:
         """Delete the Job; its pods get SIGTERM and their grace period."""
-        with _asking():
+        with _translated_errors():
             if self._own_job(pilots) is not None:
                 self._delete(pilots)
 
     def log(self, pilots: Pilots) -> str:
         """Return the end of its pods' output."""
-        with _asking():
+        with _translated_errors():
             job = self._own_job(pilots)
             pods = [] if job is None else self._pods(job)
             return "".join(map(self._printed, pods))[-LOG_BYTES:]
@@ -104,7 +104,7 @@ class Kubernetes:
 
         Its nodes report theirs in the first run's log.
         """
-        with _asking():
+        with _translated_errors():
             job = self.manifest(Pilots(0, 0, nodes=1, devices=1))
             yield from kubernetes_check.findings(self._api, self._settings, job)
 
@@ -313,7 +313,7 @@ def _waits(pod: Any) -> str:
 
 
 @contextmanager
-def _asking() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     """Raise OSError for errors of the cluster or its connection."""
     try:
         yield

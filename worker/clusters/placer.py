@@ -70,7 +70,7 @@ class Placer:
         with self.database.touching() as session:
             pulse = workers.beat(session, self.id)
         self.lost.look(is_lost=pulse.is_lost)
-        self._offer_anew()
+        self._update_recipes()
         with self.database.reading() as session:
             unended = placements.unended(session)
         for placement, is_wanted in unended:
@@ -136,7 +136,7 @@ class Placer:
             self.id = worker.id
         _say(f"runs are placed by {self.engine.name}")
 
-    def _offer_anew(self) -> None:
+    def _update_recipes(self) -> None:
         offer = self.capabilities.news()
         if offer is not None:
             with self.database.writing() as session:

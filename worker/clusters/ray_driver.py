@@ -56,7 +56,7 @@ class Driver:
                     max_restarts=0,
                     max_concurrency=4,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, node),
-                    **self._asked(devices),
+                    **self._resource_options(devices),
                 )
                 .remote(actor, command, self._environment)
             )
@@ -106,11 +106,11 @@ class Driver:
 
     def check(self, command: list[str]) -> list[str]:
         """Run a command on a node with a free device, and return its output lines."""
-        options: dict[str, Any] = {"max_retries": 0, **self._asked(1)}
+        options: dict[str, Any] = {"max_retries": 0, **self._resource_options(1)}
         task = ray.remote(ray_pilot.printed).options(**options)
         return list(ray.get(task.remote(command, self._environment)))
 
-    def _asked(self, devices: int) -> dict[str, Any]:
+    def _resource_options(self, devices: int) -> dict[str, Any]:
         own = {"GPU": "num_gpus", "CPU": "num_cpus"}
         if self._resource in own:
             return {"num_cpus": 0, own[self._resource]: devices}

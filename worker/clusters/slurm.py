@@ -70,7 +70,7 @@ class Slurm:
         command = ["sbatch", "--parsable", "--no-requeue", *words, *shlex.split(options)]
         done = _run(command, _script(pilots))
         if done.returncode:
-            raise PlacementRejected(_said(done))
+            raise PlacementRejected(_error_of(done))
 
     def look(self, pilots: Pilots) -> Look:
         """Return the state by squeue, which lists a job for some minutes after its end."""
@@ -90,7 +90,7 @@ class Slurm:
         """Cancel the job; its workers get SIGTERM and Slurm's KillWait."""
         jobs = [job.id for job in self._jobs(pilots) if job.state in WAITING | RUNNING]
         if jobs:
-            _ask(["scancel", *jobs])
+            _output_of(["scancel", *jobs])
 
     def log(self, pilots: Pilots) -> str:
         """Return the end of its workers' output."""
@@ -108,14 +108,14 @@ class Slurm:
         findings = list(told(done.stdout.splitlines()))
         yield from findings
         if done.returncode and all(each.is_fine for each in findings):
-            yield Finding("slurm", _said(done), is_fine=False)
+            yield Finding("slurm", _error_of(done), is_fine=False)
 
     def _log_pattern(self, pilots: Pilots) -> str:
         return f"{self._logs}/{pilots.name}.%j.log"
 
     def _jobs(self, pilots: Pilots) -> list[_Job]:
         command = ["squeue", "--noheader", "--me", "--states=all", f"--name={pilots.name}"]
-        lines = _ask([*command, "--format=%i|%T|%N|%k|%r"]).splitlines()
+        lines = _output_of([*command, "--format=%i|%T|%N|%k|%r"]).splitlines()
         rows = [line.split("|", 4) for line in lines]
         return [
             _Job(id_, state, reason, nodes)
@@ -131,11 +131,11 @@ def _script(pilots: Pilots) -> str:
     return f"#!/bin/sh\nexec srun --kill-on-bad-exit=0 sh -c {shlex.quote(worker)}\n"
 
 
-def _ask(words: list[str]) -> str:
+def _output_of(words: list[str]) -> str:
     """Return the output of a Slurm command. Raises OSError with its error message."""
     done = _run(words)
     if done.returncode:
-        raise OSError(_said(done))
+        raise OSError(_error_of(done))
     return done.stdout
 
 
@@ -150,9 +150,9 @@ def _run(
     except subprocess.TimeoutExpired as error:
         raise TimeoutError(f"{words[0]} has not answered for {seconds:.0f} s") from error
     if "Unable to contact slurm controller" in done.stderr or "timed out" in done.stderr:
-        raise ConnectionError(_said(done))
+        raise ConnectionError(_error_of(done))
     return done
 
 
-def _said(done: "subprocess.CompletedProcess[str]") -> str:
+def _error_of(done: "subprocess.CompletedProcess[str]") -> str:
     return f"{done.args[0]}: {done.stderr.strip() or f'exit code {done.returncode}'}"

@@ -70,13 +70,13 @@ class CommandRunner:
         if self._is_asked:  # requested before the command was started
             command.send_signal(signal.SIGTERM)
         while command.poll() is None:
-            self._heed_lease()
+            self._check_lease()
             with suppress(subprocess.TimeoutExpired):
                 command.wait(LOOK_SECONDS)
         _end_what_is_left()
         return command.returncode
 
-    def _heed_lease(self) -> None:
+    def _check_lease(self) -> None:
         """End the command with its supervisor, or at 0.7 of a lease that is not renewed."""
         lease = json.loads(self._files.lease.read_text())
         if os.getppid() != self._supervisor_pid or clock() > lease["kill"]:

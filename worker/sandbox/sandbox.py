@@ -165,7 +165,7 @@ def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) ->
     if ended.returncode:
         lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
         return f"its probe failed: {lines[-1]}"
-    return _in_words(json.loads(ended.stdout))
+    return _description(json.loads(ended.stdout))
 
 
 def _is_below(path: Path, places: Iterable[str]) -> bool:
@@ -178,7 +178,7 @@ def hidden_places(settings: Settings, *needed: str) -> tuple[str, ...]:
     return hidden((str(settings.data), sys.prefix, ours, *filter(None, needed)))
 
 
-def _in_words(answer: dict[str, list[str]]) -> str:
+def _description(answer: dict[str, list[str]]) -> str:
     """Describe the paths that a run could reach, and those of its own that it could not."""
     parts = []
     for verb, places in answer.items():
