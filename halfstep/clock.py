@@ -3,5 +3,5 @@
 import time
 from functools import partial
 
-#: Returns seconds of a clock that all processes of this machine share and nobody can set.
+#: Returns seconds of a clock that is common to all processes of the machine and cannot be set.
 clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME)

@@ -1,6 +1,6 @@
-"""What a run can be told: each group of settings a class, every field with its help text.
+"""Settings of a run: one class per group, one field with help text per setting.
 
-No torch here.
+Does not import torch.
 """
 
 from typing import Annotated, Literal, Self
@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from halfstep.telemetry.events import NAME_CHARACTERS
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8"]
-#: The powers of two that fp32, the scale's own type, holds in full. Below the first, a scale or its
-#: reciprocal, which gradients are multiplied by, would be 0 or infinite.
+#: Range of normal powers of two in fp32, the scale's type. Below it, a scale or its reciprocal, by
+#: which gradients are multiplied, would be 0 or infinite.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 MOST_STEPS = 10**9
 
 
 class Group(BaseModel):
-    """A group of fields: what is not listed is an error, and so are inf and NaN."""
+    """A group of settings. Unknown fields, inf and NaN are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True
@@ -240,13 +240,13 @@ class Training(Group):
         return self
 
 
-#: The name of a module, or what matches the names of several, as in a shell: model.blocks.*.norm
+#: Name of a module, or a shell-style pattern for several: model.blocks.*.norm
 Pattern = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)]
 Patterns = Annotated[list[Pattern], Field(max_length=32)]
 
 
 class Modules(Group):
-    """Modules that run otherwise than their network, by their names or patterns such as *.norm."""
+    """Modules with settings of their own, by name or a pattern such as *.norm."""
 
     fp32: Patterns = Field(
         [],
@@ -274,12 +274,12 @@ class Modules(Group):
     )
 
 
-#: SHA-256 and name of a file that lies in the server's store.
+#: SHA-256 and name of a file in the server's store.
 UPLOAD = r"^[0-9a-f]{64}/[A-Za-z0-9_][A-Za-z0-9._-]*\.(safetensors|pt)$"
 
 
 class Weights(Group):
-    """Weights to start from, without another training's optimizer, scale or steps."""
+    """Initial weights, without another training's optimizer, scale or steps."""
 
     path: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
         None,
@@ -322,7 +322,7 @@ class Weights(Group):
 
 
 class Scaler(Group):
-    """The loss scaler. It works in fp16 only."""
+    """Loss scaler, used only with fp16."""
 
     enabled: bool = Field(
         True, title="Enabled", description="Scale the loss in fp16. bf16 and fp32 need no scaler."
@@ -355,7 +355,7 @@ class Scaler(Group):
         title="Growth interval",
         description="Steps in a row without a skip after which the scale grows.",
     )
-    # What PyTorch's scaler does not have; see policies.py. All of it is off by default.
+    # Beyond PyTorch's scaler, all off by default; see trainer/precision/scale_policies.py.
     floor: Annotated[float, Field(ge=SMALLEST_SCALE, le=LARGEST_SCALE)] | None = Field(
         None, title="Floor", description="The scale never falls below this. Empty: 2^-126."
     )
@@ -414,7 +414,7 @@ class Scaler(Group):
 
 
 class Checkpoints(Group):
-    """When checkpoints are saved, apart from the end."""
+    """When checkpoints are saved, in addition to the end."""
 
     every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
@@ -442,7 +442,7 @@ class Checkpoints(Group):
 
 
 class Evaluation(Group):
-    """When the recipe is evaluated, apart from the end."""
+    """When the recipe is evaluated, in addition to the end."""
 
     every_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
         None,
@@ -457,7 +457,7 @@ class Evaluation(Group):
 
 
 class Diagnosis(Group):
-    """What is measured to explain the loss scale. It changes no bit of what is trained."""
+    """Measurements that explain the loss scale. They do not affect training."""
 
     histogram_every_steps: int = Field(
         100,
@@ -501,7 +501,7 @@ class Diagnosis(Group):
 
 
 class Data(Group):
-    """How a recipe's dataset is read. It changes no bit of what is trained."""
+    """How a recipe's dataset is read. Does not affect training."""
 
     workers: int = Field(
         2,
@@ -535,7 +535,7 @@ class Data(Group):
 
 
 class Spike(Group):
-    """Sudden rises of the loss: when one is told, and whether to go back from it."""
+    """Detection of sudden rises of the loss, and rollback after them."""
 
     threshold: Annotated[float, Field(gt=1, le=10**6)] | None = Field(
         10.0,
@@ -581,7 +581,7 @@ class Spike(Group):
 
 
 class RecipeConfig(Group):
-    """A recipe's own fields; recipes extend it."""
+    """Base class of a recipe's own fields."""
 
     learning_rate: float = Field(
         1e-3,

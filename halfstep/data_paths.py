@@ -1,4 +1,4 @@
-"""The paths that people may name in a configuration, for a recipe to read."""
+"""Validation of data paths in a configuration, which a recipe reads."""
 
 import os
 from pathlib import Path
@@ -6,26 +6,27 @@ from tempfile import gettempdir
 
 from halfstep.run_config import ConfigError
 
-#: Which folders it has to lie below, and what is private to the service; the worker tells both.
+#: Variables set by the worker: folders that data paths must be below, and paths private to the
+#: service.
 ROOTS, PRIVATE = "HALFSTEP_DATA_ROOTS", "HALFSTEP_PRIVATE_PATHS"
-#: They tell of the machine and its processes, and are nobody's data.
+#: They describe the machine and its processes, and contain no data.
 SYSTEM = (Path("/proc"), Path("/sys"), Path("/dev"))
 
 
 def data_path(named: str | Path, field: str) -> Path:
-    """Return where a file or folder lies that a configuration names, its links followed.
+    """Return the resolved path of a file or folder in a configuration.
 
-    field: as it is called there, recipe.text.  Raises ConfigError if it is not to be read.
+    field: its name there, e.g. recipe.text.  Raises ConfigError if reading it is not allowed.
     """
     try:
         place = Path(named).expanduser().resolve()
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a loop of links, nobody's home
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a loop of links, no such user
         raise ConfigError(f"{field} is {str(named)!r}: {error}") from error
-    if place.is_relative_to(Path(gettempdir()).resolve()):  # of a run its own
+    if place.is_relative_to(Path(gettempdir()).resolve()):  # temporary files of the run
         return place
     if any(place.is_relative_to(each) for each in (*SYSTEM, *_listed(PRIVATE))):
         raise ConfigError(
-            f"{field} is {str(named)!r}: what lies there is not for runs to read; not allowed: "
+            f"{field} is {str(named)!r}: runs may not read it; not allowed: "
             f"{', '.join(map(str, SYSTEM))} and the folder of the service's own data"
         )
     roots = _listed(ROOTS)

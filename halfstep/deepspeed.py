@@ -1,9 +1,9 @@
 """DeepSpeed: `halfstep.deepspeed.watch(engine)`, after `deepspeed.initialize`.
 
-DeepSpeed scales and skips by itself, and waits for the device to do so: scale and overflow are
-numbers of the host, read off the engine's optimizer around `engine.step`, which is wrapped on this
-one engine. With ZeRO 1 and 2 the gradients are this rank's partition; with ZeRO 3 none are looked
-at, and there is no norm. With `torch_autocast` the scaler is torch's.
+DeepSpeed scales and skips by itself, and waits for the device to do so: scale and overflow are host
+numbers, read from the engine's optimizer around this engine's wrapped `step`. With ZeRO 1 and 2 the
+gradients are this rank's partition; with ZeRO 3 no gradients are read, and there is no norm. With
+`torch_autocast` the scaler is torch's.
 """
 
 import functools
@@ -13,7 +13,7 @@ from halfstep.session import watch_session
 
 
 def watch(engine: Any, **named: Any) -> watch_session.Watch:
-    """Watch an engine. Takes what halfstep.watch takes."""
+    """Watch an engine. Takes the arguments of halfstep.watch."""
     watched = watch_session.watch(engine.module, **{"config": engine.config} | named)
     if watched.files is not None and not _has_torchs_scaler(engine):
         watched._guard(lambda: _listen(watched, engine))
@@ -39,7 +39,7 @@ def _listen(watched: watch_session.Watch, engine: Any) -> None:
             place.grad = each.grad if partitioned is None else partitioned.get(each)
         foreign.gradients(list(places.values()), _scale(optimizer), inner.param_groups[0]["lr"])
 
-    def tell() -> None:
+    def report() -> None:
         foreign.decided(bool(getattr(optimizer, "overflow", False)))
         foreign.updated(_scale(optimizer))
 
@@ -55,14 +55,14 @@ def _listen(watched: watch_session.Watch, engine: Any) -> None:
             guard(measure)
         result = step(*args, **kwargs)
         if is_last:
-            guard(tell)
+            guard(report)
         return result
 
     engine.backward, engine.step = going_backward, stepping
 
 
 class _Place:
-    """Where a parameter's gradient is looked for, wherever the engine has put it."""
+    """A parameter's gradient, from wherever the engine stores it."""
 
     def __init__(self, parameter: Any) -> None:
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -70,7 +70,7 @@ class _Place:
 
 
 def _partition(optimizer: Any) -> dict[Any, Any] | None:
-    """Return this rank's gradients by parameter, where ZeRO 1 or 2 has taken them off those."""
+    """Return this rank's gradients by parameter, if ZeRO 1 or 2 moved them off the parameters."""
     gradients = getattr(optimizer, "averaged_gradients", None)
     if gradients is None:
         return None
@@ -82,9 +82,9 @@ def _partition(optimizer: Any) -> dict[Any, Any] | None:
 
 
 def _scale(optimizer: Any) -> float:
-    """Return the loss scale, wherever this kind of optimizer keeps it; 1 if it has none."""
-    command_runner = getattr(optimizer, "loss_scale_config", optimizer)
-    return float(getattr(command_runner, "cur_scale", 1.0))
+    """Return the loss scale, whose attribute depends on the optimizer's class; 1 if it has none."""
+    scaler = getattr(optimizer, "loss_scale_config", optimizer)
+    return float(getattr(scaler, "cur_scale", 1.0))
 
 
 def _has_torchs_scaler(engine: Any) -> bool:

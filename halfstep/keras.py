@@ -1,7 +1,7 @@
 """Keras on torch: `model.fit(..., callbacks=[halfstep.keras.Watch()])`.
 
-Keras scales and skips by itself (`LossScaleOptimizer`): its optimizer is heard through its methods
-`scale_loss`, `check_finite` and `apply`, wrapped on this one optimizer while it trains.
+Keras scales and skips by itself (`LossScaleOptimizer`). Its optimizer is observed by wrapping the
+methods `scale_loss`, `check_finite` and `apply` of this one optimizer during training.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from halfstep.session.stderr import say
 
 
 class Watch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Watches one fit. Takes what halfstep.watch takes."""
+    """Callback that watches one fit. Takes the arguments of halfstep.watch."""
 
     def __init__(self, **named: Any) -> None:
         super().__init__()
@@ -23,9 +23,9 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self.watch: watch_session.Watch | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begin, once the optimizer is there."""
+        """Start watching, once the optimizer exists."""
         if keras.backend.backend() != "torch":
-            say(f"Keras runs on {keras.backend.backend()}, and torch alone is watched")
+            say(f"Keras runs on {keras.backend.backend()}, but only the torch backend is supported")
             return
         self.watch = watch_session.watch(**self._named)
         if self.watch.files is None:
@@ -33,12 +33,12 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self.watch._guard(self._listen, self.watch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log what Keras measured in the epoch, but the loss, which each step has."""
+        """Log Keras's metrics of the epoch, except the loss, which is recorded for each step."""
         if self.watch and logs:
             self.watch.log({name: value for name, value in logs.items() if name != "loss"})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """End it. (An exception ends the process, which is heard as in any script.)"""
+        """Finish the run. (An exception ends the process, and is handled as in any script.)"""
         for optimizer, name in self._wrapped:
             vars(optimizer).pop(name, None)
         self._wrapped.clear()
@@ -89,7 +89,7 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _rate(optimizer: Any) -> Any:
-    """Return the rate of the step that comes: a number, or a tensor of the device."""
+    """Return the learning rate of the next step: a number, or a device tensor."""
     rate = optimizer.learning_rate
     value = getattr(rate, "value", rate)
     return value if isinstance(value, torch.Tensor) else float(value)

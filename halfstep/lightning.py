@@ -1,7 +1,7 @@
 """Lightning: `Trainer(callbacks=[halfstep.lightning.Watch()])`.
 
-All of a step is heard from torch's own scaler and optimizers; this callback only says which they
-are, what the run is called, where it resumes, and when it ends.
+Steps are observed through torch's own scaler and optimizers; this callback only passes those, the
+run's name and the step to resume from, and finishes the run.
 """
 
 from typing import Any
@@ -12,14 +12,14 @@ from halfstep.session import watch_session
 
 
 class Watch(Callback):  # type: ignore[misc]
-    """Watches one fit. Takes what halfstep.watch takes."""
+    """Callback that watches one fit. Takes the arguments of halfstep.watch."""
 
     def __init__(self, **named: Any) -> None:
         self._named = named
         self.watch: watch_session.Watch | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin, once optimizers, scaler and a checkpoint's state are in place."""
+        """Start watching, once optimizers, scaler and a checkpoint's state are loaded."""
         if not trainer.is_global_zero:
             return
         scaler = getattr(trainer.strategy.precision_plugin, "scaler", None)
@@ -32,13 +32,13 @@ class Watch(Callback):  # type: ignore[misc]
             self.watch.resume(trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End it."""
+        """Finish the run."""
         if self.watch:
             self.watch.finish()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """End it with the exception's traceback."""
+        """Finish the run with the exception's traceback."""
         if self.watch:
             self.watch.__exit__(type(exception), exception, exception.__traceback__)

@@ -1,4 +1,4 @@
-"""Keep what looks like a secret out of what is written down of a script."""
+"""Removes likely secrets from recorded commands, source texts and configurations."""
 
 import re
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from typing import Any
 
 HIDDEN = "***"
 WORDS = {"token", "secret", "password", "passwd", "pwd", "passphrase", "credential", "credentials"}
-KEYS = {"api", "access", "private", "secret", "auth"}  # a key of such a kind; others are no secret
-SHORTEST = 8  # characters of a secret that is looked for in texts: less would be there by chance
-#: A name, what stands between, and a literal that could be a secret: words and <|marks|> are none.
+KEYS = {"api", "access", "private", "secret", "auth"}  # words that make a "key" secret
+SHORTEST = 8  # minimum length of secrets to hide in texts: shorter ones would match by chance
+#: A name, an assignment, and a literal that could be a secret: no phrases, and no <|marks|>.
 ASSIGNED = re.compile(
     r"""([A-Za-z_][\w-]{0,99})(["']?\]?(?:\s*:\s*str)?\s*[:=]\s*)(["'])([\w+/=.-]{8,})\3"""
 )
@@ -17,8 +17,9 @@ IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def command(words: Sequence[str], *secrets: str | None) -> list[str]:
-    """Return a command line without its secrets: `--token X`, `api_key=X`, user and password in a
-    URL, and wherever these secrets stand.
+    """Return a command line without its secrets.
+
+    Hidden are `--token X`, `api_key=X`, credentials in URLs, and the given secrets.
     """
     shown, is_value = [], False
     for word in words:
@@ -34,19 +35,21 @@ def command(words: Sequence[str], *secrets: str | None) -> list[str]:
 
 
 def source(text: str, *secrets: str | None) -> str:
-    """Return a program's text without these secrets, user and password in a URL, and what it gives
-    to a name of a secret: `api_key = "…"`, `os.environ["HF_TOKEN"] = "…"`.
+    """Return a program's text without its secrets.
+
+    Hidden are the given secrets, credentials in URLs, and literals assigned to a secret's name:
+    `api_key = "…"`, `os.environ["HF_TOKEN"] = "…"`.
     """
 
-    def hide(found: re.Match[str]) -> str:
-        name, between, quote, _value = found.groups()
-        return f"{name}{between}{quote}{HIDDEN}{quote}" if _is_secret(name) else found[0]
+    def hide(match: re.Match[str]) -> str:
+        name, between, quote, _value = match.groups()
+        return f"{name}{between}{quote}{HIDDEN}{quote}" if _is_secret(name) else match[0]
 
     return ASSIGNED.sub(hide, IN_URL.sub(HIDDEN, str(without(text, *secrets))))
 
 
 def without(value: Any, *secrets: str | None) -> Any:
-    """Return plain JSON with these secrets hidden in every text."""
+    """Return plain JSON with the given secrets hidden in every text."""
     if isinstance(value, dict):
         return {key: without(each, *secrets) for key, each in value.items()}
     if isinstance(value, list):
@@ -59,7 +62,7 @@ def without(value: Any, *secrets: str | None) -> Any:
 
 
 def _is_secret(name: str) -> bool:
-    """Tell by an option's name, whose parts are put together in any way: --apiKey, hf.api-key."""
+    """Return whether a name denotes a secret, in any spelling: --apiKey, hf.api-key."""
     parts = re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", name).lower())
     return bool(
         WORDS & {*parts}

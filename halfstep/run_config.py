@@ -1,8 +1,8 @@
-"""The configuration of a run: one object, one group of settings a sub-object.
+"""Configuration of a run: one object with a sub-object per group of settings.
 
-A recipe adds its own fields (`Config`) and may override the shared defaults (`defaults`). Out of
-both comes one pydantic model; its JSON Schema is what the worker advertises, what the browser's
-form is drawn from, and what a submission is validated against. No torch here.
+A recipe adds its own fields (`Config`) and may override the shared defaults (`defaults`). Both are
+combined into one pydantic model; its JSON Schema is advertised by the worker, rendered as the
+browser's form, and used to validate submissions. Does not import torch.
 """
 
 from copy import copy
@@ -29,15 +29,15 @@ from halfstep.config_groups import (
     Weights,
 )
 
-#: What a field of a recipe's own may hold that says no bounds: whole numbers that a browser holds
-#: exactly, numbers within the range of fp32.
+#: Default bounds of a recipe's fields: integers that JavaScript represents exactly, numbers within
+#: the range of fp32.
 BOUNDS = {"integer": 2**53, "number": 2.0**127}
 
 Own = TypeVar("Own", bound=RecipeConfig)
 
 
 class RunConfig(Group, Generic[Own]):
-    """Everything that decides what a run computes."""
+    """All settings that determine what a run computes."""
 
     precision: Precision = Field(
         "fp16",
@@ -89,20 +89,20 @@ class RunConfig(Group, Generic[Own]):
 
 
 class ConfigError(ValueError):
-    """A configuration that a recipe cannot run; each line names a field, its value and why."""
+    """An invalid configuration; each line has a field, its value and the reason."""
 
 
 class Configurable(Protocol):
-    """What a recipe says about its configuration."""
+    """Interface of a recipe with regard to its configuration."""
 
     name: ClassVar[str]
     Config: ClassVar[type[RecipeConfig]]
     defaults: ClassVar[dict[str, Any]]
 
 
-@lru_cache(maxsize=64)  # to make one costs 50 ms
+@lru_cache(maxsize=64)  # creation takes 50 ms
 def config_model(recipe: type[Configurable]) -> type[RunConfig[Any]]:
-    """Return the model of this recipe's configuration, with the recipe's defaults in its fields."""
+    """Return the model of this recipe's configuration, with the recipe's defaults."""
     model = RunConfig[recipe.Config]  # type: ignore[name-defined]
     fields: dict[str, Any] = {}
     for name, info in RunConfig.model_fields.items():
@@ -121,9 +121,9 @@ def config_model(recipe: type[Configurable]) -> type[RunConfig[Any]]:
 
 @lru_cache(maxsize=64)
 def config_schema(recipe: type[Configurable]) -> dict[str, Any]:
-    """Return the JSON Schema of this recipe's configuration: groups in place, no `$ref`.
+    """Return the JSON Schema of this recipe's configuration, with groups inlined, without `$ref`.
 
-    Every number has bounds, if need be those of BOUNDS. Whoever asks again gets the same object.
+    Every number has bounds, by default those of BOUNDS. Repeated calls return the same object.
     """
     schema = config_model(recipe).model_json_schema()
     definitions = schema.pop("$defs")
@@ -143,7 +143,7 @@ def config_schema(recipe: type[Configurable]) -> dict[str, Any]:
 
 
 def _bounded(node: dict[str, Any]) -> dict[str, Any]:
-    """Give a number's schema the bounds that it lacks."""
+    """Add missing bounds to a number's schema."""
     most = BOUNDS.get(str(node.get("type")))
     if most is None or "enum" in node or "const" in node:
         return node
@@ -153,7 +153,7 @@ def _bounded(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_config(recipe: type[Configurable], values: dict[str, Any]) -> RunConfig[Any]:
-    """Fill in the defaults and check. ConfigError: a line for each bad field."""
+    """Validate values and fill in defaults. Raises ConfigError with a line per invalid field."""
     try:
         return config_model(recipe).model_validate(values)
     except ValidationError as error:
@@ -165,7 +165,7 @@ def parse_config(recipe: type[Configurable], values: dict[str, Any]) -> RunConfi
 
 
 def _wrong(recipe: type[Configurable], error: ErrorDetails) -> str:
-    """Say what is wrong with a field, and what is allowed where none is called so."""
+    """Return what is wrong with a field; for an unknown field, which ones are allowed."""
     *groups, name = map(str, error["loc"]) if error["loc"] else [""]
     inside = config_schema(recipe)["properties"]
     for group in groups:

@@ -1,14 +1,14 @@
-"""The sandbox of a run's process, by Landlock: the files and processes that it reaches.
+"""Landlock sandbox of a run's process: restricts its access to files and processes.
 
-The process applies it before it loads any code of a recipe or a script. It takes no privilege, and
-all child processes inherit it. Everything is denied but what a rule allows:
+The process applies it before it loads any code of a recipe or a script. No privilege is needed, and
+all child processes inherit it. Everything is denied except what a rule allows:
 
-- Writing: the run's own folders, folders that the operator has named, and a few devices. Nothing
-  that another process executes or reads as configuration can be written.
-- Reading: everything but private paths and devices. A rule covers all that is below a folder, so
-  the folders that lead to a private path have a rule for each entry that they hold at the time.
+- Writing: the run's own folders, folders that the operator has configured, and a few devices.
+  Nothing can be written that another process executes or reads as configuration.
+- Reading: everything except private paths and devices. A rule covers everything below a folder, so
+  folders above a private path get a rule for each entry that they have at the time.
 
-Processes outside the sandbox can be neither read, traced nor, from Linux 6.12, signalled.
+Processes outside the sandbox cannot be read or traced, nor, since Linux 6.12, signalled.
 """
 
 import ctypes
@@ -21,23 +21,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-VARIABLE = "HALFSTEP_WALL"  # of a run's process; it is taken from there when the wall is built
-#: Prefix of variables that a user has set, until the sandbox stands: LD_PRELOAD, for one, would
-#: load code of the user's into the process that has yet to apply it.
+VARIABLE = "HALFSTEP_WALL"  # describes the sandbox to a run's process, which removes it on entry
+#: Prefix of variables that a user has set, until the sandbox is active: LD_PRELOAD, for example,
+#: would load the user's code into the process that has yet to apply it.
 DEFERRED = "HALFSTEP_DEFERRED_"
-#: The first with all that a wall needs, Linux 6.2, and the first that holds signals off, 6.12.
+#: Landlock versions: the first with all required features, Linux 6.2, and the first with signals,
+#: 6.12.
 NEEDED_VERSION, WITH_SIGNALS = 3, 6
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on every architecture
-ASK_VERSION, PATH_BENEATH = 1, 1  # linux/landlock.h, as all that follows
+ASK_VERSION, PATH_BENEATH = 1, 1  # linux/landlock.h, like all below
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 MAKE_SYM, REFER, TRUNCATE = 1 << 12, 1 << 13, 1 << 14
-#: Of a folder its names may be listed: Python looks for modules in those that lead to private ones.
+#: Folders may be listed: Python searches for modules in those above private paths.
 ALL = (1 << 15) - 1 & ~READ_DIR
 OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
 READ = EXECUTE | READ_FILE
 DEVICE = READ_FILE | WRITE_FILE
-#: Nothing there leads a reader elsewhere: neither links nor files moved in from other folders.
+#: Excludes links and files moved from other folders, which would lead a reader elsewhere.
 WITHOUT_LINKS = ALL & ~(MAKE_SYM | REFER)
 DEV, SHARED_MEMORY = Path("/dev"), Path("/dev/shm")  # noqa: S108 - not a temporary file
 #: Devices that runs may open: terminals, random numbers and accelerators. Never disks or memory.
@@ -48,7 +49,7 @@ DEVICES = (
 SCOPES = 1 | 2  # abstract sockets, signals
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38  # linux/prctl.h
 CAPABILITIES, CAPABILITY_VERSION = range(64), 0x20080522  # linux/capability.h
-#: Of what root may: to own and open others' files, where the wall lets it.
+#: Capabilities that root keeps: to own and open files of others, within the sandbox.
 KEPT = sum(1 << each for each in (0, 1, 3))  # CHOWN, DAC_OVERRIDE, FOWNER
 
 
@@ -67,12 +68,12 @@ class _Beneath(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Wall:
-    """What a run's process may open.
+    """File access of a run's process.
 
-    private: paths that it may neither read nor write, but for those that the other fields name.
-    own: its folder, where it may make no symbolic links, which readers of the folder would follow.
-    free: folders where it may.  shared: folders that all runs write, without links.  read: private
-    paths that it may read.
+    private: paths that it may neither read nor write, except those in the other fields.
+    own: its folder, without symbolic links, which readers of the folder would follow.
+    free: folders in which links are allowed.  shared: folders that all runs write, without links.
+    read: private paths that it may read.
     """
 
     private: list[str]
@@ -82,30 +83,30 @@ class Wall:
     read: list[str]
 
     def variable(self) -> dict[str, str]:
-        """Return the variable that tells it to the process."""
+        """Return the environment variable that describes the sandbox."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def taken(cls, environment: MutableMapping[str, str]) -> Self | None:
-        """Take it from the environment, where one was told."""
-        told = environment.pop(VARIABLE, "")
-        return cls(**json.loads(told)) if told else None
+        """Remove the description from the environment and return it; None if there is none."""
+        text = environment.pop(VARIABLE, "")
+        return cls(**json.loads(text)) if text else None
 
     def build(self) -> None:
-        """Enclose this thread and all that it starts from now on, for good. Raises OSError."""
+        """Sandbox this thread and everything that it starts, irrevocably. Raises OSError."""
         rules = self.rules()
         give_up_privileges()
         enforce(rules)
 
     def rules(self) -> int:
-        """Return what it is made of, for `enforce`, a file that is open. Raises OSError."""
+        """Return the rules for `enforce`, as an open file descriptor. Raises OSError."""
         attributes = _Ruleset(ALL, 0, SCOPES if version() >= WITH_SIGNALS else 0)
         size = ctypes.sizeof(attributes)
-        ruleset = _called(CREATE_RULESET, ctypes.byref(attributes), size, 0)
+        ruleset = _checked_syscall(CREATE_RULESET, ctypes.byref(attributes), size, 0)
         try:
-            for place in _around([DEV, *map(Path, self.private)]):
+            for place in _paths_except([DEV, *map(Path, self.private)]):
                 _allow(ruleset, place, READ)
-            for device in (found for name in DEVICES for found in DEV.glob(name)):
+            for device in (path for name in DEVICES for path in DEV.glob(name)):
                 _allow(ruleset, device, DEVICE)
             for folder in (str(SHARED_MEMORY.resolve()), *self.free):
                 _allow(ruleset, Path(folder), ALL)
@@ -125,34 +126,34 @@ def deferred(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def apply_deferred(environment: MutableMapping[str, str]) -> None:
-    """Set the variables of `deferred` under their own names; the sandbox stands by now."""
+    """Set the variables of `deferred` under their own names, once the sandbox is active."""
     for name in [name for name in environment if name.startswith(DEFERRED)]:
         environment[name.removeprefix(DEFERRED)] = environment.pop(name)
 
 
 def enforce(rules: int) -> None:
-    """Enclose this thread and all that it starts from now on by `Wall.rules`. Raises OSError."""
+    """Apply `Wall.rules` to this thread and everything that it starts. Raises OSError."""
     try:
-        _called(RESTRICT_SELF, rules, 0)
+        _checked_syscall(RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)
 
 
 def can_stand() -> bool:
-    """Tell whether this kernel has what a wall is made of."""
+    """Return whether this kernel has the required Landlock version."""
     return version() >= NEEDED_VERSION
 
 
 def version() -> int:
-    """Return the kernel's version of Landlock, 0 where there is none."""
+    """Return the kernel's Landlock version, 0 without Landlock."""
     try:
-        return _called(CREATE_RULESET, None, 0, ASK_VERSION)
+        return _checked_syscall(CREATE_RULESET, None, 0, ASK_VERSION)
     except OSError:
         return 0
 
 
 def give_up_privileges() -> None:
-    """Keep of root's powers those over files alone; by others it could see through the wall."""
+    """Drop root's capabilities except those for files: others could bypass the sandbox."""
     libc = _libc()
     for each in CAPABILITIES:
         if not KEPT >> each & 1:
@@ -161,12 +162,12 @@ def give_up_privileges() -> None:
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     held = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 of them
     if libc.capget(header, held) == 0:
-        kept = (ctypes.c_uint32 * 6)(*(each & KEPT for each in held[:3]), 0, 0, 0)
-        libc.capset(header, kept)
+        reduced = (ctypes.c_uint32 * 6)(*(each & KEPT for each in held[:3]), 0, 0, 0)
+        libc.capset(header, reduced)
 
 
-def _around(private: Iterable[Path]) -> Iterable[Path]:
-    """Yield every place but the private ones and the folders that lead there."""
+def _paths_except(private: Iterable[Path]) -> Iterable[Path]:
+    """Yield all paths except private ones and the folders above them."""
     closed = {each.resolve() for each in private}
     leading = {folder for each in closed for folder in each.parents}
     for folder in leading - closed:
@@ -176,21 +177,21 @@ def _around(private: Iterable[Path]) -> Iterable[Path]:
 
 
 def _allow(ruleset: int, place: Path, rights: int) -> None:
-    """Allow a place, if it is there: a link is nothing by itself."""
+    """Add a rule for a path if it exists; symbolic links are ignored."""
     if place.is_symlink():
         return
     try:
         opened = os.open(place, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # gone since, or nobody's to open
+    except OSError:  # deleted since, or not accessible
         return
     try:
         rule = _Beneath(rights if place.is_dir() else rights & OF_FILES, opened)
-        _called(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0)
+        _checked_syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(rule), 0)
     finally:
         os.close(opened)
 
 
-def _called(*arguments: object) -> int:
+def _checked_syscall(*arguments: object) -> int:
     libc = _libc()
     result = int(libc.syscall(*arguments))
     if result < 0:
@@ -204,13 +205,13 @@ def _libc() -> ctypes.CDLL:
 
 
 def main() -> None:
-    """Go on in the sandbox as the program that the command line names."""
+    """Enter the sandbox and execute the program on the command line."""
     wall = Wall.taken(os.environ)
     if wall is None:
         sys.exit(f"{VARIABLE} is not set; allowed: what Wall.variable returns")
     wall.build()
     apply_deferred(os.environ)
-    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - what follows is what the worker wrote
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - the worker wrote the command
 
 
 if __name__ == "__main__":

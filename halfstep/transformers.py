@@ -1,8 +1,7 @@
 """Transformers and TRL: `trainer.add_callback(halfstep.transformers.Watch())`.
 
-All of a step is heard from torch's own scaler and optimizers; this callback only says what the run
-is called and configured with, where it resumes, and when it ends. What the trainer logs, an
-evaluation's metrics say, is logged too.
+Steps are observed through torch's own scaler and optimizers; this callback only passes the run's
+name, configuration and step to resume from, logs evaluation metrics, and finishes the run.
 """
 
 from typing import Any
@@ -13,7 +12,7 @@ from halfstep.session import watch_session
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
-    """Watches one training. Takes what halfstep.watch takes."""
+    """Callback that watches one training. Takes the arguments of halfstep.watch."""
 
     def __init__(self, **named: Any) -> None:
         self._named = named
@@ -22,7 +21,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        """Begin, once a checkpoint's state is in place."""
+        """Start watching, once a checkpoint's state is loaded."""
         if not state.is_world_process_zero:
             return
         self.watch = watch_session.watch(
@@ -39,13 +38,13 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any] | None = None,
         **rest: Any,
     ) -> None:
-        """Log an evaluation's numbers; those of the steps are the rows' own."""
+        """Log evaluation metrics; those of training steps are in the rows."""
         if self.watch and logs:
             self.watch.log({name: v for name, v in logs.items() if name.startswith("eval_")})
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        """End it. (An exception ends the process, which is heard as in any script.)"""
+        """Finish the run. (An exception ends the process, and is handled as in any script.)"""
         if self.watch:
             self.watch.finish()

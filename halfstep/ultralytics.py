@@ -1,7 +1,7 @@
 """Ultralytics: `halfstep.ultralytics.watch(model)`, before `model.train(...)`.
 
-All of a step is heard from torch's own scaler and optimizer; these callbacks only say which they
-are, what the run is called and configured with, and when it ends.
+Steps are observed through torch's own scaler and optimizer; these callbacks only pass those, the
+run's name and configuration, and finish the run.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from halfstep.session import watch_session
 
 
 def watch(model: Any, **named: Any) -> None:
-    """Watch every training of a model from here on. Takes what halfstep.watch takes."""
+    """Watch all further trainings of a model. Takes the arguments of halfstep.watch."""
     for event, callback in _Training(named).callbacks().items():
         model.add_callback(event, callback)
 
@@ -28,7 +28,7 @@ class _Training:
         }
 
     def _begin(self, trainer: Any) -> None:
-        """Begin, once optimizer, scaler and a checkpoint's state are in place."""
+        """Start watching, once optimizer, scaler and a checkpoint's state are loaded."""
         scaler = trainer.scaler if trainer.scaler.is_enabled() else None
         self._watch = watch_session.watch(
             trainer.model,
@@ -42,12 +42,12 @@ class _Training:
         )
 
     def _log(self, trainer: Any) -> None:
-        """Log what an epoch's validation found."""
+        """Log the metrics of an epoch's validation."""
         if self._watch:
             self._watch.log(dict(trainer.metrics or {}))
 
     def _end(self, trainer: Any) -> None:
-        """Register the files, and end it. (An exception is heard as in any script.)"""
+        """Register the checkpoint files and finish. (An exception is handled as in any script.)"""
         if self._watch is None:
             return
         for path in (trainer.last, trainer.best):

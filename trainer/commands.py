@@ -15,8 +15,8 @@ cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 
 def recipe(words: list[str]) -> None:
-    """Recipes of your own: `recipe check`, `train`, and `add`, `list`, `remove` of a worker's."""
-    os.umask(0o077)  # what is written is of its user alone, as what workers write
+    """Recipes of your own: `recipe check`, `train`, and `add`, `list`, `remove` for workers."""
+    os.umask(0o077)  # files are private to the user, like those of workers
     try:
         run_typed(cli, words, "recipe")
     except NotRegisteredError as error:
@@ -36,7 +36,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run five steps in each precision, and say in words what is wrong."""
+    """Run five steps in each precision, and report problems."""
     from trainer.diagnosis.check import main  # loads torch, which takes seconds
     from trainer.registry import file_of
 
@@ -45,7 +45,7 @@ def check(
 
 
 @cli.command(
-    add_help_option=False,  # the recipe's own help has its fields
+    add_help_option=False,  # the recipe's own help lists its fields
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 def train(context: typer.Context) -> None:
@@ -65,20 +65,20 @@ def add(
     no_check: Annotated[bool, typer.Option("--no-check", help="only see that it loads")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a recipe, and have the workers of this data folder offer it if it has no errors."""
+    """Check a recipe, and let the workers of this data folder offer it if it has no errors."""
     if no_check and settings:
         text = f"--set {settings[0]} is for the check, which --no-check leaves out: leave out one"
         raise typer.BadParameter(text)
     reference = _loaded(file)
     registered_recipes.look_for_folder()
     if no_check:
-        _keep(reference, as_json=as_json)
+        _register(reference, as_json=as_json)
         return
     from trainer.diagnosis import check  # loads torch, which takes seconds
 
     _, report = check.tell(_words(reference, settings or [], as_json=as_json))
     if not report.errors:
-        _keep(reference, as_json=as_json)
+        _register(reference, as_json=as_json)
     check.note(reference, report)
     if report.errors:
         count = f"{len(report.errors)} error{'s' * (len(report.errors) > 1)}"
@@ -88,7 +88,7 @@ def add(
 
 @cli.command("list")
 def list_(as_json: AsJson = False) -> None:
-    """List the recipes that are kept, with what the check said of each."""
+    """List the registered recipes, with the result of their checks."""
     for each in registered_recipes.read():
         reference = each["reference"]
         is_there = Path(reference.rpartition(":")[0]).is_file()
@@ -105,13 +105,13 @@ def remove(
     file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
     as_json: AsJson = False,
 ) -> None:
-    """Have workers offer a recipe no longer; the file stays, and so do its runs."""
+    """Stop workers from offering a recipe; the file and its runs stay."""
     for reference in registered_recipes.remove(file):
         tell({"removed": reference}, f"{reference} is kept no longer.", as_json=as_json)
 
 
 def _loaded(file: str) -> str:
-    """Return a recipe's reference, with its whole path and its class. Raises NotKeptError."""
+    """Return a recipe's reference with its full path and class. Raises NotRegisteredError."""
     from trainer.probe import offer  # loads torch, which takes seconds
     from trainer.registry import file_of, load_recipe
 
@@ -130,13 +130,13 @@ def _loaded(file: str) -> str:
 
 
 def _words(reference: str, settings: list[str], *, as_json: bool) -> list[str]:
-    """Return what the check takes."""
+    """Return the arguments of the check."""
     options = [word for assignment in settings for word in ("--set", assignment)]
     return [reference, *options, *["--json"] * as_json]
 
 
-def _keep(reference: str, *, as_json: bool) -> None:
-    """Keep a recipe, and tell by which name workers offer it."""
+def _register(reference: str, *, as_json: bool) -> None:
+    """Register a recipe, and print the name under which workers offer it."""
     from trainer.probe import recipes  # loads torch, which takes seconds
     from trainer.registry import load_recipe
 

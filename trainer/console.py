@@ -1,4 +1,4 @@
-"""The training loop at a terminal: `halfstep recipe train`, with a printer for a recorder."""
+"""Training in a terminal: `halfstep recipe train`, which prints instead of recording."""
 
 import argparse
 import inspect
@@ -35,12 +35,12 @@ from trainer.registry import (
     load_recipe,
 )
 
-#: Beginnings of the paths of our own code: what a person's traceback leaves out.
+#: Path prefixes of our own code, which is hidden from users' tracebacks.
 OURS = tuple(f"{Path(inspect.getfile(each)).parent}/" for each in (Parser, train))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train one recipe and print what happens."""
+    """Train one recipe and print its progress."""
     parser = _parser()
     options = parser.parse_args(arguments)
     file = file_of(options.recipe)
@@ -53,8 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
         recipe = load_recipe(options.recipe)
     except (UnknownRecipeError, NotRegisteredError) as error:
         leave(2, str(error))
-    except (Exception, SystemExit) as error:  # whatever its file raises
-        leave(1, _said(file, error))
+    except (Exception, SystemExit) as error:  # any error of its file
+        leave(1, _error_line(file, error))
     ends = _Ends()
     try:
         values = nested(options.set)
@@ -65,14 +65,14 @@ def main(arguments: list[str] | None = None) -> None:
         if options.checkpoints is not None:
             _prepare(options.checkpoints, options.resume)
         printer = _Printer(config)
-        tell_steps = _tell_steps if options.json else printer.steps
+        tell_steps = _print_steps_json if options.json else printer.steps
         with joined(device) as (ranks, device):
             outcome = train(
                 recipe,
                 config,
                 device=device,
                 on_steps=_both(ends.steps, tell_steps),
-                on_event=_both(ends.event, _tell if options.json else printer.event),
+                on_event=_both(ends.event, _print_json if options.json else printer.event),
                 checkpoint_folder=options.checkpoints,
                 resume=options.resume,
                 ranks=ranks,
@@ -81,13 +81,13 @@ def main(arguments: list[str] | None = None) -> None:
         leave(2, str(error))
     except RuleError as error:
         leave(EXIT_CODES["failed"], str(error))
-    except (Exception, SystemExit) as error:  # whatever the recipe raises
+    except (Exception, SystemExit) as error:  # any error of the recipe
         source = Path(inspect.getfile(recipe)).resolve()
-        leave(EXIT_CODES["failed"], _said(source, error), _own_frames(str(source), error))
+        leave(EXIT_CODES["failed"], _error_line(source, error), _own_frames(str(source), error))
     ending = ends.ending
     if options.json:
         told = {"event": "ended", "status": outcome.status, "step": outcome.step}
-        _tell(told | {"ending": ending})
+        _print_json(told | {"ending": ending})
     else:
         printer.flush()
         _print(f"{ending or outcome.status} after {outcome.step} steps{ends.why}")
@@ -116,23 +116,23 @@ def nested(assignments: list[str]) -> dict[str, Any]:
     return values
 
 
-def _said(file: Path | None, error: BaseException) -> str:
-    """Return an error of a recipe's code in a line, as `recipe check` has it: file, line, error."""
+def _error_line(file: Path | None, error: BaseException) -> str:
+    """Return an error of a recipe's code on one line, like `recipe check`: file, line, error."""
     place = place_of(file, error)
     return f"{place}: {first_line(error)}" if place else first_line(error)
 
 
 def _own_frames(file: str, error: BaseException) -> str:
-    """Return the traceback of an error from the recipe's file on, without frames of ours."""
-    told = traceback.TracebackException.from_exception(error)
-    each: traceback.TracebackException | None = told
+    """Return a traceback that begins at the recipe's file, without our own frames."""
+    summary = traceback.TracebackException.from_exception(error)
+    each: traceback.TracebackException | None = summary
     while each is not None:
         names = [frame.filename for frame in each.stack]
         first = names.index(file) if file in names else 0
         own = [frame for frame in each.stack[first:] if _is_its(frame.filename, file)]
         each.stack = traceback.StackSummary.from_list(own)
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
-    return "".join(told.format())
+    return "".join(summary.format())
 
 
 def _is_its(name: str, file: str) -> bool:
@@ -140,10 +140,10 @@ def _is_its(name: str, file: str) -> bool:
 
 
 class _Ends:
-    """Follows how a run ends, in the words that a server has for it (db.runs.outcomes)."""
+    """Determines how a run ended, in the terms of a server (db.runs.outcomes)."""
 
     def __init__(self) -> None:
-        self._last: float | None = None  # loss; None: no step was told of
+        self._last: float | None = None  # last loss; None: no step was recorded
         self._is_applied = False
 
     def steps(self, records: Steps) -> None:
@@ -177,7 +177,7 @@ def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callab
 
 
 def _device(name: str) -> torch.device:
-    """Return a device that is there. Raises ConfigError."""
+    """Return an available device. Raises ConfigError."""
     there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     allowed = ["cpu", *["cuda"] * bool(there), *there]
     if name not in allowed:
@@ -186,9 +186,9 @@ def _device(name: str) -> torch.device:
 
 
 def _prepare(folder: Path, resume: Path | None) -> None:
-    """Make the folder of checkpoints and write a file there: now, before hours of training.
+    """Create and test the folder of checkpoints before hours of training.
 
-    Raises CheckpointError for one that holds another run's files: they would be overwritten.
+    Raises CheckpointError if it contains files of another run, which would be overwritten.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -205,24 +205,25 @@ def _prepare(folder: Path, resume: Path | None) -> None:
 
 
 class _Printer:
-    """One line for what has come out of the ring, each time that it is drained."""
+    """Prints a line whenever the ring is drained."""
 
     def __init__(self, config: RunConfig[Any]) -> None:
         self._steps = config.training.steps
-        self._told_at: dict[str, int] = {}  # the latest step of each metric
-        self._held: dict[str, Event] = {}  # metrics of each step: the latest goes with the line
+        self._last_steps: dict[str, int] = {}  # the latest step of each metric
+        # Metrics of every step: the latest one is printed with the line.
+        self._held: dict[str, Event] = {}
 
     def event(self, event: Event) -> None:
         if event["event"] == "metric":
             name, step = event["name"], event["step"]
-            before, self._told_at[name] = self._told_at.get(name), step
+            before, self._last_steps[name] = self._last_steps.get(name), step
             if before == step - 1:
                 self._held[name] = event
                 return
         print_event(event)
 
     def flush(self) -> None:
-        """Print what is held."""
+        """Print pending metrics."""
         for event in self._held.values():
             print_event(event)
         self._held.clear()
@@ -237,20 +238,20 @@ class _Printer:
         )
 
 
-def _tell_steps(records: Steps) -> None:
-    """Print the last step of what has come out of the ring; step_us: the mean of them all."""
+def _print_steps_json(records: Steps) -> None:
+    """Print the last drained step as JSON; step_us: mean of all drained steps."""
     last = records[-1]
     values = {name: last[name].item() for name in ("step", "loss", "scale", "grad_norm", "lr")}
-    _tell({"event": "steps", **values, "step_us": records["step_us"].mean().item()})
+    _print_json({"event": "steps", **values, "step_us": records["step_us"].mean().item()})
 
 
-def _tell(event: Event) -> None:
-    """Print what happened as one JSON object; a float that JSON lacks is a word: "NaN"."""
+def _print_json(event: Event) -> None:
+    """Print an event as one JSON object; floats that JSON lacks become text: "NaN"."""
     _print(ENCODER.encode(json_safe(event)))
 
 
 def print_event(event: Event) -> None:
-    """Print what happened in a line of its own."""
+    """Print an event on a line of its own."""
     match event:
         case {"event": "scaler", "kind": "skip", "step": step, "culprits": culprits}:
             names = ", ".join(map(_culprit, culprits))
@@ -332,7 +333,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Help(argparse.Action):
-    """Loads a recipe, or all, when asked for help, and not for each training."""
+    """--help, which loads recipes only when help is requested."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002 - argparse calls it so
         super().__init__(option_strings, dest, nargs=0, help=help)
@@ -340,19 +341,19 @@ class _Help(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object
     ) -> None:
-        """Print the help with every field of the recipe that stands before it, or else of all."""
+        """Print the help with every field of the preceding recipe, or of all recipes."""
         try:
             parser.epilog = _help_of(namespace.recipe) if namespace.recipe else _help_of_all()
         except (ConfigError, UnknownRecipeError, MissingRequirementError, RecipeError) as error:
             parser.exit(2, f"error: {error}\n")
-        except (Exception, SystemExit) as error:  # whatever its file raises
-            parser.exit(1, f"error: {_said(file_of(namespace.recipe or ''), error)}\n")
+        except (Exception, SystemExit) as error:  # any error of its file
+            parser.exit(1, f"error: {_error_line(file_of(namespace.recipe or ''), error)}\n")
         parser.print_help()
         parser.exit()
 
 
 def _help_of(name: str) -> str:
-    """Return all fields of a recipe, with the defaults that they have for it."""
+    """Return all fields of a recipe with its defaults."""
     recipe = load_recipe(name)
     groups = config_schema(recipe)["properties"]
     text = f"recipe {recipe.name}: {recipe.description}\n"
@@ -361,7 +362,7 @@ def _help_of(name: str) -> str:
 
 
 def _help_of_all() -> str:
-    """Return every recipe with its fields and defaults, then the fields that all share."""
+    """Return every recipe with its fields and defaults, then the shared fields."""
     text, shared = "", config_schema(_AnyRecipe)["properties"]
     for name in known_recipes():
         try:
@@ -378,7 +379,7 @@ def _help_of_all() -> str:
 
 
 def _assigned(defaults: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield what a recipe overrides as --set takes it: training.max_grad_norm=null."""
+    """Yield a recipe's overrides in the format of --set: training.max_grad_norm=null."""
     for name, value in defaults.items():
         if isinstance(value, Mapping):
             yield from _assigned(value, f"{prefix}{name}.")
@@ -391,7 +392,7 @@ def _groups_help(groups: Mapping[str, Any]) -> str:
 
 
 class _AnyRecipe:
-    """A recipe without settings or defaults of its own."""
+    """A recipe without fields and defaults of its own."""
 
     name: ClassVar = "any"
     Config: ClassVar = RecipeConfig

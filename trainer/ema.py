@@ -1,13 +1,14 @@
-"""An exponential moving average of the weights, on the device, without effect on the training.
+"""Exponential moving average of the weights, on the device, without effect on training.
 
-After each update of the weights w, with n of them so far,
+After each update of the weights w, with n updates so far,
 
-    average += (1 - d) (w - average),  d = min(decay, (1 + n) / (10 + n))
+    average += (1 - d) (w - average),  d = min(decay, (1 + n)
+(10 + n))
 
-so that a short run's average does not lag behind at the initial weights. A skipped step is no
-update: the average stays, by a factor of 0 that the device knows and the host does not ask for.
-Averages are in fp32, whatever the weights are in. Buffers are not averaged: the network's own go
-with both.
+so that a short run's average does not lag behind at the initial weights. A skipped step is not an
+update: the average is unchanged, by a factor of 0 on the device, without a wait of the host.
+Averages are fp32, whatever the dtype of the weights. Buffers are not averaged: the network's own
+are used with both.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +21,12 @@ from torch import Tensor, nn
 from trainer.distributed.shards import local, part
 from trainer.optimizers import WatchedOptimizer
 
-PREFIX = "ema/"  # of the metrics that the averages get
-CHUNK_ELEMENTS = 2**24  # that are updated at once, and need as much memory again meanwhile
+PREFIX = "ema/"  # of the metrics of averaged weights
+CHUNK_ELEMENTS = 2**24  # updated at once, which needs as much temporary memory
 
 
 class Ema:
-    """The averages of all weights that are trained, optimizer by optimizer."""
+    """The averages of all trained weights, by optimizer."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, found_inf: Mapping[str, Tensor | float]) -> None:
-        """Follow a step of these optimizers. found_inf: by optimizer, 1 where it was skipped."""
+        """Update the averages after a step. found_inf: by optimizer, 1 if it was skipped."""
         for name, skipped in found_inf.items():
             updates, was_applied = self._updates[name], 1.0 - skipped
             updates += was_applied
@@ -57,15 +58,15 @@ class Ema:
             share = (1 - decay) * was_applied  # 0-dim, on the device
             parts = (_own(each[name]) for each in (self._averages, self._weights))
             for averages, weights in _chunks(*parts):
-                # lerp in three parts, for it takes no factor of the device in one kernel.
+                # lerp in three parts, because it accepts no device tensor as factor in one kernel.
                 away = torch._foreach_sub(weights, averages)
                 torch._foreach_mul_(away, share)
                 torch._foreach_add_(averages, away)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Have the networks compute with the averages for a while."""
-        kept = {
+        """Temporarily replace the networks' weights by the averages."""
+        weights_before = {
             name: [weight.detach().clone() for weight in _own(weights)]
             for name, weights in self._weights.items()
         }
@@ -77,10 +78,10 @@ class Ema:
         finally:
             with torch.no_grad():
                 for name, weights in self._weights.items():
-                    torch._foreach_copy_(_own(weights), kept[name])
+                    torch._foreach_copy_(_own(weights), weights_before[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages by module, under the weights' names, tied ones under both."""
+        """Return the averages by module and weight name; tied weights under both names."""
         averages = {
             weight: average
             for name, weights in self._weights.items()
@@ -99,7 +100,7 @@ class Ema:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put the averages back."""
+        """Restore the averages."""
         own = self.state_dict()
         for name, updates in own["updates"].items():
             updates.copy_(state["updates"][name])

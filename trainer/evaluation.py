@@ -12,7 +12,7 @@ from trainer.ema import PREFIX, Ema
 
 
 def evaluate(recipe: Recipe, autocast: torch.autocast) -> dict[str, float]:
-    """Return the recipe's metrics. The host waits for the device, once in a while."""
+    """Return the recipe's metrics. The host may wait for the device."""
     with torch.no_grad(), evaluation_mode(recipe), autocast:
         return recipe.evaluate()
 
@@ -20,7 +20,7 @@ def evaluate(recipe: Recipe, autocast: torch.autocast) -> dict[str, float]:
 def evaluate_average(
     ema: Ema, recipe: Recipe, autocast: torch.autocast, device: torch.device
 ) -> dict[str, float]:
-    """Return the metrics of the averaged weights; training draws its random numbers as before."""
+    """Return the metrics of the averaged weights, without affecting random states of training."""
     random = checkpoint.random_state(device)
     try:
         with ema.in_place():
@@ -38,7 +38,7 @@ def make_artifacts(recipe: Recipe, autocast: torch.autocast) -> dict[str, Any]:
 
 @contextmanager
 def evaluation_mode(recipe: Recipe) -> Iterator[None]:
-    """Switch dropout and batch statistics off, and back: a frozen teacher's were off before."""
+    """Disable dropout and batch statistics temporarily; modules already in eval mode stay so."""
     parts = [part for module in recipe.modules.values() for part in module.modules()]
     were_training = [part.training for part in parts]
     for part in parts:

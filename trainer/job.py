@@ -1,4 +1,4 @@
-"""The job of an attempt, as its files describe it: job in, spool out, control in between."""
+"""The job of an attempt by its files: job in, spool out, control in between."""
 
 import json
 import os
@@ -21,17 +21,17 @@ from trainer.registry import load_recipe
 
 
 class Job:
-    """Trains what job-<attempt>.json asks for, and knows how far it has come."""
+    """Trains according to job-<attempt>.json, and tracks its progress."""
 
     def __init__(self, files: AttemptFiles, stop_wanted: Callable[[], bool]) -> None:
         self._files = files
         self._stop_wanted = stop_wanted
         self._control_file = ControlFile(files.control)
         self.rank = int(os.environ.get("RANK", "0"))
-        self.last_step = 0  # as far as recorded
+        self.last_step = 0  # last recorded step
 
     def train(self) -> Outcome:
-        """Train to the end or to a stop. Whatever a recipe raises goes through."""
+        """Train to the end or to a stop. A recipe's exceptions are not caught."""
         job = json.loads(self._files.job.read_text())
         folder = self._files.folder
         recipe = load_recipe(job["recipe"])
@@ -68,7 +68,7 @@ class Job:
                 started_at=job["started_at"],
                 seconds_before=job.get("seconds_before", 0.0),
                 ranks=ranks,
-                is_checked=True,  # by the supervisor, which knows its SHA-256
+                is_checked=True,  # by the supervisor, from its SHA-256
             )
 
     def _control(self) -> Control:
@@ -85,7 +85,7 @@ class ControlFile:
         self._seen: tuple[int, int] | None = None
         self._stop: Stop | None = None
         self._coming: list[Request] = []
-        self._taken: set[int] = set()  # ids: a request stands in the file until it is recorded
+        self._taken: set[int] = set()  # ids: a request stays in the file until it is recorded
 
     def read(self) -> Control:
         """Return the current control state. Costs one stat, a microsecond, while nothing changes.

@@ -4,10 +4,10 @@ import math
 
 from halfstep.config_groups import Diagnosis
 
-MOST_SAMPLES = 2000  # of a run, however long: as many as a screen has columns
+MOST_SAMPLES = 2000  # maximum per run: as many as a screen has columns
 
 
 def layer_interval(steps: int, diagnosis: Diagnosis) -> int:
     """Return the interval in steps of norms per layer; 0: never."""
-    wanted = diagnosis.layer_norms_every_steps
-    return wanted and max(wanted, math.ceil(steps / MOST_SAMPLES))
+    every = diagnosis.layer_norms_every_steps
+    return every and max(every, math.ceil(steps / MOST_SAMPLES))

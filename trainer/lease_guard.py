@@ -1,7 +1,7 @@
-"""The training's own watch on its lease, for when its supervisor is stopped, stuck or gone astray.
+"""Ends the training when its lease expires, in case the supervisor is stopped or stuck.
 
-The supervisor writes two moments of the machine's clock into lease-<attempt>.json each time that it
-has renewed the lease: when to ask for a checkpoint and an end, and when to be dead.
+After each renewal of the lease the supervisor writes two times by the machine's clock to
+lease-<attempt>.json: when to request a checkpoint and an end, and when to kill the process.
 """
 
 import json
@@ -17,7 +17,7 @@ LOOK_SECONDS = 0.2
 
 
 class Guard(threading.Thread):
-    """Kills this process when its lease is as good as lost; does nothing without a lease file."""
+    """Thread that kills this process when its lease expires; inactive without a lease file."""
 
     def __init__(self, files: AttemptFiles) -> None:
         super().__init__(daemon=True)
@@ -29,7 +29,7 @@ class Guard(threading.Thread):
         return self._asks
 
     def run(self) -> None:
-        """Look again and again, without a glance at the database."""
+        """Poll the lease file; the database is not needed."""
         while self._path.exists():
             lease = json.loads(self._path.read_text())
             if clock() > lease["kill"]:

@@ -18,11 +18,11 @@ from trainer.checkpoints.background_writer import Writer
 from trainer.observers import Observer, best_effort, tell_failed
 from trainer.optimizers import StepResult
 
-MOST_NAMES = 200  # in a step
-MOST_REFUSED = 20  # names that are told of
+MOST_NAMES = 200  # per step
+MOST_REFUSED = 20  # names that are reported
 LOGGING = "logging of a number"
 
-Save: TypeAlias = Callable[[int, Mapping[str, bytes]], None]  # of a step, files by their names
+Save: TypeAlias = Callable[[int, Mapping[str, bytes]], None]  # step, files by name
 
 
 class Logged(Observer):
@@ -36,12 +36,12 @@ class Logged(Observer):
     ) -> None:
         """elapsed_ms: since the run's first start."""
         self._device, self._elapsed_ms, self._on_event = device, elapsed_ms, on_event
-        self._step: int | None = None  # while it is made
-        self._told: dict[str, list[Tensor]] = {}
-        self._seen: dict[str, bytes] = {}  # files of what is no number
-        self._names: dict[str, bool] = {}  # of numbers: whether they can be recorded
+        self._step: int | None = None  # None between steps
+        self._values: dict[str, list[Tensor]] = {}
+        self._files: dict[str, bytes] = {}  # files of values that are not numbers
+        self._names: dict[str, bool] = {}  # by name of a number: whether it can be recorded
         self.save: Save | None = None
-        self._parcels, self._writer = HostCopies(), Writer()
+        self._host_copies, self._writer = HostCopies(), Writer()
 
     def __enter__(self) -> Self:
         return self
@@ -51,51 +51,51 @@ class Logged(Observer):
         self._writer.close()
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Log values of the current step. Raises RecipeError for values that cannot be shown.
+        """Log values of the current step. Raises RecipeError for unsupported values.
 
-        Several numbers of a name are averaged; of other values the last counts. A number with an
-        invalid name is left out, with one warning.
+        Several numbers of a name are averaged; for other values the last one is used. A number with
+        an invalid name is left out, with one warning.
         """
         if self._step is None:
             return
         for name, value in values.items():
-            if name not in self._told and len(self._told) + len(self._seen) >= MOST_NAMES:
-                raise RecipeError(f'log was told "{name}"; allowed: {MOST_NAMES} names in a step')
+            if name not in self._values and len(self._values) + len(self._files) >= MOST_NAMES:
+                raise RecipeError(f'log got "{name}"; allowed: {MOST_NAMES} names in a step')
             if is_number(value):
                 if self._is_recordable(name, self._step):
-                    self._told.setdefault(name, []).append(self._number(value))
+                    self._values.setdefault(name, []).append(self._number(value))
             else:
                 files = files_of({name: value})
                 check_names(files)
-                self._seen |= files
+                self._files |= files
 
     def before_step(self, step: int) -> None:
-        """Listen from here on."""
-        self._step, self._told, self._seen = step, {}, {}
+        """Accept values from now on."""
+        self._step, self._values, self._files = step, {}, {}
 
     def after_step(self, result: StepResult) -> None:
-        """Queue the copy of the step's numbers, and report those that have arrived."""
-        if self._step is not None and self._told:
+        """Queue the copy of the step's numbers, and report complete copies."""
+        if self._step is not None and self._values:
             means = [
                 torch.stack(each).mean() if len(each) > 1 else each[0]
-                for each in self._told.values()
+                for each in self._values.values()
             ]
-            report = partial(self._report, self._step, list(self._told), self._elapsed_ms())
-            self._parcels.send(report, torch.stack(means))
-        if self._step is not None and self._seen and self.save is not None:
-            # The disk is waited for by a thread, and one that is full ends nothing.
-            self._writer.begin(partial(self._save, self.save, self._step, self._seen))
-        self._step, self._told = None, {}
-        self._parcels.report()
+            report = partial(self._report, self._step, list(self._values), self._elapsed_ms())
+            self._host_copies.send(report, torch.stack(means))
+        if self._step is not None and self._files and self.save is not None:
+            # A thread waits for the disk; a full disk does not end the run.
+            self._writer.begin(partial(self._save, self.save, self._step, self._files))
+        self._step, self._values = None, {}
+        self._host_copies.report()
 
     def drain(self) -> None:
         """Wait for the device and the disk, and report the rest."""
-        self._parcels.report(wait=True)
+        self._host_copies.report(wait=True)
         self._writer.wait()
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Ignore logged values meanwhile: the work is not part of the step."""
+        """Ignore logged values temporarily: the work is not part of the step."""
         step, self._step = self._step, None
         try:
             yield
@@ -112,9 +112,9 @@ class Logged(Observer):
         return self._names[name]
 
     def _save(self, save: Save, step: int, files: Mapping[str, bytes]) -> None:
-        if self.save is None:  # what came before could not be kept
+        if self.save is None:  # an earlier file could not be saved
             return
-        with best_effort("keeping of what was logged", step, self._on_event):
+        with best_effort("saving of logged values", step, self._on_event):
             try:
                 save(step, files)
             except Exception:

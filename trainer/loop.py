@@ -63,14 +63,16 @@ def train(
     ranks: Ranks | None = None,
     is_checked: bool = False,
 ) -> Outcome:
-    """Train until the last step or until a stop is requested, which leaves a checkpoint as well.
+    """Train until the last step or a requested stop, after which a checkpoint is saved too.
 
-    on_steps, on_event: called one at a time, by this thread and by the one that saves.
-    started_at: when the run was first started, by halfstep.clock.  seconds_before: training time of
-    earlier attempts.  checkpoint_folder: None saves nothing.  artifact_folder: None means
-    `artifacts` within checkpoint_folder.  weights: files to start from where there is nothing to
-    resume, see load_weights; None: those that weights.path names.  is_checked: the checksum of
-    `resume` is verified already.
+    on_steps, on_event: called one at a time, by this thread and the writer thread.
+    started_at: first start of the run, by halfstep.clock.  seconds_before: training time of earlier
+    attempts.
+    checkpoint_folder: None: save nothing.  artifact_folder: by default `artifacts` in
+    checkpoint_folder.
+    weights: initial weights if there is no checkpoint to resume, see load_weights; None: those of
+    weights.path.
+    is_checked: the checksum of `resume` is already verified.
     Raises ConfigError, RecipeError, CheckpointError or WeightsError for errors of the user.
     """
     run = prepare_run(
@@ -126,7 +128,7 @@ def _attempt(run: Run, step: int) -> bool:
     observers, telemetry = context.observers, run.step_observers.telemetry
     schedule.apply(step)
     if training.compile and training.compile_mode != "default":
-        # What the graphs of the step before have written is done with.
+        # Outputs of the previous step's graphs are no longer used.
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
     observers.before_step(step)
     run.buffer_rule.keep()
@@ -145,7 +147,7 @@ def _attempt(run: Run, step: int) -> bool:
     observers.after_step(result)
 
     is_retried = False
-    # The one policy for which the host waits in every step: it has to know of a skip now.
+    # The only policy for which the host waits in every step: it has to know of a skip at once.
     if may_retry and all_skipped(result):
         observers.before_update()
         second = retry_in_fp32(context, batches, step, run.device)
@@ -158,7 +160,7 @@ def _attempt(run: Run, step: int) -> bool:
 
 
 def _roll_back(run: Run, step: int) -> Progress | None:
-    """Go back to the checkpoint before a spike of the loss, with spike.rollback; return its state.
+    """Roll back to the checkpoint before a spike of the loss, if enabled; return its progress.
 
     The host waits here, at fixed steps, to know of a spike by then.
     """
@@ -184,43 +186,43 @@ def _roll_back(run: Run, step: int) -> Progress | None:
 
 
 def _evaluate(run: Run, step: int) -> None:
-    """Report the metrics of the evaluation, of the averaged weights too, and save artifacts."""
+    """Report the evaluation's metrics, also of the averaged weights, and save artifacts."""
     recipe, autocast = run.context.recipe, run.context.autocast
-    run.context.observers.drain()  # evaluating waits for the device anyway
+    run.context.observers.drain()  # the evaluation waits for the device anyway
     metrics = evaluate(recipe, autocast)
     if run.ema is not None:
         with best_effort("evaluation of the average", step, run.on_event):
             metrics |= evaluate_average(run.ema, recipe, autocast, run.device)
     _report(run, step, metrics)
-    with best_effort("making of artifacts", step, run.on_event):
+    with best_effort("creation of artifacts", step, run.on_event):
         run.saver.save_artifacts(step, make_artifacts(recipe, autocast))
 
 
 def _boundary(
     run: Run, step: int, retried: int, control: Callable[[], Control], *, is_last: bool
 ) -> str | None:
-    """Apply control requests at a step boundary and save where it is due; return the stop.
+    """Apply control requests at a step boundary, and save if due; return the stop.
 
-    All ranks are at the same step, and the weights are those of a whole number of updates.
+    All ranks are at the same step, and the weights are those after a whole update.
     """
     context, observers, on_event = run.context, run.context.observers, run.on_event
     agreed = context.ranks.agree(control)
     stop, request = None if is_last else agreed.stop, agreed.request
-    if request and request.kind == "scale":  # first, so that a checkpoint has it
+    if request and request.kind == "scale":  # first, so that a checkpoint contains it
         context.scale_rule.set(context.scaler, request.value)  # queued on the device
         on_event({"event": "obeyed", "step": step, "request": request.id})
     requested = request.id if request and request.kind == "checkpoint" else None
     is_due = _is_due(run.config.checkpoints.every_steps, step)
     if is_last or stop or requested is not None or is_due:
-        # The host waits for the device here, to know how many steps were skipped. It does not wait
-        # for the copy of the weights, nor for the disk.
+        # The host waits for the device here, to know the number of skipped steps. It waits neither
+        # for the copy of the weights nor for the disk.
         observers.drain()
         reason = "end" if is_last else stop or ("interval" if requested is None else "request")
         skipped = run.step_observers.telemetry.skipped
         progress = Progress(step, skipped, context.batches.position, retried)
         run.saver.save(progress, reason=reason, request=requested)
     if request and request.kind == "replay":
-        observers.drain()  # so that the scale of a past skip is known, whenever it came
+        observers.drain()  # so that the scale of a past skip is known
         with best_effort("replay", step, on_event):
             run.step_observers.replay.request(int(request.value), request.id)
     return stop

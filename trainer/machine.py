@@ -1,4 +1,4 @@
-"""What this machine is, as far as it decides the bits that training computes."""
+"""Properties of this machine that affect the bits that training computes."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ import torch
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of the software that computes; `cuda` is None in a CPU build."""
+    """Return the versions of the software used; `cuda` is None in a CPU build."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),

@@ -18,29 +18,29 @@ from halfstep.recipe import Recipe
 from halfstep.run_config import parse_config
 from trainer.registry import load_recipe
 
-#: Layers whose weights autocast casts, and keeps cast until the step's end.
+#: Layers whose weights autocast casts, and caches until the step's end.
 CAST = (nn.Linear, nn.modules.conv._ConvNd)
 HALF_BYTES = 2
 
 
 def main() -> None:
-    """Count those that are named."""
-    os.nice(19)  # what trains there goes first
+    """Count the memory of the recipes on the command line."""
+    os.nice(19)  # training has precedence
     counted = {}
     for reference in sys.argv[1:]:
         try:
             counted[reference] = count(load_recipe(reference))
-        except (Exception, SystemExit) as error:  # somebody's recipe must not hide the others
+        except (Exception, SystemExit) as error:  # one broken recipe must not hide the others
             sys.stderr.write(f"{reference}: {type(error).__name__}: {error}\n")
     sys.stdout.write(json.dumps(counted) + "\n")
 
 
 def count(recipe_class: type[Recipe]) -> dict[str, int]:
-    """Return bytes of weights, gradients, optimizers' state and of copies in half precision.
+    """Return bytes of weights, gradients, optimizer state, and half-precision copies.
 
-    weights: buffers too, all as the recipe has them.  casts: where autocast is on.
+    weights: with buffers, in the recipe's dtypes.  casts: with autocast.
     """
-    # Fused optimizers refuse the meta device, and keep the same state as others.
+    # Fused optimizers do not support the meta device, and have the same state.
     config = parse_config(recipe_class, {"training": {"fused": False}})
     with torch.device("meta"):
         recipe = recipe_class(config, torch.device("meta"))
@@ -73,8 +73,8 @@ def _cast(recipe: Recipe) -> set[Tensor]:
         for layer in module.modules()
         if isinstance(layer, CAST)
     ]
-    found = {p for layer in layers for p in layer.parameters(recurse=False)}
-    return {each for each in found if each.dtype == torch.float32}
+    parameters = {p for layer in layers for p in layer.parameters(recurse=False)}
+    return {each for each in parameters if each.dtype == torch.float32}
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

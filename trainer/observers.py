@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Does nothing at any moment; override those of interest."""
+    """Base class whose methods do nothing; override those of interest."""
 
     is_diagnosis: bool = False
 
@@ -54,10 +54,10 @@ class Observer:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put it back."""
+        """Restore the state."""
 
 
-#: Of an error, in its event; the log has it whole.
+#: Of an error message in its event; the log has all of it.
 ERROR_CHARACTERS = 1000
 MOMENTS = ("before_step", "unscaled", "before_update", "after_step", "arrived", "drain")
 
@@ -72,25 +72,25 @@ class Observers:
         self._step = 0
 
     def join(self, **observers: Observer) -> None:
-        """Add observers, by the names under which checkpoints keep their states."""
+        """Add observers, by the names of their states in checkpoints."""
         self.members |= observers
         for name, observer in observers.items():
             for moment, calls in self._calls.items():
-                # Who does nothing at a moment costs nothing there.
+                # An observer that does not override a hook costs nothing there.
                 if getattr(type(observer), moment) is not getattr(Observer, moment):
                     calls.append((name, getattr(observer, moment)))
 
     def before_step(self, step: int) -> None:
-        """Say which step comes."""
+        """Announce the next step."""
         self._step = step
         self._call("before_step", step)
 
     def unscaled(self, optimizer: "WatchedOptimizer") -> None:
-        """Show an optimizer's gradients, unscaled and not clipped yet."""
+        """Pass on an optimizer's gradients, unscaled and not clipped yet."""
         self._call("unscaled", optimizer)
 
     def before_update(self) -> None:
-        """Say that the weights are about to change."""
+        """Announce that the weights are about to change."""
         self._call("before_update")
 
     def after_step(self, result: "StepResult") -> None:
@@ -98,12 +98,12 @@ class Observers:
         self._call("after_step", result)
 
     def arrived(self, records: Steps) -> None:
-        """Hand records to the run's history first, then to the observers."""
+        """Pass records to the run's history first, then to the observers."""
         self._on_steps(records)
         self._call("arrived", records)
 
     def drain(self) -> None:
-        """Wait for the device; have everything reported."""
+        """Wait for the device; report everything."""
         self._call("drain")
 
     def _call(self, moment: str, *arguments: object) -> None:
@@ -117,7 +117,7 @@ class Observers:
 
     def _dismiss(self, name: str, error: Exception) -> None:
         for moment, calls in self._calls.items():
-            # A new list: the old one is being gone through.
+            # A new list, because the old one is being iterated.
             self._calls[moment] = [each for each in calls if each[0] != name]
         tell_failed(name, self._step, error, self._on_event)
 
@@ -136,6 +136,6 @@ def tell_failed(name: str, step: int, error: Exception, on_event: Callable[[Even
     sys.stderr.write(f"Halfstep: the {name} failed; the run goes on without it.\n")
     sys.stderr.write("".join(traceback.format_exception(error)))
     text = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS].replace("\0", "")
-    text = text.encode(errors="backslashreplace").decode()  # what a database can hold
+    text = text.encode(errors="backslashreplace").decode()  # text that a database can store
     on_event({"event": "failed_diagnosis", "step": step, "diagnosis": name, "error": text})
-    error.__traceback__ = None  # its frames hold tensors
+    error.__traceback__ = None  # its frames refer to tensors

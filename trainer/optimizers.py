@@ -1,4 +1,4 @@
-"""Optimizers with their skips and gradient norms, as tensors on the device.
+"""Optimizers that return skips and gradient norms as device tensors.
 
 The host does not read them here.
 """
@@ -27,7 +27,7 @@ class Update(NamedTuple):
     total_norm: Tensor  # 0-dim: L2 over all its gradients, unscaled, before the clip
     clipped_norm: Tensor  # 0-dim: after the clip by value, if there is one; else total_norm
     norms: Tensor  # (P,): L2 of each parameter's gradient, unscaled, before the clip
-    #: Counted on a CPU alone: on a GPU the host would have to wait, and does so in a replay.
+    #: Only on a CPU: on a GPU the host would have to wait, as it does in a replay.
     counts: Counts | None = None
 
 
@@ -37,18 +37,18 @@ class StepResult(NamedTuple):
     loss: Tensor  # 0-dim, as all of these
     scale: Tensor  # the one used for this step
     scale_after: Tensor
-    updates: dict[str, Update]  # every optimizer; one that took no part has zeros
+    updates: dict[str, Update]  # of every optimizer; zeros if it took no part
     stepped: set[str]  # the optimizers that took part
-    rate: float | Tensor = 0.0  # learning rate: a tensor where only the device knows it
-    losses: int = 1  # how often training_step yielded
+    rate: float | Tensor = 0.0  # learning rate: a tensor if only the device knows it
+    losses: int = 1  # number of losses that training_step yielded
 
 
 class WatchedOptimizer:
-    """An optimizer that returns whether the scaler skipped it as a tensor, without synchronisation.
+    """An optimizer that returns, without synchronisation, whether the scaler skipped it.
 
-    A fused optimizer is always called: during its step it carries `found_inf`, on the device,
-    and skips inside its kernel. An unfused one is called only if nothing was found, after the
-    scaler has asked the device (that wait is PyTorch's own). One pre-hook tells all cases apart.
+    A fused optimizer is always called: during its step it has `found_inf`, on the device, and skips
+    inside its kernel. An unfused one is called only if no inf was found, after the scaler has asked
+    the device (that wait is PyTorch's own). One pre-hook distinguishes all cases.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -59,30 +59,30 @@ class WatchedOptimizer:
         self._is_on_cpu = device.type == "cpu"
         self._zero, self._one = torch.zeros((), device=device), torch.ones((), device=device)
         self._found_inf = self._zero
-        #: The ranks that have the rest of the parameters; None: each has all of them.
+        #: Process group with the rest of the parameters; None: all are whole.
         self.shared_with = group_of(self.parameters)
         is_fp32 = all(p.dtype == torch.float32 for p in self.parameters)
         self._norm_dtype = None if is_fp32 else torch.float32
-        # The result of a step in which the recipe yields no loss for this optimizer.
+        # Result of a step without a loss for this optimizer.
         no_norms = torch.zeros(len(self.names), device=device)
         self.idle = Update(self._zero, self._zero, self._zero, no_norms)
         optimizer.register_step_pre_hook(self._keep_found_inf)
 
     @property
     def rate(self) -> float | Tensor:
-        """The learning rate of the first group: a tensor if only its device knows it."""
+        """Learning rate of the first group: a tensor if only the device knows it."""
         rate = self.optimizer.param_groups[0]["lr"]
         return (
             rate if isinstance(rate, Tensor) and rate.device == self._zero.device else float(rate)
         )
 
     def drop_gradients(self) -> None:
-        """Forget all gradients, as `zero_grad(set_to_none=True)` does, without its profiling."""
+        """Delete all gradients, like `zero_grad(set_to_none=True)` without its profiling."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def gradient_norms(self) -> Tensor:
-        """Return the L2 norm of each parameter's gradient, (P,) in fp32; 0 where there is none."""
+        """Return the L2 norm of each parameter's gradient, (P,) in fp32; 0 if there is none."""
         gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
         if not gradients:
             raise RecipeError(
@@ -97,13 +97,13 @@ class WatchedOptimizer:
         return norms_of_whole(own, self.shared_with)
 
     def step(self, scaler: GradScaler) -> Tensor:
-        """Let the scaler step or skip; return found_inf, 0-dimensional: 1 if it skipped."""
-        self._found_inf = self._one  # stands if the hook does not run: an unfused skip
+        """Call the scaler, which steps or skips; return found_inf, 0-dim: 1 if it skipped."""
+        self._found_inf = self._one  # stays if the hook does not run: an unfused skip
         scaler.step(self.optimizer)
         return self._found_inf
 
     def count_nonfinite(self, norms: Tensor) -> Counts | None:
-        """Return Update.counts of these norms. Call it before the clip, which spreads a NaN."""
+        """Return Update.counts for these norms. Call it before the clip, which spreads a NaN."""
         if not self._is_on_cpu or math.isfinite(norms.sum().item()):  # in host memory: no wait
             return None
         own = {
@@ -114,7 +114,7 @@ class WatchedOptimizer:
         return counts_of_whole(own, self.shared_with)
 
     def check_elements_can_be_clipped(self) -> None:
-        """Raise RecipeError if a gradient is sparse: torch clips those by their norm alone."""
+        """Raise RecipeError if a gradient is sparse: torch can clip those only by norm."""
         for name, parameter in zip(self.names, self.parameters, strict=True):
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise RecipeError(
@@ -146,9 +146,9 @@ class WatchedOptimizer:
 def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:
     """Initialise the momentum of fused SGD before the first step, which may be skipped.
 
-    torch allocates it uninitialised and lets the kernel fill it in, which a skipped step does not:
-    the next one would go on from whatever was there. Zeros do the same as torch's own first step,
-    unless it dampens later ones. (Adam, AdamW and Adagrad begin with zeros of their own.)
+    torch allocates it uninitialised for the kernel to fill, which a skipped step does not do: the
+    next step would use arbitrary values. Zeros are equivalent to torch's own first step, unless
+    there is dampening. (Adam, AdamW and Adagrad start with zeros.)
     """
     for name, optimizer in optimizers.items():
         if not isinstance(optimizer, torch.optim.SGD):
@@ -159,7 +159,7 @@ def prepare_momentum(optimizers: Mapping[str, Optimizer]) -> None:
             if group["dampening"]:
                 raise RecipeError(
                     f'optimizer "{name}" is a fused SGD with dampening {group["dampening"]}: if '
-                    "its first step were skipped, it would train on memory that nobody has filled. "
+                    "its first step were skipped, it would use uninitialised memory. "
                     "Set dampening to 0 or fused to False"
                 )
             for parameter in group["params"]:
@@ -172,10 +172,10 @@ def watched_optimizers(
     *,
     is_scaled: bool = False,
 ) -> dict[str, WatchedOptimizer]:
-    """Return each optimizer, watched; its parameters named "<module>.<parameter>" in forward order.
+    """Return the optimizers as WatchedOptimizer, with parameters "<module>.<parameter>".
 
-    is_scaled: by a loss scaler.  Raises RecipeError for parameters that cannot be trained: in fp16,
-    in bf16 with a scaler, or in no module.
+    Parameters are in forward order.  is_scaled: by a loss scaler.  Raises RecipeError for
+    parameters that cannot be trained: in fp16, in bf16 with a scaler, or in no module.
     """
     names = {
         parameter: f"{module}.{name}"
@@ -207,7 +207,7 @@ def watched_optimizers(
 
 
 def check_kernel(name: str, optimizer: Optimizer) -> None:
-    """Raise RecipeError for a fused SGD of weights in bf16 on a CPU: its kernel leaves them as is.
+    """Raise RecipeError for fused SGD with bf16 weights on a CPU, whose kernel does nothing.
 
     https://github.com/pytorch/pytorch/issues/191763, in torch up to 2.13
     """
@@ -221,7 +221,7 @@ def check_kernel(name: str, optimizer: Optimizer) -> None:
 
 
 def check_kind(name: str, optimizer: object) -> None:
-    """Raise RecipeError for what is no optimizer, or none that a scaler can step."""
+    """Raise RecipeError for objects that are not optimizers, or that a scaler cannot step."""
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__
         raise RecipeError(f'optimizer "{name}" is a {kind}; allowed is a torch.optim.Optimizer')

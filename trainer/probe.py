@@ -1,6 +1,7 @@
-"""What this machine can train, as one JSON object: `python -m trainer.probe`.
+"""Prints this machine's capabilities as one JSON object: `python -m trainer.probe`.
 
-The worker, which has no torch, asks this short-lived process, and advertises the answer.
+The worker, which does not import torch, runs it as a short-lived process, and advertises the
+result.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ from trainer.registry import (
 )
 
 NAME = re.compile(r"[\w.-]{1,64}")
-IMPORT = "<frozen importlib"  # how Python calls the files of its own import
+IMPORT = "<frozen importlib"  # file name of Python's import machinery in tracebacks
 MOST_TITLE, MOST_DESCRIPTION, MOST_ERROR = 200, 2000, 4000
 
 
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def devices() -> list[dict[str, Any]]:
-    """Return every CUDA device, or the CPU as one device where there is none."""
+    """Return every CUDA device, or the CPU as one device if there is none."""
     if not torch.cuda.is_available():
         return [
             {
@@ -52,7 +53,7 @@ def devices() -> list[dict[str, Any]]:
                 "name": machine.device_name(torch.device("cpu")),
                 "memory_bytes": machine.host_memory_bytes(),
                 "compute_capability": None,
-                "fp16": True,  # slow, but the arithmetic and the overflows are real
+                "fp16": True,  # slow, but with real arithmetic and overflows
                 "bf16": True,
                 "tf32": False,
                 "fp8": False,
@@ -62,25 +63,25 @@ def devices() -> list[dict[str, Any]]:
 
 
 def recipes() -> list[dict[str, Any]]:
-    """Return every recipe by the name that it declares, with the schema of its configuration.
+    """Return every recipe by its declared name, with the schema of its configuration.
 
-    One that is broken comes with its error instead, one that lacks packages with what it needs.
-    reference: what a training loads, of a file its path.  Of two that declare one name the later
-    goes by its reference.
+    A broken recipe has an "error" instead, one with missing packages "needs".
+    reference: argument for load_recipe, for a file its path. If two recipes declare one name, the
+    later one is named by its reference.
     """
     offers: list[dict[str, Any]] = []
     references, problem = configured_recipes(), ""
     try:
         references = known_recipes()
-    except NotRegisteredError as error:  # it must not hide the others
+    except NotRegisteredError as error:  # an error here must not hide the recipes
         problem = str(error)
     taken = set(references)
     for reference in references:
-        told = offer(reference)
-        if told["name"] != reference and told["name"] in taken:
-            told["name"] = reference
-        taken.add(told["name"])
-        offers.append(told)
+        entry = offer(reference)
+        if entry["name"] != reference and entry["name"] in taken:
+            entry["name"] = reference
+        taken.add(entry["name"])
+        offers.append(entry)
     if problem:
         name = str(registered_recipes.path())
         offers.append({"name": name, "reference": name, "error": problem})
@@ -88,15 +89,15 @@ def recipes() -> list[dict[str, Any]]:
 
 
 def offer(reference: str) -> dict[str, Any]:
-    """Return what is told of one recipe, or why it cannot be offered."""
+    """Return the description of one recipe, or why it cannot be offered."""
     file = file_of(reference)
-    told: dict[str, Any] = {"name": reference, "reference": reference}
-    told |= {"file": str(file)} if file else {"package": _package(reference)}
+    entry: dict[str, Any] = {"name": reference, "reference": reference}
+    entry |= {"file": str(file)} if file else {"package": _package(reference)}
     try:
         recipe = load_recipe(reference)
         if file:
-            told["name"] = _declared_name(recipe)
-        return told | {
+            entry["name"] = _declared_name(recipe)
+        return entry | {
             "title": str(recipe.title)[:MOST_TITLE],
             "description": str(recipe.description)[:MOST_DESCRIPTION],
             "schema": config_schema(recipe),
@@ -104,16 +105,16 @@ def offer(reference: str) -> dict[str, Any]:
             "check": registered_recipes.check_of(reference) if file else None,
         }
     except MissingRequirementError as error:
-        return told | {"needs": error.needs}
-    except UnknownRecipeError as error:  # a sentence of ours
-        return {**told, "name": reference, "error": str(error)[:MOST_ERROR], "place": ""}
+        return entry | {"needs": error.needs}
+    except UnknownRecipeError as error:  # its message is for users
+        return {**entry, "name": reference, "error": str(error)[:MOST_ERROR], "place": ""}
     except (Exception, SystemExit) as error:  # a user's broken recipe must not hide the others
         text = f"{type(error).__name__}: {error}"[:MOST_ERROR]
-        return {**told, "name": reference, "error": text, "place": place_of(file, error)}
+        return {**entry, "name": reference, "error": text, "place": place_of(file, error)}
 
 
 def place_of(file: Path | None, error: BaseException) -> str:
-    """Return where a recipe's own file raised, as "mine.py:31"; "" if nothing of it ran."""
+    """Return the line of a recipe's file that raised, as "mine.py:31"; "" if none ran."""
     name = str(file) if file else _imported_file(error)
     if isinstance(error, SyntaxError) and error.filename and name in ("", error.filename):
         return f"{Path(error.filename).name}:{error.lineno}"
@@ -146,7 +147,7 @@ def _declared_name(recipe: type[Recipe]) -> str:
 
 
 def _imported_file(error: BaseException) -> str:
-    """Return the file of the module whose import led to an error; "" if none was begun."""
+    """Return the file of the module whose import failed; "" if no import was started."""
     files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     imported = dropwhile(lambda each: not each.startswith(IMPORT), files)
     return next((each for each in imported if not each.startswith(IMPORT)), "")
@@ -160,7 +161,7 @@ def _package(reference: str) -> str:
 
 
 def _source(recipe: type) -> dict[str, str]:
-    """Return the file that a recipe is written in, and what it is now, so far as both are known."""
+    """Return a recipe's source file and its SHA-256, if known."""
     try:
         file = Path(inspect.getsourcefile(recipe) or "").resolve()
         return {"source": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}

@@ -1,11 +1,11 @@
 """The training process of one attempt: `python -m trainer.process <run folder> <attempt>`.
 
-It reads its job from the run's folder, trains, and writes what happens to the spool there; its
-last act is the outcome file. It knows no database, and no network but its ranks'. With `--devices`
-or `--nodes` it starts one such process a device (`trainer.distributed.local_ranks`), tied to it as
-it is to its parent.
+It reads its job from the run's folder, trains, and writes events to the spool there; at last it
+writes the outcome file. It uses no database, and no network except between ranks. With `--devices`
+or `--nodes` it starts one such process per device (`trainer.distributed.local_ranks`), which ends
+with this one, as this one ends with its parent.
 
-This module imports nothing heavy before `main` has tied the process to its parent's life.
+This module imports nothing heavy before `main` has set the parent death signal.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def main() -> None:
         sys.exit(start_ranks(files, place))
     code = run_attempt(files)
     if "RANK" in os.environ:
-        # All is written. The interpreter's end may find a thread of the process group's still
-        # running, which C++ answers by aborting: a rank that trained to its end would look killed.
+        # All is written. At exit a thread of the process group may still be running, which makes
+        # C++ abort: a rank that trained to its end would look killed.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -54,19 +54,19 @@ def main() -> None:
 
 
 def tie_to_parent() -> None:
-    """Be killed when the parent dies, so that no training outlives its supervisor."""
+    """End with the parent, so that no training outlives its supervisor."""
     end_with_parent()
     supervisor = os.environ.get("HALFSTEP_PARENT_PID")
-    # It may have died before the line above. Of a rank it is the parent's parent.
+    # The parent may have died before the line above. For a rank it is the parent's parent.
     if supervisor and int(supervisor) not in {p.pid for p in psutil.Process().parents()}:
         sys.exit(f"the supervisor, process {supervisor}, is gone")
 
 
 def run_attempt(files: AttemptFiles) -> int:
-    """Train as job-<attempt>.json says; return the exit code. What failed is in the outcome."""
+    """Train according to job-<attempt>.json; return the exit code. Errors are in the outcome."""
     signals = Signals()
     shorten()
-    # Only now what loads torch, which takes seconds: a signal in that time is not lost.
+    # Imports torch, which takes seconds: signals in that time are not lost.
     from trainer.job import Job
 
     guard = Guard(files)
@@ -75,14 +75,14 @@ def run_attempt(files: AttemptFiles) -> int:
     try:
         outcome = job.train()
     except (Exception, SystemExit) as error:
-        # The one broad except: whatever a recipe raises belongs on the run's page.
+        # The only broad except: any exception of a recipe belongs on the run's page.
         failure_kind, text = failure_kind_of(error)
         if isinstance(error, SystemExit):
             text += f"The recipe called sys.exit({error.code!r}): raise an error that says why.\n"
         sys.stderr.write(text)
         try:
             write_outcome(files, "failed", job.last_step, text, failure_kind)
-        except OSError as error:  # a full disk: the exit code has to say it
+        except OSError as error:  # a full disk: reported by the exit code
             return error.errno or 1
         return 1
     if job.rank == 0:
@@ -91,7 +91,7 @@ def run_attempt(files: AttemptFiles) -> int:
 
 
 class Signals:
-    """SIGTERM and SIGINT mean: stop at the next step boundary, and leave a checkpoint."""
+    """Requests by SIGTERM and SIGINT to stop at the next step boundary with a checkpoint."""
 
     def __init__(self) -> None:
         self._received = False
@@ -99,7 +99,7 @@ class Signals:
         signal.signal(signal.SIGINT, self._receive)
 
     def received(self) -> bool:
-        """Whether either has come."""
+        """Return whether a signal was received."""
         return self._received
 
     def _receive(self, _number: int, _frame: object) -> None:
@@ -107,8 +107,10 @@ class Signals:
 
 
 def failure_kind_of(error: BaseException) -> tuple[str, str]:
-    """Return what a run failed by and what to say: its code, a rule of its configuration, or that
-    another rank was not there any more, whose own fault is the one that counts.
+    """Return the kind of a failure and its text.
+
+    "code", "rule" of the configuration, or "rank" if another rank was lost, whose own failure is
+    the cause.
     """
     from trainer.distributed.ranks import is_desertion
     from trainer.precision.scale_policies import RuleError
@@ -125,7 +127,7 @@ def write_outcome(
     error: str | None = None,
     failure_kind: str | None = None,
 ) -> None:
-    """Write how the attempt ended. The first rank to fail wins: the others fail because of it."""
+    """Write the attempt's outcome. The first rank to fail wins: the others fail because of it."""
     path = files.outcome
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:

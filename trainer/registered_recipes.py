@@ -15,7 +15,7 @@ from halfstep.telemetry import folder_lock
 from trainer.checkpoints.files import checksum, write_whole
 
 MOST = 200
-#: Of one check; the command tells them all.
+#: Per check; the command prints all of them.
 MOST_FINDINGS = 20
 LONGEST = 500
 
@@ -23,7 +23,7 @@ Kept = dict[str, Any]  # {reference: "/path/mine.py:Mine", check: {sha256, findi
 
 
 class NotRegisteredError(Exception):
-    """The list cannot be read or changed so; the message says why."""
+    """The list cannot be read or changed; the message has the reason."""
 
 
 def path() -> Path:
@@ -32,22 +32,22 @@ def path() -> Path:
 
 
 def read() -> list[Kept]:
-    """Return the list. Raises NotKeptError if the file holds something else."""
+    """Return the list. Raises NotRegisteredError if the file is invalid."""
     try:
-        kept = json.loads(path().read_text())["recipes"]
-        if all(isinstance(each["reference"], str) for each in kept):
-            return list(kept)
+        recipes = json.loads(path().read_text())["recipes"]
+        if all(isinstance(each["reference"], str) for each in recipes):
+            return list(recipes)
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise NotRegisteredError(
             f"{path()} cannot be read: {type(error).__name__}: {error}"
         ) from error
-    raise NotRegisteredError(f"{path()} holds a reference that is no text")
+    raise NotRegisteredError(f"{path()} holds a reference that is not a text")
 
 
 def look_for_folder() -> None:
-    """Raise NotKeptError if there is no data folder to keep the list in."""
+    """Raise NotRegisteredError if the data folder does not exist."""
     if not path().parent.is_dir():
         raise NotRegisteredError(
             f"there is no data folder {path().parent}: go to where the worker is started, or name "
@@ -56,38 +56,44 @@ def look_for_folder() -> None:
 
 
 def add(reference: str) -> None:
-    """Keep a recipe, next to other classes of its file. Raises NotKeptError."""
+    """Register a recipe. Raises NotRegisteredError."""
     look_for_folder()
-    with _changing() as kept:
-        references = [each["reference"] for each in kept]
-        if reference in references:  # the first of a name has it, and goes on to
-            kept[references.index(reference)] = {"reference": reference}
-        elif len(kept) >= MOST:
-            raise NotRegisteredError(f"{len(kept)} recipes are kept; allowed: {MOST} at most")
+    with _changing() as recipes:
+        references = [each["reference"] for each in recipes]
+        # Replaces it at its position, which decides the use of its name.
+        if reference in references:
+            recipes[references.index(reference)] = {"reference": reference}
+        elif len(recipes) >= MOST:
+            raise NotRegisteredError(
+                f"{len(recipes)} recipes are registered; allowed: {MOST} at most"
+            )
         else:
-            kept.append({"reference": reference})
+            recipes.append({"reference": reference})
 
 
-def remove(wanted: str) -> list[str]:
-    """Keep a file no longer, or one class of it; return what was. Raises NotKeptError."""
-    file, _, name = wanted.rpartition(":") if not wanted.endswith(".py") else (wanted, "", "")
+def remove(target: str) -> list[str]:
+    """Unregister a file, or one class of it; return the removed references.
+
+    Raises NotRegisteredError.
+    """
+    file, _, name = target.rpartition(":") if not target.endswith(".py") else (target, "", "")
     resolved = str(Path(file).expanduser().resolve())
-    with _changing() as kept:
+    with _changing() as recipes:
         gone = [
             each["reference"]
-            for each in kept
+            for each in recipes
             if _file(each["reference"]) == resolved
             and each["reference"].endswith(f":{name}" * bool(name))
         ]
         if not gone:
-            known = ", ".join(each["reference"] for each in kept) or "none"
-            raise NotRegisteredError(f"{wanted} is not kept; kept are: {known}")
-        kept[:] = [each for each in kept if each["reference"] not in gone]
+            known = ", ".join(each["reference"] for each in recipes) or "none"
+            raise NotRegisteredError(f"{target} is not registered; registered are: {known}")
+        recipes[:] = [each for each in recipes if each["reference"] not in gone]
     return gone
 
 
 def note_check(reference: str, findings: list[dict[str, Any]]) -> None:
-    """Write down what the check found in a class, if it is kept.
+    """Store the check's findings for a class, if it is registered.
 
     findings: [{severity, place, text, precisions}]
     """
@@ -99,14 +105,14 @@ def note_check(reference: str, findings: list[dict[str, Any]]) -> None:
         "findings": noted,
         "left_out": len(findings) - len(noted),
     }
-    with _changing() as kept:
-        for each in kept:
+    with _changing() as recipes:
+        for each in recipes:
             if each["reference"] == reference:
                 each["check"] = check
 
 
 def check_of(reference: str) -> dict[str, Any] | None:
-    """Return what the check said last, and whether the file is another since; None: not asked."""
+    """Return the last check, and whether the file has changed since; None: not checked."""
     for each in read():
         if each["reference"] == reference and "check" in each:
             is_same = checksum(Path(_file(reference))) == each["check"]["sha256"]
@@ -120,9 +126,9 @@ def _file(reference: str) -> str:
 
 @contextmanager
 def _changing() -> Iterator[list[Kept]]:
-    """Let the list be changed, by one at a time; it is written whole or not at all."""
+    """Lock and load the list, and write it back atomically."""
     with folder_lock.held(path().with_name(".recipes.lock")):
-        kept = read()
-        yield kept
-        text = json.dumps({"recipes": kept}, indent=1)
+        recipes = read()
+        yield recipes
+        text = json.dumps({"recipes": recipes}, indent=1)
         write_whole(path(), lambda file: file.write(text.encode()))

@@ -1,7 +1,7 @@
-"""Which recipes there are: entry points of the group `halfstep.recipes`, and files by path.
+"""Registry of recipes: entry points of the group `halfstep.recipes`, and files by path.
 
-HALFSTEP_RECIPES may list more of them, separated by commas: `/home/me/gan.py:GAN,…`. Those that
-`halfstep recipe add` keeps follow.
+HALFSTEP_RECIPES may list further files, separated by commas: `/home/me/gan.py:GAN,…`. Those
+registered by `halfstep recipe add` follow.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ class UnknownRecipeError(LookupError):
 
 
 class MissingRequirementError(UnknownRecipeError):
-    """A recipe whose packages are not installed; the message says how they are."""
+    """A recipe whose packages are not installed; the message has the command to install them."""
 
     def __init__(self, recipe: str, needs: str) -> None:
         """needs: the packages, and the command that installs them."""
@@ -32,22 +32,22 @@ class MissingRequirementError(UnknownRecipeError):
 
 
 def known_recipes() -> list[str]:
-    """Return the references that `load_recipe` takes here, besides other paths.
+    """Return the references that `load_recipe` accepts here, in addition to other paths.
 
-    Raises NotKeptError if the list of those that are kept cannot be read.
+    Raises NotRegisteredError if the list of registered recipes cannot be read.
     """
-    kept = [each["reference"] for each in registered_recipes.read()]
-    return list(dict.fromkeys([*configured_recipes(), *kept]))
+    registered = [each["reference"] for each in registered_recipes.read()]
+    return list(dict.fromkeys([*configured_recipes(), *registered]))
 
 
 def configured_recipes() -> list[str]:
-    """Return those of packages and of the environment."""
+    """Return the recipes of packages and of the environment."""
     listed = map(str.strip, os.environ.get("HALFSTEP_RECIPES", "").split(","))
     return sorted(entry_points(group=GROUP).names) + [name for name in listed if name]
 
 
 def file_of(reference: str) -> Path | None:
-    """Return the file that a reference names, or None for the name of an entry point."""
+    """Return the file of a reference, or None for the name of an entry point."""
     path = reference if reference.endswith(".py") else reference.rpartition(":")[0]
     return Path(path).resolve() if path.endswith(".py") else None
 
@@ -55,9 +55,9 @@ def file_of(reference: str) -> Path | None:
 def load_recipe(reference: str) -> type[Recipe]:
     """Return the recipe class of a registered name or of "path/to/file.py:Class".
 
-    ":Class" may be left out where the file has one recipe.  Whatever the recipe's own module
-    raises when it is imported goes through.  Raises MissingRequirementError, before that, where
-    the extras that its entry point names are not installed.
+    ":Class" may be omitted if the file has one recipe.  Exceptions of the recipe's module at import
+    are not caught.  Raises MissingRequirementError, before that, if the extras that its entry point
+    names are not installed.
     """
     for point in entry_points(group=GROUP, name=reference):
         check_requirements(point)
@@ -74,7 +74,7 @@ def load_recipe(reference: str) -> type[Recipe]:
 
 
 def check_requirements(point: EntryPoint) -> None:
-    """Raise MissingRequirementError if an extra that an entry point names is not installed."""
+    """Raise MissingRequirementError if an extra of an entry point is not installed."""
     if point.dist is None:
         return
     for extra in point.extras:
@@ -106,8 +106,8 @@ def _load_file(path: Path, attribute: str) -> object:
         return _only_recipe(module, path)
     if not hasattr(module, attribute):
         raise UnknownRecipeError(f'{path} has no class "{attribute}"')
-    found: object = getattr(module, attribute)
-    return found
+    attribute_value: object = getattr(module, attribute)
+    return attribute_value
 
 
 def _only_recipe(module: ModuleType, path: Path) -> object:
@@ -124,7 +124,7 @@ def _only_recipe(module: ModuleType, path: Path) -> object:
     return own[0]
 
 
-def _checked(found: object, reference: str) -> type[Recipe]:
-    if not (isinstance(found, type) and issubclass(found, Recipe)):
+def _checked(recipe: object, reference: str) -> type[Recipe]:
+    if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
         raise UnknownRecipeError(f"{reference} is not a subclass of halfstep.recipe.Recipe")
-    return found
+    return recipe

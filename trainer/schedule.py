@@ -19,7 +19,7 @@ from halfstep.run_config import ConfigError
 
 
 class Schedule(Protocol):
-    """Sets the learning rate before a step, and receives its result."""
+    """Interface: sets the learning rate before a step, and receives the step's result."""
 
     def apply(self, step: int) -> None:
         """Set every group's rate: a number, or a 0-dim device tensor."""
@@ -28,7 +28,7 @@ class Schedule(Protocol):
         """Count a step. found_inf: of the optimizers that took part, 0-dim, 1 if skipped."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state of the next rate, besides the number of attempted steps."""
+        """Return the state needed for the next rate, besides the number of attempted steps."""
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from a state."""
@@ -40,9 +40,9 @@ def make_schedule(
     peaks: Mapping[str, list[float]],
     device: torch.device,
 ) -> Schedule:
-    """Return the schedule that the configuration names.
+    """Return the configured schedule.
 
-    peaks: the rate of each group as the recipe made it; a loaded optimizer has others by now.
+    peaks: initial rate of each group; a loaded optimizer has other rates by now.
     """
     _check_own_schedulers(training, optimizers)
     if training.schedule == "recipe":
@@ -58,9 +58,9 @@ def make_schedule(
 
 
 def _check_own_schedulers(training: Training, optimizers: Mapping[str, Optimizer]) -> None:
-    """Raise RecipeError where a scheduler of the recipe's own would be overwritten in silence."""
+    """Raise RecipeError if a scheduler of the recipe would be silently overwritten."""
     for name, optimizer in optimizers.items():
-        # torch's schedulers write down the rate from which they began.
+        # torch's schedulers store the initial rate.
         has_own = any("initial_lr" in group for group in optimizer.param_groups)
         if has_own and training.schedule != "recipe":
             raise RecipeError(
@@ -74,17 +74,17 @@ class RecipesSchedule:
     """Does not change the rates: the recipe sets them, in training_step or after_step."""
 
     def apply(self, step: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def count(self, found_inf: Mapping[str, Tensor]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Nothing: a scheduler's state is the recipe's."""
+        """Return {}: a scheduler's state is part of the recipe's."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class AttemptedSchedule:
@@ -104,20 +104,20 @@ class AttemptedSchedule:
         ]
 
     def apply(self, step: int) -> None:
-        """Set every group's rate: a number, which the kernel takes as an argument, uncopied."""
+        """Set every group's rate: a number, passed to the kernel as an argument."""
         factor = learning_rate_factor(self._training, step)
         for group, peak in self._groups:
             group["lr"] = peak * factor
 
     def count(self, found_inf: Mapping[str, Tensor]) -> None:
-        """Nothing: the step's number says it all."""
+        """Do nothing: the rate depends only on the step's number."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Nothing: the step's number says it all."""
+        """Return {}: the rate depends only on the step's number."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Nothing: the step's number says it all."""
+        """Do nothing: the rate depends only on the step's number."""
 
 
 class AppliedSchedule:
@@ -138,11 +138,11 @@ class AppliedSchedule:
         self._rates: list[tuple[str, float, Tensor]] = []
         for name, optimizer in optimizers.items():
             for group, peak in zip(optimizer.param_groups, peaks[name], strict=True):
-                group["lr"] = torch.zeros((), device=device)  # fp32: what the fused kernels read
+                group["lr"] = torch.zeros((), device=device)  # fp32, as fused kernels require
                 self._rates.append((name, peak, group["lr"]))
 
     def apply(self, step: int) -> None:
-        """Compute every group's rate in place, where the optimizer will read it."""
+        """Compute every group's rate in place, in the tensor that the optimizer reads."""
         factors = {
             name: _factor_on_device(self._training, applied + 1)
             for name, applied in self._applied.items()
@@ -151,7 +151,7 @@ class AppliedSchedule:
             rate.copy_(factors[name] * peak)
 
     def count(self, found_inf: Mapping[str, Tensor]) -> None:
-        """Count the optimizers that were not skipped."""
+        """Count a step of each optimizer that was not skipped."""
         for name, skipped in found_inf.items():
             self._applied[name] += 1 - skipped
 
@@ -176,7 +176,7 @@ def learning_rate_factor(training: Training, step: int) -> float:
 
 
 def _factor_on_device(training: Training, step: Tensor) -> Tensor:
-    """Return the same factor for a step that only the device knows."""
+    """Return the same factor for a step number on the device."""
     warmup = training.warmup_steps
     if training.schedule == "constant":
         late = torch.ones_like(step)
@@ -187,7 +187,7 @@ def _factor_on_device(training: Training, step: Tensor) -> Tensor:
 
 
 def peak_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, list[float]]:
-    """Return every group's rate as the recipe made it, by the optimizer's name."""
+    """Return every group's initial rate, by the optimizer's name."""
     return {name: [_rate(g) for g in each.param_groups] for name, each in optimizers.items()}
 
 

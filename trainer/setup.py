@@ -78,21 +78,21 @@ class StepObservers:
 
 @dataclass
 class Run:
-    """Everything that the loop works with, ready for the first step."""
+    """Everything that the loop uses, ready for the first step."""
 
     context: StepContext
     step_observers: StepObservers
     modules: dict[str, nn.Module]  # the recipe's, without DistributedDataParallel
     config: RunConfig[Any]
     device: torch.device
-    peaks: Any  # learning rates of the optimizers' groups, as trainer.schedule has them
+    peaks: Any  # learning rates of the optimizers' groups, see trainer.schedule
     parts: dict[str, Any]  # of a checkpoint, by name: each has a state_dict
     schedule: Schedule
     ema: Ema | None
     buffer_rule: BufferRule
     saver: Saver
     rollback: Rollback
-    progress: Progress  # of the checkpoint that it resumes from
+    progress: Progress  # of the checkpoint that the run resumes from
     on_event: Callable[[Event], None]
 
 
@@ -111,14 +111,14 @@ def prepare_run(
     started_at: float | None,
     is_checked: bool,
 ) -> Run:
-    """Set up a run. Its parameters are those of trainer.loop.train, which also lists its errors."""
+    """Set up a run; for parameters and errors see trainer.loop.train."""
     started_at = clock() if started_at is None else started_at
     on_steps, on_event = one_at_a_time(on_steps, on_event)
     training = config.training
     if ranks.rank > 0:  # one process writes the run's history
         on_steps, on_event = _ignore, _ignore
 
-    # ---- The same bits each time ----------------------------------------------------------------
+    # ---- Determinism ----------------------------------------------------------------------------
     device = set_up_process(device, training)
     recipe = make_recipe(recipe_class, config, device)  # draws the initial weights
     check_batch(training, recipe.train_size, recipe.name, ranks.world_size)
@@ -126,10 +126,10 @@ def prepare_run(
         config = with_steps_of_epochs(config, recipe.train_size, ranks.world_size)
         training = config.training
         on_event({"event": "length", "step": 0, "steps": training.steps})
-    seed_everything(training.seed + ranks.rank)  # each rank has its own dropout from here on
+    seed_everything(training.seed + ranks.rank)  # from here on each rank has its own dropout
 
     # DistributedDataParallel replaces the modules that the recipe calls; these are the plain ones.
-    # (With training.parallel fsdp they stay, and each rank keeps a part of their weights.)
+    # (With training.parallel fsdp they stay, with sharded weights.)
     modules = dict(recipe.modules)
     if resume is None:
         start_from_weights(weights, modules, config, on_event)
@@ -149,7 +149,7 @@ def prepare_run(
     progress = Progress()
     inherited: Mapping[str, Any] = {}
     if resume is not None:
-        # Rank 0 decides: the other ranks' folders lie on other machines.
+        # Rank 0 decides: the other ranks' folders are on other machines.
         is_fork = ranks.gather(checkpoint_folder not in (None, resume.parent))[0]
         progress, inherited, notes = go_on_from(
             *(resume, recipe, modules, config, device, batches, ranks),
@@ -162,13 +162,13 @@ def prepare_run(
     schedule = make_schedule(training, recipe.optimizers, peaks, device)
 
     telemetry.skipped = progress.skipped
-    with best_effort("count of the work", 0, on_event):
+    with best_effort("count of the workload", 0, on_event):
         on_event(workload(recipe, config, device, ranks.world_size))
-    with best_effort("look at the shapes", 0, on_event):
+    with best_effort("check of the shapes", 0, on_event):
         if misfits := shapes.misfits(modules, config):
             on_event(misfits)
 
-    # What counts steps counts on: none of it decides a bit of the next step, but the scale's rule.
+    # These counters continue after a resume; only the scale rule affects the next step.
     parts: dict[str, Any] = {
         "scale_rule": context.scale_rule,
         "schedule": schedule,
@@ -178,7 +178,7 @@ def prepare_run(
     if ema is not None:
         parts["ema"] = ema
     load_parts(parts, inherited)
-    del inherited  # the last of the checkpoint, which is let go of before the first step
+    del inherited  # its last reference: frees the checkpoint before the first step
     is_restored = config.scaler.restore_buffers and context.scaler.is_enabled()
     buffer_rule = BufferRule(modules, is_on=is_restored)
     saver = Saver(
@@ -224,9 +224,9 @@ def make_context(
     on_event: Callable[[Event], None],
     at: float,
 ) -> tuple[StepContext, StepObservers]:
-    """Make what every step works with, and its observers.
+    """Create the context of all steps, and its observers.
 
-    modules: the recipe's, without DistributedDataParallel.  at: as started_at in `train`.
+    modules: the recipe's, without DistributedDataParallel.  at: started_at of `train`.
     """
     training, diagnosis = config.training, config.diagnosis
     place = {"rank": ranks.rank, "world_size": ranks.world_size}
@@ -234,8 +234,8 @@ def make_context(
     batches = Batches(sampler, *make_sources(recipe, sampler, config, device, tell_of_wait))
     observers = Observers(on_steps, on_event)
 
-    # Mixed precision is two objects with two switches. With both off the same loop is plain fp32,
-    # or TF32 if training.tf32 is on.
+    # Mixed precision consists of two objects with a switch each. With both off the loop is plain
+    # fp32, or TF32 if training.tf32 is on.
     autocast = make_autocast(config, device)
     recipe.scaler = scaler = make_scaler(config, device)
     rule = ScaleRule(config.scaler, device)
@@ -280,14 +280,14 @@ def make_context(
 
 
 def set_up_process(device: torch.device, training: Training) -> torch.device:
-    """Have this process reckon the same bits each time; return the device, by its number.
+    """Make this process deterministic; return the device with its index.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if the device does not exist.
     """
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("the device is cuda, but this machine has no usable CUDA device")
-    if device.type == "cuda":  # events and streams are made on the current one
-        device = torch.device("cuda", device.index or 0)  # set_device refuses one without a number
+    if device.type == "cuda":  # events and streams are created on the current device
+        device = torch.device("cuda", device.index or 0)  # set_device requires an index
         torch.cuda.set_device(device)
     torch.set_num_threads(training.threads)  # sums over threads differ in their last bits
     make_deterministic(training.deterministic)
@@ -297,7 +297,7 @@ def set_up_process(device: torch.device, training: Training) -> torch.device:
 
 
 def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torch.device) -> Recipe:
-    """Make the recipe. Raises RecipeError for an optimizer that has no fused form."""
+    """Create the recipe. Raises RecipeError for an optimizer without a fused implementation."""
     try:
         recipe = recipe_class(config, device)
     except TypeError as error:
@@ -313,7 +313,7 @@ def make_recipe(recipe_class: type[Recipe], config: RunConfig[Any], device: torc
 def with_steps_of_epochs(
     config: RunConfig[Any], train_size: int, world_size: int
 ) -> RunConfig[Any]:
-    """Return the configuration with the steps of its epochs, the last one complete."""
+    """Return the configuration with the number of steps of its epochs; the last is complete."""
     training = config.training
     if train_size == UNKNOWN_SIZE:
         raise ConfigError(
@@ -322,7 +322,7 @@ def with_steps_of_epochs(
         )
     in_a_step = training.batch_size * training.accumulation_steps * world_size
     steps = max(1, math.ceil((training.epochs or 0) * train_size / in_a_step))
-    # Validated anew: a warm-up, for one, has to end before the last step.
+    # Validated again: e.g. a warm-up has to end before the last step.
     values = training.model_dump() | {"steps": steps}
     return config.model_copy(update={"training": type(training)(**values)})
 
@@ -335,12 +335,12 @@ def transform(
 ) -> None:
     """Apply the configured precisions, activation checkpoints and memory format to the modules."""
     training = config.training
-    if config.precision == "fp8":  # first, for what is put round a forward calls the one it finds
+    if config.precision == "fp8":  # first: wrappers of forward call the forward that they find
         load_torchao("precision fp8")
         from trainer.precision.fp8 import set_fp8
 
         set_fp8(modules, config, device)
-    set_precisions(modules, config, device)  # innermost, so that whoever calls one calls it so
+    set_precisions(modules, config, device)  # innermost, so that all callers use it
     set_checkpoints(modules, config)
     if training.channels_last:
         set_channels_last(modules, optimizers)
@@ -354,7 +354,7 @@ def transform(
 
 
 def compiled(module: nn.Module, training: Training) -> Any:
-    """Return a module compiled: in other modes than torch's own, by CUDA graphs."""
+    """Return a compiled module; compile modes other than the default use CUDA graphs."""
     if training.compile_mode == "default":
         return torch.compile(module)
     return torch.compile(module, mode=training.compile_mode)
@@ -363,7 +363,7 @@ def compiled(module: nn.Module, training: Training) -> Any:
 def one_at_a_time(
     on_steps: Callable[[Steps], None], on_event: Callable[[Event], None]
 ) -> tuple[Callable[[Steps], None], Callable[[Event], None]]:
-    """Return both serialised by a lock: the thread that saves reports events, too."""
+    """Return both callbacks serialised by a lock: the writer thread emits events too."""
     turn = Lock()
 
     def in_turn(call: Callable[[Any], None], argument: Any) -> None:
@@ -374,7 +374,7 @@ def one_at_a_time(
 
 
 def tell_of_wait(sentence: str) -> None:
-    """Write to the run's log that the run waits for data, and where its workers are."""
+    """Write to the run's log that training waits for data, with its workers' stacks."""
     sys.stderr.write(sentence + "\n")
     sys.stderr.flush()
 

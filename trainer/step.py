@@ -5,7 +5,7 @@ step or skip, update of the scale. trainer.loop calls it.
 
 Shapes: B examples in a micro-batch, A micro-batches in a step, P parameters of an optimizer.
 Counts: an *attempted* step is the step number; the scaler skips some; the others are *applied*.
-The host waits for the device only where a comment says so; in a step, nowhere.
+The host waits for the device only where a comment says so, and never in a step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ from trainer.precision.scale_policies import ScaleRule
 
 @dataclass(frozen=True)
 class StepContext:
-    """What every step works with."""
+    """Objects that every step uses."""
 
     recipe: Recipe
     batches: Batches
@@ -49,7 +49,7 @@ class StepContext:
         forward: Callable[[], AbstractContextManager[Any]],
         ranks: Ranks,
     ) -> Iterator[tuple[int, tuple[Loss, ...]]]:
-        """Go forward through the micro-batches of a step; see forward_passes."""
+        """Run the forward passes of a step's micro-batches; see forward_passes."""
         return forward_passes(self.recipe, batches, self.training, forward, ranks)
 
     def parameters(self, loss: Loss) -> list[Tensor]:
@@ -66,12 +66,12 @@ def train_step(context: StepContext, batches: Iterable[Any]) -> StepResult:
     Source: PyTorch's AMP examples, https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
     scaler, optimizers, training = context.scaler, context.optimizers, context.training
-    # 1 × scale: reads it as a new tensor of the device; get_scale() would wait.
+    # 1 × scale: reads the scale as a new device tensor; get_scale() would wait.
     scale = scaler.scale(context.scale_rule.one)
     loss_sum = torch.zeros_like(scale)  # stays on the device, and is read when its row arrives
     updates = {name: watched.idle for name, watched in optimizers.items()}
     stepped: set[str] = set()
-    rounds = 0  # of losses
+    rounds = 0  # number of losses
     for watched in optimizers.values():
         watched.drop_gradients()  # before the forward pass, which can use their memory
 
@@ -84,7 +84,7 @@ def train_step(context: StepContext, batches: Iterable[Any]) -> StepResult:
                 f'training_step yields two losses for optimizer "{min(again)}": add them'
             )
         if not stepped:
-            # While replay watches, the host waits in here for the step before, whose weights are
+            # While replay is active, the host waits here for the previous step, whose weights are
             # about to change; the device has this step's forward and backward queued meanwhile.
             context.observers.before_update()
         stepped.update(names)
@@ -94,12 +94,12 @@ def train_step(context: StepContext, batches: Iterable[Any]) -> StepResult:
 
     if not stepped:
         raise RecipeError("training_step yields no loss")
-    # Once, after all optimizers: it halves the scale if any of them was skipped. Between two of
-    # them it would unscale the second one's gradients by a scale that they were not scaled with.
+    # Once, after all optimizers: it reduces the scale if any of them was skipped. Between two of
+    # them it would unscale the second one's gradients by a scale that they were not multiplied by.
     found_inf = [update.found_inf for update in updates.values()]
     scale_after = context.scale_rule.update(scaler, scale, found_inf)
     loss = context.ranks.mean_(loss_sum)
-    rate = next(iter(optimizers.values())).rate  # as it was applied, whoever set it
+    rate = next(iter(optimizers.values())).rate  # as it was applied
     return StepResult(loss, scale, scale_after, updates, stepped, rate, rounds)
 
 
@@ -120,9 +120,9 @@ def retry_in_fp32(
     off = torch.autocast(device.type, enabled=False)
     scaler, context.recipe.scaler = context.recipe.scaler, plain
     rule = ScaleRule(Scaler(), device)
-    alone = Observers(_ignore, _ignore)
+    unobserved = Observers(_ignore, _ignore)
     retried = train_step(
-        replace(context, autocast=off, scaler=plain, scale_rule=rule, observers=alone), batches
+        replace(context, autocast=off, scaler=plain, scale_rule=rule, observers=unobserved), batches
     )
     context.recipe.scaler = scaler
     norms = torch.stack([update.total_norm for update in retried.updates.values()])
@@ -142,11 +142,11 @@ def forward_passes(
     forward: Callable[[], AbstractContextManager[Any]],
     ranks: Ranks,
 ) -> Iterator[tuple[int, tuple[Loss, ...]]]:
-    """Go forward through the micro-batches; yield (index, losses), to be back-propagated at once.
+    """Run the forward passes; yield (index, losses), to be back-propagated at once.
 
-    With one optimizer, one after another, so that one micro-batch at a time is in memory. With
-    several they advance in lock-step, from one loss to the next: all have to add their gradients
-    before the optimizer of that loss steps.  forward: makes the context of a forward pass.
+    With one optimizer, one micro-batch after another, so that only one is in memory. With several
+    they advance in lock-step, from one loss to the next: all have to add their gradients before the
+    optimizer of that loss steps.  forward: creates the context of a forward pass.
     """
     count = training.accumulation_steps
     started = (recipe.training_step(batch) for batch in batches)
@@ -155,26 +155,26 @@ def forward_passes(
     while True:
         numbers: list[int] = []
         for index, one_pass in enumerate(passes):
-            # With several devices, gradients are averaged over them in the last backward only.
-            # (Unscaled first, then averaged, an inf on one of them would be found on that one
-            # alone; averaged first, it is in every rank's gradients, and all skip together.)
+            # With several devices, gradients are averaged only in the last backward pass.
+            # (Averaging happens before unscaling, so an inf on one device is in every rank's
+            # gradients, and all skip together.)
             with nullcontext() if index == count - 1 else ranks.local_gradients():
                 # Autocast is for the forward pass and the loss. backward() runs each operation in
-                # the type that autocast chose for it going forward, and stays outside.
-                # Matrix products run in fp16 there, sums and losses in fp32; the weights stay in
-                # fp32, and each is cast once a pass: leaving the context drops the casts.
+                # the dtype that autocast chose in the forward pass, and stays outside. Matrix
+                # products run in fp16, sums and losses in fp32; the weights stay in fp32, and each
+                # is cast once per pass: leaving the context drops the casts.
                 with forward():
                     losses = as_losses(next(one_pass, ()))
                 numbers.append(len(losses))
                 if losses:
                     yield index, losses
-                del losses  # and its graph
+                del losses  # and their graph
         if len(set(numbers)) > 1:
             raise RecipeError(f"training_step yields {numbers} losses in micro-batches of a step")
         if numbers[0] == 0:
             return
         if is_alone:
-            with forward():  # the optimizer has stepped: what stands after the yield runs, once
+            with forward():  # the optimizer has stepped: run the code after the yield, once
                 more = next(one_pass, None)
             if more is None:
                 return
@@ -189,13 +189,13 @@ def backward(
     check_losses(losses, context.optimizers)
     names = tuple(dict.fromkeys(name for loss in losses for name in loss.optimizers))
     for name in names if index == 0 else ():
-        # Once more: another optimizer's loss may have left gradients here since.
+        # Again: another optimizer's loss may have left gradients here since.
         context.optimizers[name].drop_gradients()
     for number, loss in enumerate(losses, 1):
-        # The mean over micro-batches. Times the scale, so that small gradients do not
-        # underflow to 0 in fp16, whose smallest positive number is 2^-24.
+        # The mean over micro-batches, times the scale, so that small gradients do not underflow to
+        # 0 in fp16, whose smallest positive number is 2^-24.
         mean_loss = loss.value / context.training.accumulation_steps
-        # Of losses yielded together, each reaches the parameters of its own optimizers alone.
+        # Of losses yielded together, each reaches only the parameters of its own optimizers.
         is_for_all = len(loss.optimizers) == len(names)
         own = None if is_for_all else context.parameters(loss)
         is_last = number == len(losses)
@@ -206,37 +206,37 @@ def backward(
 
 
 def update_weights(context: StepContext, watched: WatchedOptimizer) -> Update:
-    """Unscale, clip and step or skip; return the scaler's decision as tensors on the device."""
+    """Unscale, clip, and step or skip; return the scaler's decision as device tensors."""
     training, scaler = context.training, context.scaler
-    # Unscale first: a clip of scaled gradients would cut them by the scale, some 65,536 times
-    # too much. inf and NaN are found in the same pass, and kept on the device.
+    # Unscale first: a clip of scaled gradients would reduce them by the scale, e.g. 65,536 times
+    # too much. inf and NaN are detected in the same pass, and stay on the device.
     scaler.unscale_(watched.optimizer)
-    # Norms before the clip, for afterwards a NaN in one gradient is a NaN in all of them.
-    # A norm of (P,) norms: the same as over all elements at once, in one pass over them.
+    # Norms before the clip, because afterwards one NaN has spread to all gradients. The norm of
+    # (P,) norms equals the norm over all elements, in one pass.
     norms = watched.gradient_norms()  # (P,)
     total_norm = clipped_norm = torch.linalg.vector_norm(norms)  # 0-dim
     counts = watched.count_nonfinite(norms) if scaler.is_enabled() else None
     context.observers.unscaled(watched)
 
     if training.max_grad_norm is not None:
-        # clip_grad_norm_ in two halves: it would take the same norms again.
+        # clip_grad_norm_ in two parts, to avoid computing the norms twice.
         torch.nn.utils.clip_grads_with_norm_(watched.parameters, training.max_grad_norm, total_norm)
     if training.max_grad_value is not None:
-        # After the clip by norm: making elements smaller cannot break that bound again.
+        # After the clip by norm: smaller elements cannot exceed that bound.
         watched.check_elements_can_be_clipped()
         torch.nn.utils.clip_grad_value_(watched.parameters, training.max_grad_value)
         clipped_norm = torch.linalg.vector_norm(watched.gradient_norms())
 
-    # A fused optimizer gets found_inf as a tensor and leaves the weights alone if it is 1; an
-    # unfused one is not called at all. Either way its moments do not see the step.
+    # A fused optimizer gets found_inf as a tensor, and leaves the weights unchanged if it is 1; an
+    # unfused one is not called at all. Either way its moments are unchanged.
     found_inf = watched.step(scaler)
     return Update(found_inf, total_norm, clipped_norm, norms, counts)
 
 
 def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocast:
-    """Return the autocast of this precision; of bf16 for fp8.
+    """Return the autocast of this precision; bf16 for fp8.
 
-    Disabled in fp32, and where shards are cast when they are gathered.
+    Disabled in fp32, and if shards are cast when they are gathered.
     """
     dtype = torch.float16 if config.precision == "fp16" else torch.bfloat16
     casts = config.precision != "fp32" and config.training.shard_casts == "autocast"
@@ -244,22 +244,22 @@ def make_autocast(config: RunConfig[Any], device: torch.device) -> torch.autocas
 
 
 def make_scaler(config: RunConfig[Any], device: torch.device) -> GradScaler:
-    """Return the scaler, enabled in fp16 only: bf16 has the exponents of fp32.
+    """Return the scaler, enabled only in fp16: bf16 has the exponent range of fp32.
 
-    The device is always named: `GradScaler()` means cuda, and disables itself where there is none.
+    The device is explicit: `GradScaler()` means cuda, and disables itself without one.
     """
-    wanted = config.precision == "fp16" and config.scaler.enabled
-    # Scale and growth tracker are made on the device with the first loss, and never leave it.
+    is_enabled = config.precision == "fp16" and config.scaler.enabled
+    # Scale and growth tracker are created on the device with the first loss, and stay there.
     scaler = GradScaler(
         device.type,
         init_scale=config.scaler.init_scale,
         growth_factor=config.scaler.growth_factor,
         backoff_factor=config.scaler.backoff_factor,
         growth_interval=config.scaler.growth_interval,
-        enabled=wanted,
+        enabled=is_enabled,
     )
-    if scaler.is_enabled() != wanted:
-        raise RuntimeError(f"the loss scaler switched itself off on {device}; fp16 needs it")
+    if scaler.is_enabled() != is_enabled:
+        raise RuntimeError(f"the loss scaler disabled itself on {device}; fp16 needs it")
     return scaler
 
 
@@ -269,7 +269,7 @@ def as_losses(yielded: Loss | tuple[Loss, ...]) -> tuple[Loss, ...]:
 
 
 def check_losses(losses: tuple[Loss, ...], optimizers: Mapping[str, WatchedOptimizer]) -> None:
-    """Raise RecipeError for a loss that cannot be minimised. Asks the host only."""
+    """Raise RecipeError for a loss that cannot be minimised. Uses only host data."""
     for loss in losses:
         for name in loss.optimizers:
             if name not in optimizers:

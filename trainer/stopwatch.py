@@ -7,10 +7,10 @@ import torch
 
 
 class Stopwatch:
-    """Started when it is made. The host waits for the device then, and when it is read."""
+    """Timer that starts on creation. The host waits for the device then, and when it is read."""
 
     def __init__(self, device: torch.device, before: float = 0.0) -> None:
-        """before: seconds that earlier attempts took."""
+        """before: seconds of earlier attempts."""
         self._device, self._before = device, before
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

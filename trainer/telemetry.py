@@ -40,14 +40,14 @@ class Telemetry(Observer):
         on_event: Callable[[Event], None],
         started_at: float,
     ) -> None:
-        """on_steps: what to do with records that have arrived.  started_at: by halfstep.clock."""
+        """on_steps: called with records that have arrived.  started_at: by halfstep.clock."""
         self._started_at = started_at
         self._step, self._step_started, self._rate = 0, 0.0, 0.0
         self._on_steps, self._on_event = on_steps, on_event
-        is_clipped_by_norm_alone = training.max_grad_value is None
+        is_clipped_only_by_norm = training.max_grad_value is None
         self._rows = Rows(
             {name: watched.names for name, watched in optimizers.items()},
-            max_grad_norm=training.max_grad_norm if is_clipped_by_norm_alone else None,
+            max_grad_norm=training.max_grad_norm if is_clipped_only_by_norm else None,
             layers_every=layer_interval(training.steps, diagnosis),
             has_rates=training.schedule_counts == "applied",
         )
@@ -58,7 +58,7 @@ class Telemetry(Observer):
 
     @property
     def skipped(self) -> int:
-        """Steps in which any optimizer was skipped, as far as drained."""
+        """Number of steps in which any optimizer was skipped, as far as drained."""
         return self._rows.skipped
 
     @skipped.setter
@@ -78,11 +78,11 @@ class Telemetry(Observer):
         return int((clock() - self._started_at) * 1000)
 
     def state_dict(self) -> dict[str, float | None]:
-        """Return the last scale told of: one set at this very boundary is not, as yet."""
+        """Return the last recorded scale, without one set at the current boundary."""
         return {"last_scale": self._rows.last_scale}
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
-        """Put it back, so that the next step tells of a scale that was set."""
+        """Restore the scale, so that the next step records a scale set in between."""
         self._rows.last_scale = state["last_scale"]
 
     def before_step(self, step: int) -> None:
@@ -90,7 +90,7 @@ class Telemetry(Observer):
         self._step, self._step_started = step, time.perf_counter()
 
     def after_step(self, result: StepResult) -> None:
-        """Queue this step's row on the device: two kernels, and no wait; on a CPU read it."""
+        """Queue this step's row on the device: two kernels, no wait; on a CPU read it at once."""
         self._rate = 0.0 if isinstance(result.rate, Tensor) else result.rate
         if self.ring.is_on_host:
             self._read(result)
@@ -99,7 +99,7 @@ class Telemetry(Observer):
         torch.cat([torch.stack(self._scalars(result)), *norms], out=self.ring.row)
 
     def tick(self, waited_seconds: float | None = None) -> None:
-        """End the step's time, and hand over what is due. waited_seconds: of it, for data."""
+        """End the step's time, and hand over rows that are due. waited_seconds: for data."""
         self.ring.close(self._step, self._step_started, self._rate, waited_seconds)
 
     def drain(self) -> None:
@@ -119,7 +119,7 @@ class Telemetry(Observer):
         ]
 
     def _read(self, result: StepResult) -> None:
-        """Read the same in the host's memory, where nobody waits."""
+        """Read the same values from host memory, without a wait."""
         number = self.ring.number
         found_inf, totals, clipped = [], [], []
         for name, update in result.updates.items():

@@ -1,7 +1,7 @@
 """Workload of a step: examples, tokens, operations, and the peak rate of its devices.
 
-Peaks are dense tensor-core rates of NVIDIA's data sheets, which print twice as much for sparse
-matrices. A device that is not listed has none, and no utilisation is claimed.
+Peaks are dense tensor-core rates from NVIDIA's data sheets, which print twice as much for sparse
+matrices. For unlisted devices no utilisation is reported.
 """
 
 import re
@@ -14,7 +14,7 @@ from halfstep.run_config import RunConfig
 from halfstep.telemetry.spool import Event
 from trainer.machine import device_name
 
-#: TFLOP/s by device: in fp16, in bf16, in TF32 and in fp32. None: not in hardware.
+#: TFLOP/s by device: in fp16, bf16, TF32 and fp32. None: not in hardware.
 PEAKS: dict[str, tuple[float, float | None, float | None, float]] = {
     # https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
     r"Tesla V100-SXM2.*": (125.0, None, None, 15.7),

@@ -20,13 +20,13 @@ from halfstep.cli.output import say
 from worker import gpus
 from worker.sandbox import run_environment
 
-#: A recipe that is loaded for longer is in a loop of its own.
+#: A recipe that takes longer to load is probably in an endless loop.
 LONGEST_SECONDS = 120.0
-#: After recipes were learnt, until what memory they take is counted.
+#: Delay between loading recipes and measuring their memory.
 COUNTED_AFTER_SECONDS = 60.0
 
 Offer = dict[str, Any]  # {devices, recipes, versions}
-#: Of each file what changes when it is written; None where there is none.
+#: State of each file, which changes when it is written; None if it is missing.
 Seen = dict[str, tuple[int, int, int] | None]
 
 
@@ -38,7 +38,7 @@ class Capabilities:
         self._files: set[str] = set()
         self._seen: Seen = {}
         self._child: subprocess.Popen[bytes] | None = None
-        self._told: list[IO[bytes]] = []  # what the child prints: its answer, its errors
+        self._outputs: list[IO[bytes]] = []  # output and errors of the child
         self._deadline = 0.0
         self._offer: Offer = {"recipes": []}
         self._counter: subprocess.Popen[bytes] | None = None
@@ -46,7 +46,7 @@ class Capabilities:
 
     def learn(self) -> Offer:
         """Read devices, recipes and versions, and wait. Raises HalfstepError."""
-        return self._answered(self._ask().wait())
+        return self._parse_output(self._start_probe().wait())
 
     @property
     def is_loading(self) -> bool:
@@ -57,19 +57,19 @@ class Capabilities:
         """Return the capabilities if a changed file changed them, else None. Does not wait."""
         if self._child is None:
             if self._look() != self._seen:
-                say("worker: a recipe's file was changed: loading recipes anew")
-                self._child = self._ask()
+                say("worker: a recipe's file has changed: reloading recipes")
+                self._child = self._start_probe()
                 return None
             return self._counted()
         exit_code = self._child.poll()
         if exit_code is None:
             if time.monotonic() > self._deadline:
                 self.close()
-                say(f"worker: recipes took {LONGEST_SECONDS:.0f} s to load: left as they were")
+                say(f"worker: recipes took {LONGEST_SECONDS:.0f} s to load: unchanged")
             return None
         self._child = None
         try:
-            return self._answered(exit_code)
+            return self._parse_output(exit_code)
         except HalfstepError as error:
             say(f"worker: {error}")
             return None
@@ -121,22 +121,22 @@ class Capabilities:
             stderr=subprocess.DEVNULL,
         )
 
-    def _ask(self) -> "subprocess.Popen[bytes]":
-        self._seen = self._look()  # before the child looks: a later change is seen later
-        self._told = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - a pipe would fill
+    def _start_probe(self) -> "subprocess.Popen[bytes]":
+        self._seen = self._look()  # before the child starts, so that a later change is detected
+        self._outputs = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - a pipe would fill
         self._deadline = time.monotonic() + LONGEST_SECONDS
         return subprocess.Popen(
             [sys.executable, "-m", "trainer.probe"],
             env={**run_environment.of_recipes(self._settings), **gpus.environment()},
             stdin=subprocess.DEVNULL,
-            stdout=self._told[0],
-            stderr=self._told[1],
+            stdout=self._outputs[0],
+            stderr=self._outputs[1],
         )
 
-    def _answered(self, exit_code: int) -> Offer:
+    def _parse_output(self, exit_code: int) -> Offer:
         answer, errors = self._printed()
         if exit_code != 0:
-            raise HalfstepError(f"This machine's devices cannot be learnt:\n{errors[-4000:]}")
+            raise HalfstepError(f"This machine's devices cannot be detected:\n{errors[-4000:]}")
         offer: Offer = json.loads(answer.splitlines()[-1])
         for recipe in offer["recipes"]:
             if "error" in recipe:
@@ -152,21 +152,21 @@ class Capabilities:
                 recipe["memory"] = before[_version(recipe)]
         self._offer, self._count_at = offer, time.monotonic() + COUNTED_AFTER_SECONDS
         self._files = {each["file"] for each in offer["recipes"] if "file" in each}
-        # What was there before keeps the state that it had when the child began.
+        # Files known before keep the state that they had when the child started.
         self._seen = {file: self._seen.get(file, state) for file, state in self._look().items()}
         return offer
 
     def _printed(self) -> list[str]:
         texts = []
-        for file in self._told:
+        for file in self._outputs:
             with file:
                 file.seek(0)
                 texts.append(file.read().decode(errors="replace"))
         return texts
 
     def _look(self) -> Seen:
-        kept = str(self._settings.data / "recipes.json")
-        return {file: _state(Path(file)) for file in {kept, *self._files}}
+        registered = str(self._settings.data / "recipes.json")
+        return {file: _state(Path(file)) for file in {registered, *self._files}}
 
 
 def _version(recipe: dict[str, Any]) -> tuple[str, str | None]:

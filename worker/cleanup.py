@@ -6,7 +6,7 @@ from db.runs import runs
 from db.settings import Settings
 from halfstep.cli.output import say
 
-#: Runs that one query asks for.
+#: Runs per query.
 RUNS = 500
 
 
@@ -21,17 +21,19 @@ def delete_erased(settings: Settings, database: Database) -> list[int]:
     here = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()]
     deleted = []
     with database.reading() as session:
-        found = [
+        erased = [
             run_id
             for first in range(0, len(here), RUNS)
             for run_id in erasure.erased_of(session, here[first : first + RUNS])
         ]
-    for run_id in found:
+    for run_id in erased:
         try:
             erasure.delete_folder(settings.run_folder(run_id))
             deleted.append(run_id)
         except OSError as error:
-            say(f"worker: the folder of run {run_id}, which was deleted, stays: {error}")
+            say(
+                f"worker: the folder of run {run_id}, which was deleted, cannot be removed: {error}"
+            )
     return deleted
 
 
@@ -55,7 +57,9 @@ def delete_checkouts(settings: Settings, database: Database) -> list[int]:
             erasure.delete_folder(settings.run_folder(run_id) / "work")
             deleted.append(run_id)
         except OSError as error:
-            say(f"worker: the checkout of run {run_id}, which has ended, stays: {error}")
+            say(
+                f"worker: the checkout of run {run_id}, which has ended, cannot be removed: {error}"
+            )
     return deleted
 
 
@@ -64,5 +68,5 @@ def delete_uploads(settings: Settings, database: Database) -> None:
     if not (settings.data / uploads.FOLDER).is_dir():
         return
     with database.reading() as session:
-        kept = uploads.named(session)
-    uploads.delete_unused_here(settings, kept)
+        in_use = uploads.named(session)
+    uploads.delete_unused_here(settings, in_use)

@@ -1,7 +1,7 @@
-"""A process that is nobody's child, so that whatever ends with its starter does not end it.
+"""A detached process, unaffected by the end of the process that starts it.
 
-A shell starts it in a session of its own and ends. It keeps neither the wish that it be killed
-first when memory runs out, which Ray gives all that it starts, nor a standard input.
+A shell starts it in a session of its own and exits. It has no standard input, and a neutral OOM
+score: Ray raises that of all its processes, to be killed first when memory runs out.
 """
 
 import os
@@ -19,11 +19,11 @@ log=$1; shift
 
 
 class Detached:
-    """One such process, by whoever started it. log: what it prints is added to."""
+    """A detached process, for its starter. log: its output is appended to this file."""
 
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        told = subprocess.run(
+        launched = subprocess.run(
             ["sh", "-c", LAUNCH, "sh", str(log), *command],
             env=environment,
             stdout=subprocess.PIPE,
@@ -31,19 +31,19 @@ class Detached:
             check=True,
         )
         self._log = log
-        self._pid = int(told.stdout)
+        self._pid = int(launched.stdout)
         self._started = started(self._pid)
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it goes on."""
+        """Whether the process is alive."""
         return lives(self._pid, self._started)
 
     def stop(self) -> None:
-        """Ask it to end, if it is still there."""
+        """Send SIGTERM, if it is alive."""
         if self.is_alive:
             os.kill(self._pid, signal.SIGTERM)
 
     def printed(self, most_bytes: int) -> str:
-        """Return the end of what it has printed."""
+        """Return the end of its output."""
         return self._log.read_bytes()[-most_bytes:].decode(errors="replace")

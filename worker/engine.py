@@ -62,7 +62,7 @@ class SubprocessEngine:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # a Ctrl-C is the worker's to pass on
+                start_new_session=True,  # Ctrl-C is handled by the worker
             )
         self._children[process.pid] = process
         handle = Handle(process.pid, started(process.pid) or 0, _boot_id())

@@ -1,4 +1,4 @@
-"""Expired leases: any worker's heartbeat finds such runs, and queues them again in time."""
+"""Expired leases: any worker's heartbeat detects such runs, and requeues them in time."""
 
 import time
 from collections.abc import Callable
@@ -8,33 +8,33 @@ from db.queue import queue
 
 
 class LostRuns:
-    """The runs whose leases had expired at the last check."""
+    """The runs with expired leases at the last check."""
 
     def __init__(
         self, database: Database, lease_seconds: float, say: Callable[[str], None]
     ) -> None:
-        """say: told of each that is queued again."""
+        """say: called with a message for each run that is requeued."""
         self._database, self._lease_seconds, self._say = database, lease_seconds, say
-        self._found: set[int] = set()
+        self._expired: set[int] = set()
         self._reached_since = time.monotonic()
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._expired)
 
     def look(self, *, is_lost: bool) -> None:
-        """Mark runs that were found before, and queue again those that no node can still train.
+        """Mark runs that were expired before, and requeue those that no node can still train.
 
         is_lost: whether there are expired leases.
         """
-        if not (is_lost or self._found):
+        if not (is_lost or self._expired):
             return
         with self._database.writing() as session:
-            found = queue.mark_unreachable(session, self._found)
+            expired = queue.mark_unreachable(session, self._expired)
             if time.monotonic() - self._reached_since > self._lease_seconds:
-                for run_id in queue.requeue_unreachable(session, found):
+                for run_id in queue.requeue_unreachable(session, expired):
                     self._say(f"run {run_id}: unreachable for a whole lease, queued again")
-        self._found = found
+        self._expired = expired
 
     def note_outage(self) -> None:
-        """Queue nothing again for a whole lease: a database outage is no death of a worker."""
+        """Requeue nothing for a whole lease: a database outage is not the death of a worker."""
         self._reached_since = time.monotonic()

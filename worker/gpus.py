@@ -1,8 +1,8 @@
-"""Which of the machine's GPUs a worker's devices are.
+"""Mapping of a worker's devices to the machine's GPUs.
 
-CUDA counts from 0 what CUDA_VISIBLE_DEVICES leaves visible. An administrator may have given the
-worker some only, by numbers, UUIDs or MIG instances: a worker's device i is the i-th of those, and
-a training is given that one's own name.
+CUDA numbers the visible devices from 0. An administrator may restrict the worker by
+CUDA_VISIBLE_DEVICES to numbers, UUIDs or MIG instances: a worker's device i is the i-th of those,
+and a training gets that entry.
 """
 
 import os
@@ -14,9 +14,9 @@ MASK = "CUDA_VISIBLE_DEVICES"
 
 
 def environment(devices: list[int] | None = None) -> dict[str, str]:
-    """Return what makes a process see these devices of the worker's, or all of them.
+    """Return variables that make these of the worker's devices visible, by default all.
 
-    Numbers mean to CUDA what they mean to NVML, unless the administrator says otherwise.
+    CUDA and NVML use the same numbers, unless the administrator sets another order.
     """
     order = {"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
     return order if devices is None else order | {MASK: ",".join(map(_entry, devices))}

@@ -78,8 +78,8 @@ class Worker:
         self.lost = LostRuns(database, settings.lease_seconds, _say)
         self.stopping = threading.Event()
         # Signal handlers may add to a SimpleQueue at any moment, but not set an Event waited on.
-        self.words: SimpleQueue[set[int]] = SimpleQueue()
-        self.listener = Listener(database, self.words.put)
+        self.wakeups: SimpleQueue[set[int]] = SimpleQueue()
+        self.listener = Listener(database, self.wakeups.put)
         self.stopped: set[Attempt] = set()  # attempts sent SIGTERM because this worker is drained
 
     def run(self) -> None:
@@ -89,27 +89,27 @@ class Worker:
         self._adopt()
         self.listener.start()
         self.beat_due = tidy_due = 0.0
-        self.may_have_work, self.is_told = True, False
+        self.may_have_work, self.is_notified = True, False
         problem: str | None = None
         is_away = False
         self.idle_since = time.monotonic()
         while not self.stopping.is_set():
-            self._hear()
+            self._wait_for_notification()
             try:
                 os.utime(_lock_path(self.settings, self.only))  # `is_turning` checks this mtime
                 self._reap()
                 if time.monotonic() >= self.beat_due:
                     self._beat()
-                    self._offer_anew()  # checks the recipe files, also once per heartbeat
+                    self._update_recipes()  # checks the recipe files, also once per heartbeat
                     is_quiet = self.listener.is_listening and not self.lost
                     pause = QUIET_BEAT_SECONDS if is_quiet else BEAT_SECONDS
                     self.beat_due = time.monotonic() + pause
-                elif self.is_told:
+                elif self.is_notified:
                     with self.database.glancing() as session:
-                        self._heed(workers.pulse(session, self.id))
-                self.is_told = False
+                        self._apply_heartbeat(workers.pulse(session, self.id))
+                self.is_notified = False
                 if self.capabilities.is_loading:
-                    self._offer_anew()
+                    self._update_recipes()
                 if self.may_have_work or not self.listener.is_listening:
                     self._pick_up()
                     self._claim()
@@ -141,17 +141,17 @@ class Worker:
     def stop(self, *_signal: Any) -> None:
         """Request that the loop stop soon."""
         self.stopping.set()
-        self.words.put(set())
+        self.wakeups.put(set())
 
-    def _hear(self) -> None:
+    def _wait_for_notification(self) -> None:
         """Wait up to one tick for a notification of work."""
         with suppress(Empty):
-            heard = self.words.get(timeout=TICK_SECONDS)
-            if SIGNED_IN in heard:  # the first worker claims it; later ones find none
+            notified = self.wakeups.get(timeout=TICK_SECONDS)
+            if SIGNED_IN in notified:  # the first worker claims it; later ones find none
                 time.sleep(random.uniform(0.0, SPREAD_SECONDS))  # noqa: S311 - no secret
-            while not self.words.empty():
-                heard |= self.words.get()
-            self.is_told |= not heard.isdisjoint((SIGNED_IN, self.id))
+            while not self.wakeups.empty():
+                notified |= self.wakeups.get()
+            self.is_notified |= not notified.isdisjoint((SIGNED_IN, self.id))
 
     def _is_done(self) -> bool:
         """Return whether a single-run worker can exit: its run ended or waited too long.
@@ -188,12 +188,12 @@ class Worker:
         self.recipes = workers.recipe_names(offer["recipes"])
         self.device_memory_bytes = workers.device_memory_bytes(offer["devices"])
         self.precisions = workers.precisions(offer["devices"])
-        walls = self._walls(len(offer["devices"]))
+        obstacles = self._unavailable_limits(len(offer["devices"]))
         files = {
             each[key] for each in offer["recipes"] for key in ("file", "source") if key in each
         }
         if obstacle := self._sandbox_obstacle(files):
-            walls["sandbox"] = obstacle
+            obstacles["sandbox"] = obstacle
         with self.database.writing() as session:
             worker = workers.register(
                 session,
@@ -201,8 +201,8 @@ class Worker:
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 offers_commands=self.settings.allow_commands,
-                is_sandboxed=self.settings.sandbox and "sandbox" not in walls,
-                sandbox=walls,
+                is_sandboxed=self.settings.sandbox and "sandbox" not in obstacles,
+                sandbox=obstacles,
                 only_run_id=self.only,
                 **offer,
             )
@@ -216,35 +216,35 @@ class Worker:
             return ""
         users = self.without.get("HALFSTEP_RUN_USERS", self.settings.run_users)
         settings = self.settings.model_copy(update={"run_users": users})
-        if found := sandbox.obstacle(settings, recipe_files):
-            _say(f"the sandbox does not hold: {found}")
-        return found
+        if reason := sandbox.obstacle(settings, recipe_files):
+            _say(f"the sandbox does not hold: {reason}")
+        return reason
 
-    def _walls(self, devices: int) -> dict[str, str]:
+    def _unavailable_limits(self, devices: int) -> dict[str, str]:
         """Return why each configured limit is unavailable, or "" if it is available.
 
         Supervisors are started with the unavailable ones disabled.
         """
-        settings, found = self.settings, {}
+        settings, reasons = self.settings, {}
         if settings.run_users:
-            found["users"] = run_users.obstacle(settings, devices)
-        if found.get("users"):
+            reasons["users"] = run_users.obstacle(settings, devices)
+        if reasons.get("users"):
             self.without["HALFSTEP_RUN_USERS"] = ""
             settings = settings.model_copy(update={"run_users": ""})
         if settings.run_users and settings.run_processes:
-            found["processes"] = ""
-        asked = cgroup_limits.asked(settings)
-        why = cgroup_limits.obstacle(settings) if asked else ""
-        for name in asked:
-            found[name.removeprefix("run_").removesuffix("_gib")] = why
+            reasons["processes"] = ""
+        limits = cgroup_limits.asked(settings)
+        why = cgroup_limits.obstacle(settings) if limits else ""
+        for name in limits:
+            reasons[name.removeprefix("run_").removesuffix("_gib")] = why
             if why:
                 self.without[f"HALFSTEP_{name}".upper()] = "0"
-        for name, reason in found.items():
+        for name, reason in reasons.items():
             if reason:
                 _say(f"runs go without what was asked for, {name}: {reason}")
-        return found
+        return reasons
 
-    def _offer_anew(self) -> None:
+    def _update_recipes(self) -> None:
         """Update the offered recipes; devices and versions stay the same."""
         offer = self.capabilities.news()
         if offer is None:
@@ -451,10 +451,10 @@ class Worker:
         """Send a heartbeat, apply its reply, and look for lost runs of other workers."""
         with self.database.touching() as session:
             pulse = workers.beat(session, self.id)
-        self._heed(pulse)  # a lost notification costs at most one heartbeat interval
+        self._apply_heartbeat(pulse)  # a lost notification costs at most one heartbeat interval
         self.lost.look(is_lost=pulse.is_lost)
 
-    def _heed(self, pulse: workers.Pulse) -> None:
+    def _apply_heartbeat(self, pulse: workers.Pulse) -> None:
         """Apply a stop request, and note whether there may be work."""
         has_room = pulse.is_queued and bool(self._free_devices())
         self.may_have_work |= has_room or pulse.nodes != len(self.running)

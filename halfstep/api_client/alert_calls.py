@@ -5,7 +5,7 @@ from typing import Any
 
 
 class AlertCalls:
-    """The part of `halfstep.Client` that is about alerts."""
+    """The part of `halfstep.Client` for alerts."""
 
     _get: Callable[..., Any]
     _post: Callable[..., dict[str, Any]]
@@ -23,24 +23,24 @@ class AlertCalls:
         metric: str = "",
         channels: Sequence[int] | None = None,
     ) -> dict[str, Any]:
-        """Add an alert rule for a run, for a project, or for all your runs.
+        """Add an alert rule for a run, a project, or all your runs.
 
         condition: ended, collapsing, loss_above, …; see docs/how-to/alerts.md.  everybody: all runs
-        that you see.  channels: ids of yours; None: all that are on.
+        that you can view.  channels: ids of your channels; None: all that are enabled.
         """
         scope = "all" if everybody else "mine"
         scope = "run" if run_id is not None else "project" if project else scope
-        wanted = {"condition": condition, "scope": scope, "value": value, "metric": metric}
+        rule = {"condition": condition, "scope": scope, "value": value, "metric": metric}
         ids = None if channels is None else list(channels)
         of = {"run_id": run_id, "project": project, "channel_ids": ids}
-        return self._post("/api/v1/alerts/rules", wanted | of)
+        return self._post("/api/v1/alerts/rules", rule | of)
 
     def alert_rules(self) -> list[dict[str, Any]]:
         """Return your rules, newest first."""
         return list(self._get("/api/v1/alerts/rules"))
 
     def delete_alert(self, rule_id: int) -> None:
-        """Delete a rule of yours; its alerts stay."""
+        """Delete one of your rules; its alerts stay."""
         self._delete(f"/api/v1/alerts/rules/{rule_id}")
 
     def alerts(self) -> Iterator[dict[str, Any]]:
@@ -52,8 +52,8 @@ class AlertCalls:
 
         The `secret` that signs a webhook's payloads is only in this response.
         """
-        wanted = {"kind": kind, "address": address, "name": name}
-        return self._post("/api/v1/alerts/channels", wanted)
+        channel = {"kind": kind, "address": address, "name": name}
+        return self._post("/api/v1/alerts/channels", channel)
 
     def channels(self) -> list[dict[str, Any]]:
         """Return your channels by name."""
@@ -64,7 +64,7 @@ class AlertCalls:
         return self._post(f"/api/v1/alerts/channels/{channel_id}/tests")
 
     def delete_channel(self, channel_id: int) -> None:
-        """Delete a channel of yours, and what went through it."""
+        """Delete one of your channels, and its deliveries."""
         self._delete(f"/api/v1/alerts/channels/{channel_id}")
 
     def deliveries(self) -> Iterator[dict[str, Any]]:

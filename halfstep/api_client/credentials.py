@@ -1,6 +1,6 @@
-"""Which server, and who one is there: by argument, by environment, or as `halfstep login` has it.
+"""Server URL and token: from arguments, the environment, or `halfstep login`.
 
-A stored token is for the server that it was stored with, and no other gets to see it.
+A stored token is only sent to the server that it was stored for.
 """
 
 import json
@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 
 class Credentials(NamedTuple):
-    """Of one server. Its address has no slash at its end.
+    """URL and token of a server. The URL has no trailing slash.
 
-    origin: where the token stands, a file or a variable, for messages; "" of an argument.
+    origin: source of the token, a file or a variable, for messages; "" for an argument.
     """
 
     url: str
@@ -22,15 +22,15 @@ class Credentials(NamedTuple):
 
 
 class Unreadable(ValueError):
-    """What was told or stored cannot be used; the message names the variable or the file."""
+    """Given or stored credentials are invalid; the message names the variable or file."""
 
 
 def known(
     url: str | None = None, token: str | None = None, *, otherwise: str | None = None
 ) -> Credentials | None:
-    """Return server and token: as told, else by the environment, else as they were stored.
+    """Return URL and token from the arguments, else the environment, else the stored login.
 
-    otherwise: the server if nothing names one.  None if either is not known. Raises Unreadable.
+    otherwise: default URL.  None if URL or token is unknown. Raises Unreadable.
     """
     named, origin = "url" if url else "HALFSTEP_URL", "" if token else "HALFSTEP_TOKEN"
     url = url or os.environ.get("HALFSTEP_URL")
@@ -51,24 +51,24 @@ def known(
 
 
 def is_address(url: str) -> bool:
-    """Tell whether a server can have this address."""
+    """Return whether this is a valid server URL."""
     try:
         parts = urlsplit(url)
-        named = (parts.hostname or "").encode("idna")  # as whoever connects will
-        is_written = url.isprintable() and " " not in url  # urlsplit passes line breaks over
+        named = (parts.hostname or "").encode("idna")  # encoded as for a connection
+        is_written = url.isprintable() and " " not in url  # urlsplit drops line breaks
         return is_written and parts.scheme in ("http", "https") and bool(named) and parts.port != 0
-    except ValueError:  # of a port that is no number, or a host with two dots, say
+    except ValueError:  # e.g. an invalid port, or a host with two dots
         return False
 
 
 def flaw(token: str) -> str | None:
-    """Say what no token has, without telling the token; None if nothing is wrong."""
+    """Return why a token is invalid, without showing the token; None if it is valid."""
     wrong = [each for each in token if not "!" <= each <= "~"]
     return f"the token has the character {wrong[0]!r}; allowed: ASCII, no blanks" if wrong else None
 
 
 def store(credentials: Credentials) -> Path:
-    """Keep them in a file that its user alone can read; return where."""
+    """Store credentials in a file readable only by the user; return its path."""
     path = place()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -79,7 +79,7 @@ def store(credentials: Credentials) -> Path:
 
 
 def read() -> Credentials | None:
-    """Return what was stored, None if nothing was. Raises Unreadable."""
+    """Return the stored credentials, None if there are none. Raises Unreadable."""
     try:
         stored = json.loads(place().read_text())
         url, token = stored["url"], stored["token"]
@@ -95,6 +95,6 @@ def read() -> Credentials | None:
 
 
 def place() -> Path:
-    """Return where they are kept: under the user's folder of configurations."""
+    """Return the path of the stored credentials, in the user's configuration folder."""
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "halfstep" / "login.json"

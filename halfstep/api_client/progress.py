@@ -1,17 +1,17 @@
-"""How far something is, on one line of stderr; nothing where that is no terminal."""
+"""Progress on one line of stderr, if that is a terminal."""
 
 import sys
 from typing import Self
 
 from halfstep.clock import clock
 
-SECONDS = 0.1  # between two looks of whoever watches
+SECONDS = 0.1  # between two updates
 WIDTH = 24
 KIB, SUFFIXES = 1024, ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class Progress:
-    """A bar. A context manager, which wipes it. Call it with how much is done, and of how much."""
+    """Progress bar; call it with done and total. As a context manager, it is erased at the end."""
 
     def __init__(self, what: str, *, in_bytes: bool = False) -> None:
         self._what, self._in_bytes = what, in_bytes
@@ -25,13 +25,13 @@ class Progress:
         self.wipe()
 
     def wipe(self) -> None:
-        """Make room for a line of something else; the next call draws it anew."""
+        """Erase the line before other output; the next call draws it again."""
         if self._is_seen:
             self._write("")
             self._drawn_at = -SECONDS
 
     def __call__(self, done: int, total: int = 0) -> None:
-        """total: 0 if nobody knows."""
+        """Draw the progress. total: 0 if unknown."""
         now = clock()
         if not self._is_seen or (now - self._drawn_at < SECONDS and done != total):
             return

@@ -1,4 +1,4 @@
-"""Responses of the server, and errors when it refuses or does not respond."""
+"""Responses of the server, and errors if it rejects a request or does not respond."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,10 +9,10 @@ import httpx2
 
 
 class ApiError(Exception):
-    """The server refused, or does not answer; the message says why.
+    """The server rejected the request or did not respond; the message has the reason.
 
-    status: of the answer, 0 where there was none.  errors: a sentence a field, if fields are wrong.
-    problem: all that the answer said.  code: the reason, for programs.
+    status: of the response, 0 if there was none.  errors: messages by field, for invalid fields.
+    problem: body of the response.  code: the reason, for programs.
     """
 
     def __init__(
@@ -28,12 +28,12 @@ class ApiError(Exception):
 
 
 def is_away(error: ApiError) -> bool:
-    """Tell whether a server, or what stands before it, may answer a little later."""
+    """Return whether the request may succeed later: the server or its proxy is unavailable."""
     return error.status in (502, 503, 504) or isinstance(error.__cause__, httpx2.TransportError)
 
 
 def check_finite(value: Any, path: str = "") -> None:
-    """Raise ApiError for a number that JSON lacks, by its path in what is to be sent."""
+    """Raise ApiError for a number that JSON lacks, with its path in the request body."""
     if isinstance(value, float) and not math.isfinite(value):
         errors = {path: f"{value} is not allowed; allowed: a finite number"}
         raise ApiError(0, f"{path}: {errors[path]}", errors)
@@ -47,35 +47,35 @@ def check_finite(value: Any, path: str = "") -> None:
 
 
 def naming(origin: str) -> dict[str, list[Callable[[httpx2.Response], None]]]:
-    """Return hooks of a connection: that a token is refused is told with where the token stands."""
+    """Return hooks for a connection that add the token's origin to errors of status 401."""
 
-    def hear(answer: httpx2.Response) -> None:
+    def add_origin(answer: httpx2.Response) -> None:
         if answer.status_code == 401 and origin:
             answer.read()
             error = refusal(answer)
             text = f"{error} The token is that of {origin}."
             raise ApiError(401, text, error.errors, error.problem)
 
-    return {"response": [hear]}
+    return {"response": [add_origin]}
 
 
 @contextmanager
 def spoken() -> Iterator[None]:
-    """Make what goes wrong on the way an ApiError."""
+    """Convert connection errors and malformed responses to ApiError."""
     try:
         yield
     except (httpx2.TransportError, httpx2.DecodingError) as error:
         reason, url = str(error) or type(error).__name__, error.request.url
-        address = f"{url.scheme}://{url.netloc.decode()}"  # without a password that it may have
+        address = f"{url.scheme}://{url.netloc.decode()}"  # without a password in the URL
         raise ApiError(0, f"the server does not answer at {address}: {reason}") from error
     except httpx2.InvalidURL as error:
-        raise ApiError(0, f"the server cannot be asked: {error}") from error
+        raise ApiError(0, f"no request can be sent to the server: {error}") from error
     except (KeyError, TypeError) as error:
         raise ApiError(0, f"the server answers nothing of ours: there is no {error}") from error
 
 
 def content(answer: httpx2.Response) -> Any:
-    """Return what an answer holds. Raises ApiError if it is a refusal, or not from our server."""
+    """Return the decoded body. Raises ApiError for an error status or a body that is not JSON."""
     if answer.is_error:
         raise refusal(answer)
     try:
@@ -85,18 +85,18 @@ def content(answer: httpx2.Response) -> Any:
 
 
 def refusal(answer: httpx2.Response) -> ApiError:
-    """Return the error that an answer tells of."""
+    """Return the ApiError for an error response."""
     try:
-        said = answer.json()
-    except ValueError:  # no server of ours, or a page
-        said = None
-    leads_nowhere = not isinstance(said, dict) or said.get("detail") == answer.reason_phrase
-    if answer.status_code == 404 and leads_nowhere:  # ours says what is not there
+        body = answer.json()
+    except ValueError:  # not a Halfstep server, or an HTML page
+        body = None
+    is_unknown_route = not isinstance(body, dict) or body.get("detail") == answer.reason_phrase
+    if answer.status_code == 404 and is_unknown_route:  # ours name what is missing
         address = answer.url.copy_with(query=None)
-        return ApiError(404, f"{address} is no address of a Halfstep: 404 Not Found")
-    if not isinstance(said, dict):
+        return ApiError(404, f"{address} is not an address of a Halfstep server: 404 Not Found")
+    if not isinstance(body, dict):
         return ApiError(answer.status_code, f"{answer.status_code} {answer.reason_phrase}")
-    errors = said.get("errors") or {}
+    errors = body.get("errors") or {}
     sentences = [f"{field}: {text}" for field, text in errors.items()]
-    message = "; ".join(sentences) or str(said.get("detail", answer.reason_phrase))
-    return ApiError(answer.status_code, message, errors, said)
+    message = "; ".join(sentences) or str(body.get("detail", answer.reason_phrase))
+    return ApiError(answer.status_code, message, errors, body)

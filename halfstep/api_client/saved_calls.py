@@ -8,7 +8,7 @@ from halfstep.session.nesting import merged
 
 
 class ShelfCalls:
-    """The part of `halfstep.Client` that is about what people keep beside their runs."""
+    """The part of `halfstep.Client` for presets, notes, views and retention rules."""
 
     _get: Callable[..., Any]
     _post: Callable[..., dict[str, Any]]
@@ -21,8 +21,8 @@ class ShelfCalls:
     ) -> list[dict[str, Any]]:
         """Return the presets of projects that you may submit to, by name, 500 at most."""
         query = {"name": name, "project": project}
-        told = {field: each for field, each in query.items() if each is not None}
-        return list(self._get("/api/v1/presets", told))
+        given = {field: value for field, value in query.items() if value is not None}
+        return list(self._get("/api/v1/presets", given))
 
     def save_preset(
         self,
@@ -33,12 +33,12 @@ class ShelfCalls:
         tags: Sequence[str] = (),
         **further: Any,
     ) -> dict[str, Any]:
-        """Save what a run would be submitted with, in place of the project's preset of that name.
+        """Save the arguments of a submission; replaces the project's preset of that name.
 
         further: project, priority, nodes and devices_per_node. Raises ApiError, as `submit` does.
         """
-        wanted = {"name": name, "recipe": recipe, "config": dict(config or {})}
-        return self._post("/api/v1/presets", wanted | {"tags": ", ".join(tags), **further})
+        preset = {"name": name, "recipe": recipe, "config": dict(config or {})}
+        return self._post("/api/v1/presets", preset | {"tags": ", ".join(tags), **further})
 
     def delete_preset(self, preset_id: int) -> None:
         """Delete a preset."""
@@ -52,21 +52,21 @@ class ShelfCalls:
         project: str | None = None,
         **further: Any,
     ) -> dict[str, Any]:
-        """Queue a run of a preset, into its project.
+        """Queue a run from a preset, in the preset's project.
 
-        preset: its name.  config: what is to be otherwise.  project: whose preset, where several
-        have one of that name.  further: as of `submit`, in place of what the preset has.
-        Raises ApiError, also if there is no such preset, or more than one.
+        preset: its name.  config: values that differ.  project: of the preset, if several projects
+        have one of that name.  further: arguments of `submit` that replace the preset's. Raises
+        ApiError, also if no preset or more than one matches.
         """
-        found = self.presets(name=preset, project=project)
-        if len(found) != 1:
-            of = ", ".join(repr(each["project"]) for each in found[:10])
-            text = f"the projects {of} have one each: tell which" if found else "there is none"
-            raise ApiError(409 if found else 404, f"preset is {preset!r}; {text}")
-        [kept] = found
+        matches = self.presets(name=preset, project=project)
+        if len(matches) != 1:
+            of = ", ".join(repr(each["project"]) for each in matches[:10])
+            text = f"it exists in {of}: specify `project`" if matches else "there is none"
+            raise ApiError(409 if matches else 404, f"preset is {preset!r}; {text}")
+        [saved] = matches
         fields = ("project", "tags", "priority", "nodes", "devices_per_node")
-        place = {field: kept[field] for field in fields} | further
-        return self.submit(kept["recipe"], merged(kept["config"], config or {}), **place)
+        placement = {field: saved[field] for field in fields} | further
+        return self.submit(saved["recipe"], merged(saved["config"], config or {}), **placement)
 
     def note(self, *run_ids: int, project: str | None = None) -> str:
         """Return the note on a project, or on these runs side by side, in Markdown."""
@@ -75,16 +75,16 @@ class ShelfCalls:
     def write_note(
         self, note: str, *run_ids: int, project: str | None = None, seen: str | None = None
     ) -> str:
-        """Put a text in the place of the note on a project, or on these runs side by side.
+        """Replace the note on a project, or on these runs side by side.
 
-        An empty one takes it away.  seen: what it was when you read it; if somebody has changed it
-        since, ApiError is raised (409), and nothing is saved.
+        An empty note deletes it.  seen: the note when you last read it; if it has changed since,
+        nothing is saved and ApiError is raised (409).
         """
-        wanted = _subject(run_ids, project) | {"note": note, "seen": seen}
-        return str(self._put("/api/v1/notes", wanted)["note"])
+        body = _subject(run_ids, project) | {"note": note, "seen": seen}
+        return str(self._put("/api/v1/notes", body)["note"])
 
     def retention(self) -> list[dict[str, Any]]:
-        """Return the rules by which what of ended runs is deleted; `scope` says whose."""
+        """Return the retention rules for data of ended runs; `scope` has their projects."""
         return list(self._get("/api/v1/retention"))
 
     def preview_retention(
@@ -94,12 +94,13 @@ class ShelfCalls:
         checkpoint_days: float | None = None,
         log_days: float | None = None,
     ) -> dict[str, Any]:
-        """Return what a rule would delete now. project: whose runs; None: of every project that has
-        no rule of its own.
+        """Return what a rule would delete now.
+
+        project: of the runs; None: all projects without a rule of their own.
         """
         days = {"checkpoint_days": checkpoint_days, "log_days": log_days}
-        told = {field: each for field, each in days.items() if each is not None}
-        return dict(self._get("/api/v1/retention/preview", _scope(project) | told))
+        given = {field: value for field, value in days.items() if value is not None}
+        return dict(self._get("/api/v1/retention/preview", _scope(project) | given))
 
     def set_retention(
         self,
@@ -108,14 +109,15 @@ class ShelfCalls:
         checkpoint_days: float | None = None,
         log_days: float | None = None,
     ) -> dict[str, Any]:
-        """Set a rule in place of the one before: within the hour it deletes, for good, what
-        `preview_retention` tells.
+        """Set a retention rule, replacing any existing one.
+
+        Within the hour it permanently deletes what `preview_retention` returns.
         """
         days = {"checkpoint_days": checkpoint_days, "log_days": log_days}
         return self._put("/api/v1/retention", _scope(project) | days)
 
     def end_retention(self, *, project: str | None = None) -> None:
-        """Let nothing more be deleted by a rule."""
+        """Delete a retention rule; it deletes nothing from then on."""
         self._delete("/api/v1/retention", _scope(project))
 
     def views(self) -> list[dict[str, Any]]:
@@ -131,8 +133,10 @@ class ShelfCalls:
         columns: Sequence[str] = (),
         group: str = "",
     ) -> dict[str, Any]:
-        """Save a view, in place of your own of the same name: what `runs` takes, the columns that
-        the page shows (the usual, if none is told), and what runs are grouped by.
+        """Save a view of the list of runs; replaces your view of the same name.
+
+        filter, sort: as for `runs`.  columns: shown on the page; empty: the default ones.  group:
+        what runs are grouped by.
         """
         view = {"name": name, "filter": filter, "sort": sort, "group": group}
         return self._post("/api/v1/views", view | {"columns": ",".join(columns)})
@@ -147,7 +151,7 @@ def _subject(run_ids: Sequence[int], project: str | None) -> dict[str, str]:
         return {"project": project}
     if run_ids and project is None:
         return {"runs": ",".join(map(str, run_ids))}
-    raise ValueError("a note is on a project or on runs, and on one of the two")
+    raise ValueError("a note is on a project or on runs; allowed: one of the two")
 
 
 def _scope(project: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Series of a run as numpy arrays; as a table of Arrow or pandas where these are installed."""
+"""Series of a run as numpy arrays, or as Arrow or pandas tables if these are installed."""
 
 import csv
 from array import array
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """Values, float64, and their steps, int64. Of a whole number too, such as elapsed_ms."""
+    """Steps (int64) and values (float64, also for integers such as elapsed_ms)."""
 
     step: NDArray[np.int64]
     value: NDArray[np.float64]
 
 
 class Series(Mapping[str, Line]):
-    """Lines by name, each with steps of its own."""
+    """Lines by name; each has its own steps."""
 
     def __init__(self, lines: Mapping[str, Line]) -> None:
         self._lines = dict(lines)
@@ -40,32 +40,32 @@ class Series(Mapping[str, Line]):
         return f"Series({inside})"
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return columns of one length: `step`, and each line, NaN where it has no value."""
+        """Return columns of equal length: `step`, and each line, with NaN where it has no value."""
         shared = [line.step for line in self.values()]
         steps = np.unique(np.concatenate(shared)) if shared else np.zeros(0, np.int64)
         columns: dict[str, NDArray[Any]] = {"step": steps}
         for name, line in self.items():
-            # A logged number may be called "step" too, by loggers that count for themselves.
+            # A logged number may be named "step" too.
             name = name if name != "step" else "step (logged)"
             columns[name] = np.full(len(steps), np.nan)
             columns[name][np.searchsorted(steps, line.step)] = line.value
         return columns
 
     def arrow(self) -> "pyarrow.Table":
-        """Return the columns as a table of Arrow, which has to be installed."""
+        """Return the columns as an Arrow table; requires pyarrow."""
         import pyarrow
 
         return pyarrow.table(self.columns())
 
     def pandas(self) -> "pandas.DataFrame":
-        """Return the columns as pandas has them, by step; it has to be installed."""
+        """Return the columns as a pandas DataFrame indexed by step; requires pandas."""
         import pandas
 
         return pandas.DataFrame(self.columns()).set_index("step")
 
 
 def of_page(lines: Mapping[str, Mapping[str, Any]], shared: list[int]) -> Series:
-    """Read lines as /series has them. shared: the steps of those that name none."""
+    """Parse lines of a /series response. shared: steps of lines without their own."""
     read = {}
     for name, line in lines.items():
         steps = shared if line["x"] is None else line["x"]
@@ -75,7 +75,7 @@ def of_page(lines: Mapping[str, Mapping[str, Any]], shared: list[int]) -> Series
 
 
 def of_steps(text: Iterable[str], first: int, last: float) -> Series:
-    """Read the export of all steps, in pieces of any length: CSV without a quote."""
+    """Parse the export of all steps, unquoted CSV in pieces of any length."""
     names: list[str] = []
     tables: list[NDArray[np.float64]] = []
     rest = ""
@@ -97,19 +97,23 @@ def of_steps(text: Iterable[str], first: int, last: float) -> Series:
 
 
 def of_metrics(text: Iterable[str], first: int, last: float) -> Series:
-    """Read the export of all metrics, in pieces of any length."""
-    found: dict[str, tuple[array[int], array[float]]] = {}
+    """Parse the export of all metrics, in pieces of any length."""
+    logged: dict[str, tuple[array[int], array[float]]] = {}
     for row in csv.DictReader(lines_of(text)):
         if first <= int(row["step"]) <= last:
-            steps, values = found.setdefault(row["name"], (array("q"), array("d")))
+            steps, values = logged.setdefault(row["name"], (array("q"), array("d")))
             steps.append(int(row["step"]))
             values.append(float(row["value"]))
-    named = {n: Line(np.array(s, np.int64), np.array(v, np.float64)) for n, (s, v) in found.items()}
-    return Series(named)
+    return Series(
+        {
+            name: Line(np.array(steps, np.int64), np.array(values, np.float64))
+            for name, (steps, values) in logged.items()
+        }
+    )
 
 
 def lines_of(text: Iterable[str]) -> Iterator[str]:
-    """Cut at newlines alone: a name may hold what else ends a line for Python."""
+    """Split text at newlines only: a name may contain other line separators of Python."""
     rest = ""
     for piece in text:
         *whole, rest = (rest + piece).split("\n")

@@ -1,5 +1,4 @@
-"""What rows show once they are on the host: norms that are bounded while scaled, and the first
-number that is not finite in a loop without a scaler."""
+"""Evidence from rows on the host: clipping of scaled gradients, and the first nonfinite step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,23 +8,23 @@ import numpy as np
 from halfstep.telemetry.spool import NONFINITE_LOSS, NORM_OVERFLOW, SKIPPED, Event, Steps
 
 LEAST_STEPS, WINDOW = 20, 256
-SHARE, NEAR = 0.95, 1e-3  # of the steps whose norm × scale is so near to their median
+SHARE, NEAR = 0.95, 1e-3  # share of steps whose norm × scale is this close to their median
 
 
 class BoundedNorms:
-    """Finds gradients that were clipped while they were still multiplied by the scale.
+    """Detects clipping of gradients that are still multiplied by the scale.
 
     Their norm times the scale is then the same in steps of different scales.
     """
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
-        self._rows = np.empty((2, 0))  # norm × scale, and scale, of the last ones
+        self._rows = np.empty((2, 0))  # norm × scale, and scale, of the latest steps
         self._due_at = LEAST_STEPS
         self.count = 0
 
     def read(self, records: Steps) -> None:
-        """Look at records in their order."""
+        """Check records in order."""
         scale, norm = records["scale"].astype(np.float64), records["grad_norm"]
         is_sound = (records["flags"] & (SKIPPED | NORM_OVERFLOW)) == 0
         is_sound &= (scale != 1) & (norm > 0)
@@ -50,7 +49,7 @@ class BoundedNorms:
 
 
 class FirstNonfinite:
-    """Reports the first step of a loop without a scaler with a loss or gradient not finite."""
+    """Reports the first nonfinite loss or gradient of a loop without a scaler."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
@@ -58,7 +57,7 @@ class FirstNonfinite:
         self._finite = 0
 
     def read(self, records: Steps, culprits: dict[int, list[dict[str, Any]]]) -> None:
-        """Look at records. culprits: parameters by step, where the norms say so."""
+        """Check records. culprits: parameters by step, if known from the norms."""
         if self.is_over:
             return
         bad = (records["flags"] & NONFINITE_LOSS != 0) | ~np.isfinite(records["grad_norm"])

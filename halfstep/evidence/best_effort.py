@@ -1,4 +1,4 @@
-"""Figures of a watched loop that fail one by one."""
+"""Measurements of a watched loop that fail independently."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Careful:
-    """Calls what reads a figure. If that raises, this figure is no longer read, and no other."""
+    """Calls measurements; one that raises is disabled without affecting the others."""
 
     def __init__(
         self,
@@ -19,14 +19,14 @@ class Careful:
         say: Callable[[str], None],
         step: Callable[[], int],
     ) -> None:
-        """say: prints a line for a person.  step: returns the last step that ended."""
+        """say: prints a message to the user.  step: returns the last completed step."""
         self._on_event, self._say, self._step = on_event, say, step
         self.lost: set[str] = set()
 
     def __call__(
         self, figure: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
-        """Return what a call returns; None once this figure is lost."""
+        """Return the result of a call; None if this measurement is disabled."""
         if figure in self.lost:
             return None
         try:
@@ -36,7 +36,7 @@ class Careful:
             return None
 
     def lose(self, figure: str, error: Exception) -> None:
-        """Give up a figure whose reading raised."""
+        """Disable a measurement after an error."""
         self.lost.add(figure)
         text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_CHARACTERS]
         self._say(f"{figure}: no longer recorded: {text}")

@@ -1,6 +1,6 @@
-"""The evidence of one watched loop: what its calls, rows and armed steps show.
+"""Collects evidence in one watched loop from its calls, rows and armed steps.
 
-Every method is called through `Careful`, so that a failure costs one kind of evidence only. This
+Every method is called through `Careful`, so an error disables only one kind of evidence. This
 module imports torch.
 """
 
@@ -22,9 +22,9 @@ from halfstep.monitor.current_step import CurrentStep, Value
 from halfstep.monitor.gradients import Gradients
 from halfstep.telemetry.spool import SKIPPED, Event, Steps, optimizer_skipped
 
-NAMES = 50  # of an event, at most
+NAMES = 50  # maximum per event
 PASSES_WITHOUT_STEP = 20
-INPUT_LOOKS = 3  # into the loop's variables, each of which takes a pass over its batch
+INPUT_LOOKS = 3  # searches of the loop's variables, each a pass over its batch
 STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER = 10, 100
 SKIPS_BEFORE_UNCLEARED = 2  # in a row
 SMALLEST_HALF = 2.0**-24  # fp16's; a smaller eps is 0 in it
@@ -32,12 +32,12 @@ PRECISION_PASSES = (1, 2, 10, 100)  # backward passes whose graph is read
 
 
 class Collector:
-    """Collects what happens, in the order of a step, and emits events."""
+    """Collects evidence in the order of a step, and emits events."""
 
     def __init__(self, on_event: Callable[[Event], None], say: Callable[[str], None]) -> None:
         self._on_event, self._say = on_event, say
-        self._parcels = HostCopies()
-        self.origin = Origin(on_event, self._parcels)
+        self._host_copies = HostCopies()
+        self.origin = Origin(on_event, self._host_copies)
         self.schedule = ScheduleEvidence()
         self._bounded = BoundedNorms(on_event)
         self._first = FirstNonfinite(on_event)
@@ -54,9 +54,9 @@ class Collector:
         self._by_design: set[str] = set()
         self._poisoned: set[str] = set()
         self._has_skipped_loss = False
-        self._bad_clip_at: int | None = None  # steps before a clip that was not finite
+        self._bad_clip_at: int | None = None  # number of steps before a nonfinite clip
         self._is_lost = False  # a step was applied after it
-        self.in_a_row = 0  # skips, as far as the host knows
+        self.in_a_row = 0  # consecutive skips known to the host
 
     def add(self, modules: Sequence[nn.Module], names: Mapping[nn.Module, str]) -> None:
         """Observe these modules."""
@@ -66,7 +66,7 @@ class Collector:
     # ---- Calls --------------------------------------------------------------------------------
 
     def is_due(self, count: int, losses: list[Value] | None) -> bool:
-        """Return whether to look at a backward pass. count: of passes so far."""
+        """Return whether to examine a backward pass. count: passes so far."""
         if count <= PRECISION_PASSES[-1] or self._inputs is not None:
             return True
         for loss in losses or ():  # noqa: SIM110, a generator costs calls in each step
@@ -77,7 +77,7 @@ class Collector:
     def pass_begins(
         self, step: int, count: int, roots: Any, losses: list[Value] | None, *, has_stepped: bool
     ) -> None:
-        """Look at a backward pass. step: the one under way.  count: of passes so far."""
+        """Examine a backward pass. step: the current one.  count: passes so far."""
         if count in PRECISION_PASSES:
             self._read_precision(step, roots)
         if count == 1:
@@ -85,39 +85,39 @@ class Collector:
         if count == PASSES_WITHOUT_STEP and not has_stepped:
             self._on_event({"event": "no_step", "step": step, "passes": count})
             self._say(
-                f"{count} backward passes and no optimizer has stepped: steps are recorded when a "
+                f"{count} backward passes without an optimizer step: steps are recorded when a "
                 "torch.optim optimizer steps, or by watch.log"
             )
         if losses is None:
             return
         if not all(map(_is_finite, losses)):
-            self._look_at_inputs(step)
+            self._record_inputs(step)
         elif self._inputs is not None and any(isinstance(loss, float) for loss in losses):
             self._recheck_inputs()
 
     def direct_step(self, step: int, optimizer: str, *, is_scaled: bool) -> None:
-        """An optimizer was stepped outside of its scaler. is_scaled: with scaled gradients."""
+        """Record an optimizer step made without its scaler. is_scaled: with scaled gradients."""
         self._tallies["direct_step"].add(step, optimizer=optimizer, is_scaled=is_scaled)
 
     def not_stepped(self, step: int) -> None:
-        """The scaler was updated, and the loop had stepped no optimizer."""
+        """Record an update of the scaler without an optimizer step."""
         self._tallies["not_stepped"].add(step)
 
     def scaled_clip(self, step: int, optimizer: str, max_norm: Any) -> None:
-        """Gradients were clipped while they were multiplied by the scale."""
+        """Record a clip of gradients that are multiplied by the scale."""
         norm = float(max_norm) if isinstance(max_norm, int | float) else None
         self._tallies["scaled_clip"].add(step, optimizer=optimizer, max_norm=norm)
 
     def clipped(self, steps: int, norm: Value, loss: Value) -> None:
-        """Gradients of a loop without a scaler are about to be clipped.
+        """Record that gradients of a loop without a scaler are about to be clipped.
 
-        steps: made so far. A loop that passes over a norm that is not finite makes no step for it,
-        and its weights stay as they were: the next steps are armed as after a skip.
+        steps: made so far. If the loop skips the step of a nonfinite norm, its weights are
+        unchanged, and the next steps are armed as after a skip.
         """
         if not isinstance(norm, float) or not isinstance(loss, float) or self._is_lost:
             return
         is_finite = math.isfinite(norm)
-        if self._bad_clip_at not in (None, steps):  # that step was applied: weights are lost
+        if self._bad_clip_at not in (None, steps):  # that step was applied: the weights are lost
             self._is_lost, self._bad_clip_at = True, None
             self.origin.disarm()
             return
@@ -126,7 +126,7 @@ class Collector:
         if not is_finite:
             self.origin.skipped(0, 1, 1, loss_is_finite=math.isfinite(loss))
         self.origin.begin()
-        self._parcels.report()
+        self._host_copies.report()
 
     def uncleared(self, step: int, optimizer: str, norms: Tensor, carried: int) -> None:
         """A pass added to gradients that nothing cleared since the last step.
@@ -142,10 +142,10 @@ class Collector:
                 fields = {"step": step, "steps": carried, "optimizer": optimizer}
                 self._on_event({"event": "accumulated_gradients", **fields})
 
-        self._parcels.send(report, norms)
+        self._host_copies.send(report, norms)
 
     def raised(self, step: int, method: str, error: Exception, known: Sequence[Gradients]) -> None:
-        """A method of the scaler raised."""
+        """Record an exception from a method of the scaler."""
         text = " ".join(str(error).split())[:500]
         if "No inf checks" in text:
             empty = [each.name for each in known if all(p.grad is None for p in each.parameters)]
@@ -162,7 +162,7 @@ class Collector:
             self._once(event | {"parameters": half[:NAMES], "error": text})
 
     def meets(self, step: int, gradients: Gradients) -> None:
-        """An optimizer is measured for the first time."""
+        """Check an optimizer when it is first measured."""
         half = [p for p in gradients.parameters if p.dtype == torch.float16]
         if not half:
             return
@@ -174,7 +174,7 @@ class Collector:
                 return
 
     def measured(self, step: int, gradients: Gradients, *, has_changed: bool) -> None:
-        """The gradients of an optimizer's step were measured.
+        """Check the measured gradients of an optimizer's step.
 
         has_changed: a backward pass has changed them; a step may clear them itself.
         """
@@ -202,9 +202,9 @@ class Collector:
     # ---- Rows ---------------------------------------------------------------------------------
 
     def is_uneventful(self, row: CurrentStep) -> bool:
-        """Return whether `closed` has nothing to do with a row: it was applied, as was the last."""
+        """Return whether `closed` can ignore a row: it and the previous one were applied."""
         origin = self.origin
-        if self.in_a_row or origin.is_armed or origin.left or self._parcels.sent:
+        if self.in_a_row or origin.is_armed or origin.left or self._host_copies.sent:
             return False
         for flag in row.found_inf.values():
             if isinstance(flag, Tensor) or flag:
@@ -214,10 +214,10 @@ class Collector:
     def closed(
         self, step: int, row: CurrentStep, known: Mapping[int, Gradients], scale: Value, loss: Value
     ) -> None:
-        """A row of a scaler has closed. On a CPU its flags are known now."""
-        found = [flag for flag in row.found_inf.values() if isinstance(flag, float)]
-        if found:
-            was_skipped = any(found)
+        """Process a closed row of a scaler. On a CPU its flags are known now."""
+        known_flags = [flag for flag in row.found_inf.values() if isinstance(flag, float)]
+        if known_flags:
+            was_skipped = any(known_flags)
             loss_is_finite = not isinstance(loss, float) or math.isfinite(loss)
             self._skip(step, row, known, was_skipped, loss_is_finite=loss_is_finite)
         if self.origin.is_armed:
@@ -227,7 +227,7 @@ class Collector:
                 total = total + flag
             self.origin.end(step, scale, total, loss)
         self.origin.begin()
-        self._parcels.report()
+        self._host_copies.report()
 
     def _skip(
         self,
@@ -264,7 +264,7 @@ class Collector:
         may_see_rates: bool,
         is_last: bool,
     ) -> None:
-        """Rows are on the host, with the scaler's events."""
+        """Process rows on the host, with the scaler's events."""
         self._bounded.read(records)
         if not is_scaled:
             self._first.read(records, _culprits(events))
@@ -274,10 +274,10 @@ class Collector:
             self._on_event(event)
         if not is_on_host:
             self._arrived_skips(records, events)
-        self._parcels.report()
+        self._host_copies.report()
 
     def _arrived_skips(self, records: Steps, events: Sequence[Event]) -> None:
-        """Of a device's rows the skips are known only now."""
+        """Process skips in rows of a device, which are known only now."""
         skips = [each for each in events if each.get("kind") == "skip"]
         for event in skips:
             nan = sum(bool(each.get("nan")) for each in event["culprits"])
@@ -293,7 +293,7 @@ class Collector:
             self._read_buffers(int(skips[0]["step"]))
 
     def end(self, step: int, known: Sequence[tuple[Gradients, bool]]) -> None:
-        """Leave torch as it was, and report what is left."""
+        """Remove all hooks, and report the rest."""
         self.origin.disarm()
         self._report_inputs()
         for tally in self._tallies.values():
@@ -307,10 +307,10 @@ class Collector:
                 self.measured(step, gradients, has_changed=has_changed)
 
     def drain(self, *, wait: bool) -> None:
-        """Report what has arrived from a device."""
-        self._parcels.report(wait=wait)
+        """Report completed copies from a device."""
+        self._host_copies.report(wait=wait)
 
-    # ---- Looks --------------------------------------------------------------------------------
+    # ---- Checks -------------------------------------------------------------------------------
 
     def _read_precision(self, step: int, roots: Any) -> None:
         dtype = computing_type(roots)
@@ -318,8 +318,8 @@ class Collector:
             self._precisions.add(dtype)
             self._on_event({"event": "precision", "step": step, "dtype": dtype})
 
-    def _look_at_inputs(self, step: int) -> None:
-        """Note the loop's inputs that are not finite, until a finite loss tells what it had."""
+    def _record_inputs(self, step: int) -> None:
+        """Record the loop's nonfinite inputs, until a finite loss shows which are intended."""
         if self._input_looks == INPUT_LOOKS:
             self._report_inputs()
             return
@@ -328,13 +328,13 @@ class Collector:
             self._inputs = step, inputs
 
     def _recheck_inputs(self) -> None:
-        """Drop the inputs that are not finite by design: with them a loss is finite as well."""
+        """Drop inputs that are nonfinite by design: those that also occur with a finite loss."""
         if self._inputs is None:
             return
         step, inputs = self._inputs
         by_design = {name for name, _inf, _nan in nonfinite_inputs()}
-        kept = [each for each in inputs if each[0] not in by_design]
-        self._inputs = (step, kept) if kept else None
+        remaining = [each for each in inputs if each[0] not in by_design]
+        self._inputs = (step, remaining) if remaining else None
         self._report_inputs()
 
     def _report_inputs(self) -> None:
@@ -347,10 +347,10 @@ class Collector:
         self._on_event({"event": "bad_inputs", "step": step, "inputs": listed})
 
     def _read_buffers(self, step: int | None, *, at_end: bool = False) -> None:
-        """Look for buffers, and weights that no optimizer has, that are not finite.
+        """Find nonfinite buffers, and nonfinite weights that no optimizer has.
 
-        step: the skip that may have made them so; None before the first step, where those are so
-        by design.
+        step: the skip that may have caused them; None before the first step, where they are by
+        design.
         """
         by_device: dict[torch.device, dict[str, Tensor]] = {}
         for module in self._modules:
@@ -386,7 +386,7 @@ class Collector:
                 event = {"event": "poison", "step": step, "count": len(new)}
                 self._on_event(event | {"buffers": new[:NAMES], "at_end": at_end})
 
-        self._parcels.send(report, *is_finite)
+        self._host_copies.send(report, *is_finite)
 
     def _once(self, event: Event) -> None:
         key = f"{event['event']} {event.get('optimizer')}"
@@ -396,7 +396,7 @@ class Collector:
 
 
 def _is_finite(loss: Value) -> bool:
-    """Return whether a loss is not known to be inf or NaN. The host does not know a device's."""
+    """Return whether a loss is not known to be inf or NaN; True for a device's loss."""
     return not isinstance(loss, float) or math.isfinite(loss)
 
 
@@ -407,7 +407,7 @@ def skips_of(
 
     taking_part: by row, whether each optimizer had gradients; None for all of them.
     """
-    applied = dict.fromkeys(names, False)  # shared by the rows of which there is nothing to say
+    applied = dict.fromkeys(names, False)  # shared by rows without a skip
     return [
         applied
         if taking is None and not flag & SKIPPED
@@ -421,15 +421,15 @@ def skips_of(
 
 
 def _culprits(events: Sequence[Event]) -> dict[int, list[dict[str, Any]]]:
-    found: dict[int, list[dict[str, Any]]] = {}
+    culprits: dict[int, list[dict[str, Any]]] = {}
     for event in events:
         if event.get("kind") == "nonfinite":
-            found.setdefault(event["step"], []).extend(event["culprits"])
-    return found
+            culprits.setdefault(event["step"], []).extend(event["culprits"])
+    return culprits
 
 
 def _has_norm(buffer: Tensor) -> bool:
-    """Return whether torch has a norm of it, unlike of fp8 and sparse ones."""
+    """Return whether torch computes norms of a buffer, unlike fp8 and sparse ones."""
     is_dense = buffer.layout == torch.strided and buffer.numel() > 0
     is_local = not hasattr(buffer, "to_local")
     return is_dense and is_local and buffer.is_floating_point() and buffer.itemsize > 1

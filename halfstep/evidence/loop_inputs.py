@@ -1,8 +1,8 @@
-"""Tensors of the training loop that are not finite when its loss is not.
+"""Nonfinite tensors in the training loop at a nonfinite loss.
 
-Looked for once, at the backward pass of the first losses that are not finite, where the host knows
-that: among the local variables of the loop's own functions and what they contain. A result with a
-graph, a parameter and a single number are no inputs; a mask of -inf is one, and sound.
+Searched once, at the backward pass of the first nonfinite losses, if these are on the host: among
+the local variables of the loop's own functions and their contents. Results with a graph, parameters
+and scalars do not count as inputs; a mask of -inf does, and is valid.
 """
 
 import sys
@@ -19,27 +19,27 @@ DEEPEST_FRAME, DEEPEST_VALUE, MOST_VALUES, MOST_ELEMENTS = 40, 3, 1000, 2**26
 
 
 def nonfinite_inputs() -> list[tuple[str, int, int]]:
-    """Return the calling loop's input tensors that hold an inf or a NaN: name, infs and NaNs.
+    """Return the calling loop's nonfinite input tensors: name, number of inf and of NaN.
 
-    A tensor on a device is left out: to read it would wait for the device.
+    Tensors on a device are left out: to read them would wait for the device.
     """
-    found: dict[str, tuple[str, int, int]] = {}
+    results: dict[str, tuple[str, int, int]] = {}
     frame = sys._getframe(1)
     for _ in range(DEEPEST_FRAME):
         if frame is None:
             break
         if is_of_script(frame.f_code.co_filename):
             for name, tensor in _tensors(frame):
-                if name not in found and (counts := _counts(tensor)):
-                    found[name] = (name, *counts)
+                if name not in results and (counts := _counts(tensor)):
+                    results[name] = (name, *counts)
         if frame.f_back is None:
             break
         frame = frame.f_back
-    return list(found.values())
+    return list(results.values())
 
 
 def nonfinite_tensors(name: str, value: Any) -> Iterator[tuple[str, int, int]]:
-    """Yield the tensors in a value that hold an inf or a NaN: name, infs and NaNs.
+    """Yield the nonfinite tensors in a value: name, number of inf and of NaN.
 
     The host waits for those on a device.
     """
@@ -49,7 +49,7 @@ def nonfinite_tensors(name: str, value: Any) -> Iterator[tuple[str, int, int]]:
 
 
 def _tensors(frame: types.FrameType) -> Iterator[tuple[str, Tensor]]:
-    """Yield a frame's tensors by name, and leave nothing alive that was not."""
+    """Yield a frame's tensors by name, without extending the life of any object."""
     values = frame.f_locals
     is_copy = values is not frame.f_globals and sys.version_info < (3, 13)
     try:
@@ -59,7 +59,7 @@ def _tensors(frame: types.FrameType) -> Iterator[tuple[str, Tensor]]:
             if not name.startswith("__"):
                 yield from _within(name, value, 0)
     finally:
-        if is_copy and frame.f_code.co_flags & 1:  # CO_OPTIMIZED: of a function, not of a class
+        if is_copy and frame.f_code.co_flags & 1:  # CO_OPTIMIZED: a function's frame, not a class's
             values.clear()
 
 
@@ -76,7 +76,7 @@ def _within(name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _counts(tensor: Tensor) -> tuple[int, int] | None:
-    """Return how many elements are +inf, and NaN; None if there is none or it is no input."""
+    """Return the numbers of +inf and NaN elements; None if there are none or it is no input."""
     is_input = tensor.grad_fn is None and tensor.ndim > 0 and tensor.is_floating_point()
     if not is_input or not tensor.is_cpu or tensor.is_sparse:
         return None

@@ -1,9 +1,9 @@
-"""What an operation says of a number that is not finite, by its name and type. Without torch."""
+"""Classification of a nonfinite gradient by its operation and dtype. Does not need torch."""
 
 import re
 from typing import Literal
 
-#: Operations whose gradient is not finite where it is not defined, whatever the precision.
+#: Operations whose gradient is undefined at some inputs, in any precision.
 SINGULAR = frozenset(
     """
     Acos Acosh Asin Atan2 Atanh Cdist Digamma Div Exp Expm1 Lgamma LinalgCholeskyEx LinalgEigh
@@ -16,11 +16,11 @@ Kind = Literal["overflow", "singular", "hidden", "compiled"]
 
 
 def kind_of(node: str, dtype: str) -> Kind:
-    """Return what the first node says whose gradient is not finite.
+    """Classify the first node whose gradient is not finite.
 
-    overflow: half precision cannot hold it.  singular: the derivative is not defined there.
-    hidden: an activation or weight was not finite before, in a type that holds large numbers.
-    compiled: a whole compiled region is one node, and says nothing.
+    overflow: beyond the range of half precision.  singular: the derivative is undefined there.
+    hidden: an activation or weight was already nonfinite, in a type with a large range.
+    compiled: a whole compiled region is one node, so the operation is unknown.
     """
     if node.startswith("Compiled"):
         return "compiled"

@@ -1,12 +1,12 @@
-"""Where a number first stopped being finite: one step observed by hooks, after a skip.
+"""Finds the origin of the first nonfinite value by hooks in one step after a skip.
 
-In an armed step, hooks for all modules note which nodes of the graph each module makes, and check
-outputs; hooks on the graph's nodes check the gradients that leave them. The first node in the
-order of execution whose gradient is not finite made it so. Its operation and type tell an overflow
-of fp16 (a linear operation or a cast, in half precision) from a gradient that is not defined (a
-root, logarithm or division at 0, in any precision and at any scale). Without a skip no hook exists.
+In an armed step, hooks for all modules record which nodes of the graph each module creates, and
+check outputs; hooks on the graph's nodes check the gradients that leave them. The first node in
+order of execution with a nonfinite gradient is the origin. Its operation and dtype distinguish an
+fp16 overflow (a linear operation or a cast, in half precision) from an undefined gradient (a root,
+logarithm or division at 0, in any precision and at any scale). Without a skip there are no hooks.
 
-What the hooks find stays on the device until the step's row closes. This module imports torch.
+Results stay on the device until the step's row closes. This module imports torch.
 """
 
 import itertools
@@ -32,16 +32,17 @@ from halfstep.monitor.current_step import Value
 from halfstep.monitor.headroom import has_compiled
 from halfstep.telemetry.spool import Event
 
-MOST_NODES = 200_000  # of a graph that is armed
-ARMED_STEPS = (2, 32, 64)  # in a row after a skip; more while none shows its cause
+MOST_NODES = 200_000  # of an armed graph
+# Consecutive steps after a skip; the next larger number if the cause was not found.
+ARMED_STEPS = (2, 32, 64)
 ENOUGH = 2  # skips in armed steps
-EARLY_SKIPS = 5  # in a row, after which skips near the limit are looked into as well
-FEW = 0.5  # share of the parameters: beyond it, inf only does not prove an overflow
+EARLY_SKIPS = 5  # consecutive; after these, skips with a likely cause are examined too
+FEW = 0.5  # share of the parameters: above it, inf only does not prove an overflow
 SOURCE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
 class Suspect(NamedTuple):
-    """A node, or a module's output, and the sum that tells whether it is finite."""
+    """A node or a module's output, with the sum that shows whether it is finite."""
 
     name: str
     dtype: str
@@ -52,16 +53,16 @@ class Suspect(NamedTuple):
 
 
 class Origin:
-    """Arms a step, and reports what is found in it."""
+    """Arms steps, and reports the origin."""
 
     def __init__(self, on_event: Callable[[Event], None], host_copies: HostCopies) -> None:
-        self._on_event, self._parcels = on_event, host_copies
+        self._on_event, self._host_copies = on_event, host_copies
         self._names: dict[nn.Module, str] = {}
         self.left = 0  # steps to arm
         self._skips = self._in_a_row = 0
-        self._looks = 0  # of ARMED_STEPS
+        self._looks = 0  # index into ARMED_STEPS
         self._seen = 0  # skips in armed steps
-        self._arm_at = 0  # skips, from which on it is armed again
+        self._arm_at = 0  # number of skips from which on steps are armed again
         self.is_armed = False
         self._hooks: list[Any] = []
         self._handles: list[Any] = []
@@ -74,17 +75,17 @@ class Origin:
         self._has_all_nodes = True
 
     def add(self, names: Mapping[nn.Module, str]) -> None:
-        """Call modules by these names."""
+        """Set the names of modules."""
         self._names |= names
 
     def applied(self) -> None:
-        """Note a step that was not skipped."""
+        """Record a step that was not skipped."""
         self._in_a_row = 0
 
     def skipped(self, infinite: int, nan: int, parameters: int, *, loss_is_finite: bool) -> None:
-        """Note a skip, and arm the next step if the numbers leave its cause open.
+        """Record a skip, and arm the next step if the cause is not evident.
 
-        infinite, nan: how many parameters had a gradient with an inf only, and with a NaN.
+        infinite, nan: numbers of parameters with inf only in their gradient, and with NaN.
         """
         self._skips += 1
         self._in_a_row += 1
@@ -96,7 +97,7 @@ class Origin:
             self._looks += 1
 
     def begin(self) -> None:
-        """Arm the step that begins, if one is to be."""
+        """Arm the step that begins, if armed steps are left."""
         if self.left and not self.is_armed:
             self.left -= 1
             self.look()
@@ -113,11 +114,11 @@ class Origin:
             register_module_forward_hook(self._leaves),
         ]
         if not torch.is_anomaly_enabled():
-            self._has_anomaly_mode = True  # so that nodes know their source lines
+            self._has_anomaly_mode = True  # nodes then record their source lines
             torch.set_anomaly_enabled(True, check_nan=False)
 
     def arm(self, roots: Any) -> None:
-        """Register hooks on the graph of a pass that begins."""
+        """Register hooks on the graph of a backward pass that begins."""
         self._leave_anomaly_mode()
         self._in_backward = True
         for root in roots:
@@ -130,16 +131,16 @@ class Origin:
             self._handles.append(node.register_hook(partial(self._passed, node)))
 
     def passed(self) -> None:
-        """Remove them again."""
+        """Remove the graph's hooks."""
         self._in_backward = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def end(self, step: int, scale: Value, found_inf: Value, loss: Value) -> None:
-        """End the armed step, and report what it found once that has arrived.
+        """End the armed step, and report its origin once the copy is complete.
 
-        found_inf: whether the step was skipped; a NaN may have been swallowed on its way.
+        found_inf: whether the step was skipped; a NaN may have been masked on the way.
         """
         if not self.is_armed:
             return
@@ -152,17 +153,17 @@ class Origin:
         device = suspects[0].total.device if suspects else torch.device("cpu")
         numbers = [each.total.to(device, non_blocking=True) for each in suspects]
         numbers += [_tensor(each, device) for each in (scale, found_inf, loss)]
-        self._parcels.send(
+        self._host_copies.send(
             partial(self._report, step, suspects, forward, self._has_all_nodes),
             torch.stack(numbers).detach(),
         )
 
     def report(self) -> None:
-        """Report what has arrived of the armed steps."""
-        self._parcels.report()
+        """Report completed copies of armed steps."""
+        self._host_copies.report()
 
     def disarm(self) -> None:
-        """Leave torch as it was."""
+        """Remove all hooks and restore anomaly mode."""
         self.is_armed = False
         self._leave_anomaly_mode()
         self.passed()
@@ -170,7 +171,7 @@ class Origin:
             hook.remove()
         self._hooks.clear()
 
-    # ---- Hooks: what they raise would end the script -------------------------------------------
+    # ---- Hooks: their exceptions would end the script ------------------------------------------
 
     def _enters(self, module: nn.Module, inputs: Any) -> None:
         if self._in_backward or torch.compiler.is_compiling():
@@ -222,9 +223,9 @@ class Origin:
         part: str,
         name: str,
     ) -> None:
-        """Keep the sum of a tensor, which is finite unless one of its numbers is not.
+        """Store the sum of a tensor, which is nonfinite if any of its elements is.
 
-        Of tensors in host memory only the first one that is not finite is kept.
+        Of tensors in host memory only the first nonfinite one is stored.
         """
         total = _total(tensor)
         if total is None or (total.is_cpu and math.isfinite(total.item())):
@@ -238,7 +239,7 @@ class Origin:
         return self._names.get(module) or type(module).__name__
 
     def _module(self, node: Any) -> str | None:
-        """Return the innermost module that made a node."""
+        """Return the innermost module that created a node."""
         number = node._sequence_nr()
         inside = [
             (last - first, name) for first, last, name in self._spans if first <= number < last
@@ -255,14 +256,14 @@ class Origin:
         step: int,
         suspects: list[Suspect],
         forward: int,
-        has_all_nodes: bool,  # else an earlier node may have been the first
+        has_all_nodes: bool,  # else an earlier node may be the origin
         arrived: list[Tensor],
     ) -> None:
         *totals, scale, found_inf, loss = arrived[0].tolist()
         if not found_inf:
             return
         self._seen += 1
-        if self._seen >= ENOUGH:  # until there are ten times as many skips
+        if self._seen >= ENOUGH:  # not again until there are ten times as many skips
             self._seen = self.left = self._looks = 0
             self._arm_at = 10 * self._skips
         bad = [
@@ -274,7 +275,7 @@ class Origin:
         nodes = [each for is_forward, each in bad if not is_forward]
         event: Event = {"event": "origin", "step": step, "scale": scale}
         nothing = dict.fromkeys(("operation", "dtype", "module", "source"))
-        is_forward = not math.isfinite(loss)  # else what is not finite in it is masked
+        is_forward = not math.isfinite(loss)  # else nonfinite values in the forward pass are masked
         if is_forward and outputs:
             self._on_event(event | _forward_origin(outputs[0]))
         elif is_forward:
@@ -299,22 +300,22 @@ def _forward_origin(first: Suspect) -> Event:
     }
 
 
-def _backward_origin(found: Suspect) -> Event:
-    kind = kind_of(found.name, found.dtype)
-    if found.part == "root":
-        kind = "overflow" if found.dtype == "float16" else "hidden"
+def _backward_origin(first: Suspect) -> Event:
+    kind = kind_of(first.name, first.dtype)
+    if first.part == "root":
+        kind = "overflow" if first.dtype == "float16" else "hidden"
     return {
         "direction": "backward",
         "kind": kind,
-        "operation": found.name[:200],
-        "dtype": found.dtype,
-        "module": found.module,
-        "source": found.source,
+        "operation": first.name[:200],
+        "dtype": first.dtype,
+        "module": first.module,
+        "source": first.source,
     }
 
 
 def _nodes(roots: Any) -> Iterator[Any]:
-    """Yield the nodes that a backward pass from roots runs through."""
+    """Yield the nodes that a backward pass from roots executes."""
     waiting = [root.grad_fn for root in roots if isinstance(root, Tensor) and root.grad_fn]
     seen = set(waiting)
     while waiting:
@@ -327,7 +328,7 @@ def _nodes(roots: Any) -> Iterator[Any]:
 
 
 def _total(tensor: Tensor) -> Tensor | None:
-    """Return the sum, in a type that does not overflow by itself; None of what has none."""
+    """Return the sum in fp32, to avoid overflow; None if the tensor has none."""
     values = tensor.detach()
     values = values.to_local() if hasattr(values, "to_local") else values
     values = values._values() if values.is_sparse else values
@@ -339,7 +340,7 @@ def _total(tensor: Tensor) -> Tensor | None:
 
 
 def _floats(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors of floating point among inputs or outputs."""
+    """Yield the floating-point tensors among inputs or outputs."""
     if isinstance(values, Tensor):
         if values.is_floating_point():
             yield values
@@ -351,12 +352,12 @@ def _floats(values: Any) -> Iterator[Tensor]:
 
 
 def _source(node: Any) -> str | None:
-    """Return "file.py:12 in function" of the line that made a node, where it is known."""
+    """Return the source line that created a node, as "file.py:12 in function", if known."""
     for frame in reversed(node.metadata.get("traceback_") or ()):
-        found = SOURCE.search(frame)
-        if found and is_of_script(found["file"]):
-            name = Path(found["file"]).name
-            return f"{name}:{found['line']} in {found['function']}"[:200]
+        match = SOURCE.search(frame)
+        if match and is_of_script(match["file"]):
+            name = Path(match["file"]).name
+            return f"{name}:{match['line']} in {match['function']}"[:200]
     return None
 
 

@@ -1,7 +1,7 @@
-"""Whether a learning-rate schedule advances in steps that the scaler skipped.
+"""Detects a learning-rate schedule that advances in steps that the scaler skipped.
 
-The steps of torch's schedulers are counted by the attempt of their optimizer that went before. A
-schedule of another kind is seen by its rates only, where there is a single optimizer.
+Steps of torch's schedulers are attributed to the preceding attempt of their optimizer. Other
+schedules are detected by their rates only, and only with a single optimizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,26 +11,26 @@ import numpy as np
 
 from halfstep.telemetry.spool import SKIPPED, Event, Steps
 
-LEAST, LEAST_BY_RATE = 3, 10  # by chance an epoch ends with a skip, and a rate for the next one
-PER_ATTEMPT = 0.5  # scheduler steps: a schedule of epochs makes fewer, and is no fault
+LEAST, LEAST_BY_RATE = 3, 10  # an epoch may end with a skip and a new rate by chance
+PER_ATTEMPT = 0.5  # scheduler steps per attempt: per-epoch schedules make fewer, and are fine
 
 
 class ScheduleEvidence:
-    """Counts over rows in their order, and reports at doubled counts."""
+    """Counts advances over rows in order, and reports each doubling of the count."""
 
     def __init__(self) -> None:
         self._advanced = self._skipped = self._steps = self._attempts = 0
         self._due_at = LEAST
-        self._stepped: dict[int, set[str]] = {}  # optimizers whose schedule advanced, by row
-        self._last: Steps | None = None  # the record before
+        self._stepped: dict[int, set[str]] = {}  # by row, optimizers whose schedule advanced
+        self._last: Steps | None = None  # the previous record
         self._changed = self._lost = 0  # rates that changed after a skip, and skips
         self._rate_due_at = LEAST_BY_RATE
         self._waiting: list[tuple[int, int, Mapping[str, bool]]] = []
-        self.is_heard = False  # a scheduler of torch's has stepped
+        self.is_heard = False  # a torch scheduler has stepped
         self.name = ""
 
     def stepped(self, row: int, optimizer: str, scheduler: str) -> None:
-        """Note a scheduler's step after an optimizer's attempt in this row."""
+        """Record a scheduler's step after an optimizer's attempt in this row."""
         self.is_heard, self.name = True, scheduler
         self._stepped.setdefault(row, set()).add(optimizer)
 
@@ -42,9 +42,11 @@ class ScheduleEvidence:
         may_see_rates: bool,
         is_last: bool,
     ) -> list[Event]:
-        """Look at rows; return events. rows: number, step, and was each optimizer skipped.
+        """Process rows; return events.
 
-        The newest row waits for the next call: its schedulers step after it.
+        rows: number, step, and whether each optimizer was skipped.
+
+        The newest row waits for the next call, because its schedulers step after it.
         """
         self._waiting += rows
         keep = 0 if is_last else 1
@@ -69,7 +71,7 @@ class ScheduleEvidence:
         return events
 
     def forget_rows(self) -> None:
-        """Forget rows by their numbers, which begin again."""
+        """Forget the stored rows, because row numbers restart."""
         self._stepped.clear()
         self._waiting.clear()
 

@@ -1,1 +1,1 @@
-"""Runs of a server on their way into what other loggers read."""
+"""Export of a server's runs to the formats of other loggers."""

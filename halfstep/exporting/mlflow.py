@@ -1,10 +1,10 @@
-"""A run as MLflow has it in files: the folder `mlruns`, written without MLflow.
+"""Export to MLflow's file store `mlruns`, written without MLflow.
 
     <folder>/<experiment>/meta.yaml
     <folder>/<experiment>/<run>/meta.yaml, metrics/<name>, params/<name>, tags/<name>
 
-MLflow reads it where MLFLOW_ALLOW_FILE_STORE is true, and `mlflow migrate-filestore` brings it into
-a database. A line of a metric is: milliseconds since 1970, value, step.
+MLflow reads it if MLFLOW_ALLOW_FILE_STORE is true, and `mlflow migrate-filestore` imports it into a
+database. A line of a metric is: milliseconds since 1970, value, step.
 """
 
 import json
@@ -17,17 +17,17 @@ from typing import Any, TextIO
 
 from halfstep.exporting.points import Point
 
-FROM = uuid.UUID("b2a4a0c5-6a5d-4a41-8e1e-4d1f6f1f8f57")  # of the ids that are made of ours
+FROM = uuid.UUID("b2a4a0c5-6a5d-4a41-8e1e-4d1f6f1f8f57")  # namespace of ids derived from ours
 STATUSES = {"finished": 3, "failed": 4, "cancelled": 5}
 RUNNING = 1
-OPEN_FILES = 100  # at once; the longest unused is closed, and opened again to go on
-TEXT_CHARACTERS = 6000  # of a parameter
+OPEN_FILES = 100  # limit of open files; the least recently used is closed, and reopened on demand
+TEXT_CHARACTERS = 6000  # per parameter
 
 
 def write(run: dict[str, Any], points: Iterable[Point], folder: Path) -> Path:
-    """Write the run, and its experiment if it is not there; return where. Raises FileExistsError.
+    """Write the run, and its experiment if it is new; return the run's folder.
 
-    The experiment is the run's project, or else its recipe.
+    Raises FileExistsError. The experiment is named after the run's project, else its recipe.
     """
     name = run["project"] or run["recipe"] or "halfstep"
     number = str(uuid.uuid5(FROM, name).int % 10**18)
@@ -55,11 +55,11 @@ def write(run: dict[str, Any], points: Iterable[Point], folder: Path) -> Path:
 
 
 class _Files:
-    """Files of metrics, of which a bounded number is open."""
+    """Metric files, of which at most OPEN_FILES are open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: dict[str, TextIO] = {}  # the longest unused first
+        self._open: dict[str, TextIO] = {}  # least recently used first
 
     def of(self, name: str) -> TextIO:
         file = self._open.pop(name, None) or _file(self._folder, name).open("a")
@@ -77,11 +77,11 @@ class _Files:
 
 
 def _file(folder: Path, name: str) -> Path:
-    """Return the file of a name, as MLflow allows names: a slash makes a folder."""
+    """Return the path of a metric, parameter or tag; a slash in its name becomes a folder."""
     allowed = re.sub(r"[^\w. /:-]", "_", name)
     parts = [part for part in allowed.split("/") if part.strip(". ")]
     path = folder.joinpath(*(parts or ["_"]))
-    # "loss" beside "loss/train": of a file and a folder of one name the later is written apart.
+    # "loss" next to "loss/train": if a file and a folder collide, the later one is renamed.
     if path.is_dir() or any(above.is_file() for above in path.parents):
         path = folder / f"{'_'.join(parts)}_"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,4 +136,4 @@ def _milliseconds(seconds: float | None) -> int | None:
 
 
 def _write_yaml(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2))  # which YAML is, too
+    path.write_text(json.dumps(content, indent=2))  # JSON is valid YAML

@@ -1,4 +1,4 @@
-"""All numbers of a run, from a server's exports: streamed, whatever their length."""
+"""All numbers of a run, streamed from the server's exports."""
 
 import csv
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from halfstep.api_client.series import lines_of
 from halfstep.client import Client
 
-#: The columns of a step that others have a use for.
+#: Step columns that are exported.
 COLUMNS = ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr")
-SKIPPED = 1  # of a step's flags
+SKIPPED = 1  # bit of a step's flags
 
 
 class Point(NamedTuple):
-    """A number. time: seconds since 1970."""
+    """A logged number. time: seconds since 1970."""
 
     name: str
     step: int
@@ -22,13 +22,13 @@ class Point(NamedTuple):
 
 
 def points_of(client: Client, run: dict[str, Any]) -> Iterator[Point]:
-    """Yield the steps' numbers, `skipped` among them as 0 and 1, then those that were logged."""
+    """Yield the step columns, `skipped` as 0 or 1, then the logged numbers."""
     started = run["started_at"] or run["created_at"]
     with client.export(run["id"], "steps") as text:
         for row in csv.DictReader(lines_of(text)):
             step, time = int(row["step"]), started + int(row["elapsed_ms"]) / 1000
             for name in COLUMNS:
-                if name != "lr" or row[name] != "NaN":  # not known
+                if name != "lr" or row[name] != "NaN":  # unknown
                     yield Point(name, step, time, float(row[name]))
             yield Point("skipped", step, time, float(int(row["flags"]) & SKIPPED))
     with client.export(run["id"], "metrics") as text:
@@ -38,5 +38,5 @@ def points_of(client: Client, run: dict[str, Any]) -> Iterator[Point]:
 
 
 def _apart(name: str) -> str:
-    """Return a logged number's name, which may be a column's too."""
+    """Return a logged number's name, prefixed if it collides with a column."""
     return f"logged/{name}" if name in (*COLUMNS, "skipped") else name

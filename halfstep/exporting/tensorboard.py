@@ -1,4 +1,4 @@
-"""A run as TensorBoard reads it: an event file, in a folder of its own, by TensorBoard's writer."""
+"""Export to a TensorBoard event file in a new folder, by TensorBoard's own writer."""
 
 import json
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from halfstep.exporting.points import Point
 
-SECONDS = 120  # between two flushes; memory holds a few events at most
-WAITING = 100  # events
+SECONDS = 120  # between two flushes
+WAITING = 100  # queued events
 
 
 def write(run: dict[str, Any], points: Iterable[Point], folder: Path) -> Path:
-    """Write the run into a new folder within this one; return where. Raises FileExistsError."""
+    """Write the run to a new subfolder; return it. Raises FileExistsError."""
     place = folder / f"run{run['id']}"
     place.mkdir(parents=True)
     writer = EventFileWriter(str(place), max_queue_size=WAITING, flush_secs=SECONDS)
@@ -34,7 +34,7 @@ def write(run: dict[str, Any], points: Iterable[Point], folder: Path) -> Path:
 
 
 def _words(run: dict[str, Any]) -> str:
-    """Say of a run, in Markdown, what no series holds."""
+    """Describe a run in Markdown: status, tags and configuration."""
     config = json.dumps(run["config"], indent=4)
     tags = ", ".join(run["tags"]) or "none"
     head = (

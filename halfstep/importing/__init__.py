@@ -1,1 +1,1 @@
-"""Runs that other loggers recorded, on their way into folders as `halfstep.watch` writes them."""
+"""Import of other loggers' runs into run folders of the format that `halfstep.watch` writes."""

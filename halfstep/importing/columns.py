@@ -1,9 +1,9 @@
-"""Which logged number is which column of a step, where its name makes that evident."""
+"""Mapping of logged names to step columns, for names that are unambiguous."""
 
 import re
 from collections.abc import Iterable
 
-#: As written once letters are small and separators one underscore; the first that is there is it.
+#: Names in lower case, with "_" as separator; of several present names the first one is used.
 NAMES = {
     "loss": ("train_loss", "loss", "training_loss", "loss_train", "train_loss_step", "batch_loss"),
     "scale": (
@@ -18,20 +18,20 @@ NAMES = {
         "gradscaler_scale",
     ),
     "grad_norm": ("grad_norm", "train_grad_norm", "gradient_norm", "train_gradient_norm"),
-    "skipped": ("skipped",),  # as we export it: 1 of a step that was
+    "skipped": ("skipped",),  # as the exports write it: 1 for a skipped step
     "lr": ("lr", "learning_rate", "train_lr", "train_learning_rate", "lr_group_0"),
 }
 
 
 def columns_of(names: Iterable[str]) -> dict[str, str]:
-    """Return the column of each name that has one; no two have the same."""
-    written: dict[str, str] = {}
+    """Map names to their columns, each column at most once."""
+    by_slug: dict[str, str] = {}
     for name in sorted(names):
-        written.setdefault(re.sub(r"[^a-z0-9]+", "_", name.lower()), name)
-    found = {}
+        by_slug.setdefault(re.sub(r"[^a-z0-9]+", "_", name.lower()), name)
+    columns = {}
     for column, known in NAMES.items():
-        for each in known:
-            if each in written:
-                found[written[each]] = column
+        for alias in known:
+            if alias in by_slug:
+                columns[by_slug[alias]] = column
                 break
-    return found
+    return columns

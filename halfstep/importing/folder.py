@@ -1,8 +1,8 @@
-"""A run's folder as `halfstep.watch` would have written it, from what a source tells.
+"""Writes an imported run to a folder of the format that `halfstep.watch` writes.
 
-A row of a step stands where the loss was logged; what else has a column joins it there: the norm
-of the same step, the last scale and learning rate so far. All other numbers are logged numbers;
-pictures, sounds, histograms, tables and other files are files of the run.
+There is a step row wherever the loss was logged. Other columns are joined to it: the norm of the
+same step, and the latest scale and learning rate. All other values are logged numbers; images,
+audio, histograms, tables and other files become artifacts.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ from halfstep.telemetry.spool import (
     Steps,
 )
 
-FROM = uuid.UUID("6f1c51c8-0f0c-4f0e-9c0f-2c1a58ab4c11")  # of the ids that are made of identities
-IMPORTED = "imported.json"  # what of a source lies in a folder
-ROWS = 10_000  # a frame
+FROM = uuid.UUID("6f1c51c8-0f0c-4f0e-9c0f-2c1a58ab4c11")  # namespace of run ids
+IMPORTED = "imported.json"  # written last: identity and fingerprint of the imported run
+ROWS = 10_000  # per frame
 MOST_COMPLAINTS = 5
 
 
 class Written(NamedTuple):
-    """folder: of the run.  is_new: it was not there already, as it is now."""
+    """Result of an import. folder: of the run.  is_new: False if it was already imported."""
 
     folder: Path
     is_new: bool
@@ -51,51 +51,51 @@ class Written(NamedTuple):
 
 
 def write_run(
-    found: Found, folder: Path, say: Callable[[str], None], *, project: str | None = None
+    run: Found, folder: Path, say: Callable[[str], None], *, project: str | None = None
 ) -> Written:
-    """Write a run's folder, unless it is there; one that has grown since becomes its next attempt.
+    """Write a run's folder unless it is already imported; new data becomes the next attempt.
 
-    say: told a sentence of what is left out. project: instead of the source's.
+    say: called with a message about data that is left out. project: overrides the source's.
     """
-    run_id = uuid.uuid5(FROM, found.identity).hex
-    place = _place(folder, slug(found.name), run_id)
+    run_id = uuid.uuid5(FROM, run.identity).hex
+    place = _place(folder, slug(run.name), run_id)
     before: dict[str, Any] = {}
     if (place / IMPORTED).exists():
         before = json.loads((place / IMPORTED).read_text())
-        if before["fingerprint"] == found.fingerprint:
-            told = (before["steps"], before["numbers"], before.get("media", 0))
-            return Written(place, False, *told)
-    writing = _Writing(found, place, before.get("attempt", 0) + 1, say)
+        if before["fingerprint"] == run.fingerprint:
+            counts = (before["steps"], before["numbers"], before.get("media", 0))
+            return Written(place, False, *counts)
+    writing = _Writing(run, place, before.get("attempt", 0) + 1, say)
     written = Written(place, True, *writing.write())
     described = {
         "format": FORMAT,
         "id": run_id,
-        "name": found.name,
-        "project": project or found.project,
-        "config": as_config(found.config),
-        "tags": list(found.tags),
+        "name": run.name,
+        "project": project or run.project,
+        "config": as_config(run.config),
+        "tags": list(run.tags),
         "started": _moment(writing.started),
-        "attempts": [_attempt(number, found, writing.started) for number in writing.numbers()],
+        "attempts": [_attempt(number, run, writing.started) for number in writing.numbers()],
     }
     write_json(place / "run.json", described)
-    kept: dict[str, Any] = {"identity": found.identity, "fingerprint": found.fingerprint}
+    marker: dict[str, Any] = {"identity": run.identity, "fingerprint": run.fingerprint}
     counted = {"steps": written.steps, "numbers": written.numbers, "media": written.media}
-    kept |= {"attempt": writing.files.attempt} | counted
-    write_json(place / IMPORTED, kept)  # the last: without it all is written again
+    marker |= {"attempt": writing.files.attempt} | counted
+    write_json(place / IMPORTED, marker)  # last: if it is missing, all is written again
     return written
 
 
 class _Writing:
-    """Two passes over a source: the columns, of which a few arrays are kept, then all the rest."""
+    """Two passes over a source: the first collects the columns, the second writes the rest."""
 
-    def __init__(self, found: Found, place: Path, attempt: int, say: Callable[[str], None]) -> None:
+    def __init__(self, run: Found, place: Path, attempt: int, say: Callable[[str], None]) -> None:
         self.files = AttemptFiles(place, attempt)
-        self._found, self._say = found, say
+        self._found, self._say = run, say
         self._complaints: set[str] = set()
         self._lines: dict[str, _Line] = {}
         self._shift = 0
-        self._media: set[str] = set()  # paths of the files that were written
-        self._numbers: dict[str, int] = {}  # by a path, the last number that told two apart
+        self._media: set[str] = set()  # paths of the written files
+        self._numbers: dict[str, int] = {}  # by path, the last suffix number of duplicates
         self.started = 0.0
 
     def numbers(self) -> range:
@@ -103,14 +103,14 @@ class _Writing:
         return range(1, self.files.attempt + 1)
 
     def write(self) -> tuple[int, int, int]:
-        """Write spool, media and outcome; return how many steps, logged numbers and files."""
+        """Write spool, media and outcome; return the number of steps, logged numbers and files."""
         column_of = self._first_pass()
         for path in self.files.spool.glob(f"{self.files.attempt}-*.spool"):
-            path.unlink()  # of an import that was broken off
+            path.unlink()  # of an interrupted import
         loss = self._lines.get("loss")
         with SpoolWriter(self.files.spool, self.files.attempt) as spool:
             if self.files.attempt > 1:
-                notes = ["imported again: there is more of it"]
+                notes = ["imported again with more data"]
                 spool.event({"event": "resumed", "step": 0, "exact": False, "notes": notes})
             rows = self._rows(loss) if loss else np.zeros(0, STEP_DTYPE)
             for first in range(0, len(rows), ROWS):
@@ -121,7 +121,7 @@ class _Writing:
         return len(rows), numbers, len(self._media)
 
     def _first_pass(self) -> dict[str, str]:
-        """Keep what may become columns; find out when the run began, and whence steps count."""
+        """Collect possible columns, the start time, and whether steps count from 0 or 1."""
         lines: dict[str, _Line] = {}
         first, earliest = 1, None
         unlikely: set[str] = set()
@@ -138,7 +138,7 @@ class _Writing:
             lines.setdefault(point.name, _Line()).add(point)
         column_of = columns_of(lines)
         for name in [name for name, column in column_of.items() if column == "skipped"]:
-            if not set(lines[name].values) <= {0.0, 1.0}:  # somebody's count
+            if not set(lines[name].values) <= {0.0, 1.0}:  # another count of this name
                 del column_of[name]
         self._lines = {column: lines[name] for name, column in column_of.items()}
         if "loss" in self._lines:
@@ -157,28 +157,30 @@ class _Writing:
         rows = np.zeros(len(steps), STEP_DTYPE)
         rows["step"] = steps + self._shift
         with np.errstate(over="ignore", invalid="ignore"):
-            rows["loss"], rows["scale"] = losses, self._held("scale", steps, 1.0)
-            rows["lr"] = self._held("lr", steps, np.nan)
-            rows["grad_norm"] = rows["grad_norm_clipped"] = self._of("grad_norm", steps)
+            rows["loss"], rows["scale"] = losses, self._latest_values("scale", steps, 1.0)
+            rows["lr"] = self._latest_values("lr", steps, np.nan)
+            rows["grad_norm"] = rows["grad_norm_clipped"] = self._values_at("grad_norm", steps)
         elapsed = np.nan_to_num(times - self.started, nan=0.0).clip(-1e12, 1e12)
         rows["elapsed_ms"] = (elapsed * 1000).astype(np.int64)
         gaps = np.diff(elapsed, prepend=elapsed[:1]) / np.maximum(np.diff(steps, prepend=-1), 1)
         rows["step_us"] = (gaps * 1e6).clip(0, 2**31 - 1)
         rows["data_us"] = UNKNOWN_US
         rows["flags"] = np.where(np.isfinite(rows["loss"]), 0, NONFINITE_LOSS)
-        rows["flags"] |= np.where(self._of("skipped", steps) == 1, SKIPPED, 0).astype(np.uint32)
+        rows["flags"] |= np.where(self._values_at("skipped", steps) == 1, SKIPPED, 0).astype(
+            np.uint32
+        )
         return rows
 
-    def _held(self, column: str, steps: Any, otherwise: float) -> Any:
-        """Return the last value so far of what stays until it is changed."""
+    def _latest_values(self, column: str, steps: Any, otherwise: float) -> Any:
+        """Return the latest value at each step, for values that hold until changed."""
         if column not in self._lines:
             return otherwise
         at, values, _ = self._lines[column].in_order()
         where = np.searchsorted(at, steps, side="right") - 1
         return np.where(where >= 0, values[where.clip(0)], otherwise)
 
-    def _of(self, column: str, steps: Any) -> Any:
-        """Return the values of these very steps."""
+    def _values_at(self, column: str, steps: Any) -> Any:
+        """Return the values at exactly these steps, NaN where there is none."""
         if column not in self._lines:
             return np.nan
         at, values, _ = self._lines[column].in_order()
@@ -186,12 +188,12 @@ class _Writing:
         return np.where(at[where] == steps, values[where], np.nan)
 
     def _second_pass(self, spool: SpoolWriter, column_of: dict[str, str], rows: set[int]) -> int:
-        """Write what is in no row as logged numbers."""
+        """Write all values that are in no step row as logged numbers."""
         numbers = 0
         for point in self._points():
             step = point.step + self._shift
             if isinstance(point, Media):
-                self._keep(spool, point, step)
+                self._write_media(spool, point, step)
                 continue
             if point.name in column_of and step in rows:
                 continue
@@ -205,23 +207,23 @@ class _Writing:
                 numbers += 1
         return numbers
 
-    def _keep(self, spool: SpoolWriter, told: Media, step: int) -> None:
-        """Write what was logged as a file of the run, unless there are too many of them."""
-        suffix = told.suffix or media.suffix_of(told.content)
-        if suffix is None or len(told.content) > MOST_BYTES:
-            kind = f"{suffix} over 32 MiB" if told.suffix else "file that is no PNG, JPEG or WAV"
-            self._found.left_out[kind if told.suffix else f"{kind} up to 32 MiB"] += 1
+    def _write_media(self, spool: SpoolWriter, logged: Media, step: int) -> None:
+        """Write logged media as an artifact, unless it is too large or there are too many."""
+        suffix = logged.suffix or media.suffix_of(logged.content)
+        if suffix is None or len(logged.content) > MOST_BYTES:
+            kind = f"{suffix} over 32 MiB" if logged.suffix else "file that is no PNG, JPEG or WAV"
+            self._found.left_out[kind if logged.suffix else f"{kind} up to 32 MiB"] += 1
             return
         if len(self._media) == media.MOST:
             self._found.left_out[f"{suffix} beyond the first {media.MOST:,} files"] += 1
             return
-        path = self._free(f"artifacts/step-{step:08}/{slug(told.name)[:80]}", suffix)
+        path = self._unused_path(f"artifacts/step-{step:08}/{slug(logged.name)[:80]}", suffix)
         place = self.files.folder / path
-        described = {"size_bytes": len(told.content)}
-        sha256 = hashlib.sha256(told.content).hexdigest()
+        described = {"size_bytes": len(logged.content)}
+        sha256 = hashlib.sha256(logged.content).hexdigest()
         event = {"event": "artifact", "step": step, "name": place.name, "path": path}
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(told.content)
+        place.write_bytes(logged.content)
         try:
             spool.event(event | described | {"sha256": sha256})
         except BadEvent as error:
@@ -229,8 +231,8 @@ class _Writing:
         else:
             self._media.add(path)
 
-    def _free(self, path: str, suffix: str) -> str:
-        """Return a name that no other file of this step has."""
+    def _unused_path(self, path: str, suffix: str) -> str:
+        """Return a file name that is unused in this step."""
         free = whole = f"{path}.{suffix}"
         while free in self._media:
             self._numbers[whole] = number = self._numbers.get(whole, 1) + 1
@@ -238,12 +240,12 @@ class _Writing:
         return free
 
     def _points(self, *, complains: bool = False) -> Any:
-        """Yield what can be read. A damage ends this run's points, and is told once."""
+        """Yield all readable points; damage ends them, and is reported if `complains`."""
         try:
             yield from self._found.points()
         except (Damaged, ValueError, ArithmeticError, OSError) as error:
             if complains:
-                self._say(f"{self._found.name}: {error}; what comes before it is kept")
+                self._say(f"{self._found.name}: {error}; all before it is imported")
 
     def _complain(self, text: str) -> None:
         if text not in self._complaints and len(self._complaints) < MOST_COMPLAINTS:
@@ -252,7 +254,7 @@ class _Writing:
 
 
 class _Line:
-    """What one name logged, compactly."""
+    """Points of one name, in compact arrays."""
 
     def __init__(self) -> None:
         self.steps, self.values, self.times = array("q"), array("d"), array("d")
@@ -263,14 +265,14 @@ class _Line:
         self.times.append(np.nan if point.time is None else point.time)
 
     def in_order(self) -> tuple[Any, Any, Any]:
-        """Return steps, values and times by step; of a step that was logged twice the later."""
+        """Return steps, values and times by step; for duplicate steps the later value."""
         steps = np.array(self.steps)[::-1]
         unique, at = np.unique(steps, return_index=True)
         return unique, np.array(self.values)[::-1][at], np.array(self.times)[::-1][at]
 
 
 def _place(folder: Path, name: str, run_id: str) -> Path:
-    """Return the folder that this run has or gets."""
+    """Return the existing or a new folder for this run."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         place = folder / (name if number == 1 else f"{name}-{number}")
@@ -285,15 +287,15 @@ def _place(folder: Path, name: str, run_id: str) -> Path:
 
 
 def _is_ours(place: Path) -> bool:
-    """Whether an import left it that was broken off before it could say what it is."""
+    """Return whether a folder is left by an import that was interrupted before run.json existed."""
     return place.is_dir() and {each.name for each in place.iterdir()} <= {"spool", "artifacts"}
 
 
-def _attempt(number: int, found: Found, started: float) -> dict[str, Any]:
+def _attempt(number: int, run: Found, started: float) -> dict[str, Any]:
     return {
         "attempt": number,
         "started": _moment(started),
-        "host": found.host,
+        "host": run.host,
         "pid": 0,
         "command": [],
         "folder": "",

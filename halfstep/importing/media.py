@@ -1,4 +1,4 @@
-"""What other loggers log beside numbers: which files may be read, and what they become."""
+"""Media of other loggers: which files are read, and their converted form."""
 
 import csv
 import io
@@ -12,32 +12,32 @@ from typing import Any
 
 from halfstep.session.logged_values import MOST_BINS, MOST_BYTES
 
-#: By how a file begins: what browsers show of what loggers write.
+#: By first bytes: the formats that browsers show.
 BEGINNINGS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpg", b"RIFF": "wav"}
-#: Of one run.
+#: Files per run.
 MOST = 1000
 SUFFIX = re.compile(r"[A-Za-z0-9]{1,16}")
-#: By how much of their mean width a histogram's bins may differ: edges are written rounded.
+#: Tolerance of bin widths, relative to the mean: edges are written rounded.
 ROUNDED = 1e-3
 
 
 def suffix_of(content: bytes) -> str | None:
-    """Return the suffix that its content calls for; None of a kind that no page shows."""
-    found = (suffix for start, suffix in BEGINNINGS.items() if content.startswith(start))
-    suffix = next(found, None)
+    """Return the suffix for the content's format; None if pages cannot show it."""
+    suffixes = (suffix for start, suffix in BEGINNINGS.items() if content.startswith(start))
+    suffix = next(suffixes, None)
     return None if suffix == "wav" and content[8:12] != b"WAVE" else suffix
 
 
 def named_suffix_of(path: str, content: bytes) -> str:
-    """Return the suffix that a file's name has, or its content calls for, or else "bin"."""
+    """Return a file name's suffix, else that of the content's format, else "bin"."""
     suffix = Path(path).suffix.removeprefix(".")
     return suffix if SUFFIX.fullmatch(suffix) else suffix_of(content) or "bin"
 
 
 def histogram_of(edges: Any, counts: Any) -> bytes | None:
-    """Return a histogram as `halfstep.Histogram` is kept; None of what is none.
+    """Return a histogram as JSON in the format of `halfstep.Histogram`; None if it is invalid.
 
-    edges: one more than counts, evenly spaced: ours knows no other.
+    edges: one more than counts, evenly spaced: our format has no others.
     """
     if not (isinstance(edges, list) and isinstance(counts, list)):
         return None
@@ -48,13 +48,13 @@ def histogram_of(edges: Any, counts: Any) -> bytes | None:
     width = (edges[-1] - edges[0]) / len(counts)
     if not all(abs(b - a - width) <= ROUNDED * width for a, b in pairwise(edges)) or width <= 0:
         return None
-    told = {"lowest": float(edges[0]), "highest": float(edges[-1])}
+    histogram = {"lowest": float(edges[0]), "highest": float(edges[-1])}
     whole = [int(count) if count == int(count) else float(count) for count in counts]
-    return json.dumps(told | {"counts": whole, "nonfinite": 0}).encode()
+    return json.dumps(histogram | {"counts": whole, "nonfinite": 0}).encode()
 
 
 def table_of(columns: Any, rows: Any) -> bytes | None:
-    """Return a table as CSV; None of what is none. A cell that is no plain value is JSON."""
+    """Return a table as CSV; None if it is invalid. Nested cells become JSON."""
     if not (isinstance(columns, list) and isinstance(rows, list)):
         return None
     if not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
@@ -76,7 +76,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def read(folder: Path, path: str) -> bytes | None:
-    """Return a file of a run's own folder; None if it is elsewhere, too large, or not there."""
+    """Return a file inside a run's folder; None if it is outside, too large or missing."""
     try:
         place = inside(folder, path)
         if place is None or not place.is_file():
@@ -87,9 +87,9 @@ def read(folder: Path, path: str) -> bytes | None:
 
 
 def inside(folder: Path, path: str) -> Path | None:
-    """Return where a path of a folder leads; None if that is elsewhere.
+    """Resolve a path within a folder; None if it leads outside.
 
-    A folder that is itself a link leads elsewhere.
+    A folder that is itself a symlink counts as outside.
     """
     try:
         root, place = folder.resolve(), (folder / path).resolve()

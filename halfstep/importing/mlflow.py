@@ -1,6 +1,6 @@
-"""Runs as MLflow has them: its SQLite database, or its older folder `mlruns`. Without MLflow.
+"""Import from MLflow: its SQLite database, or its older folder `mlruns`, without MLflow.
 
-Of the folder's meta.yaml the package `pyyaml` reads what it says (the extra `mlflow`).
+The folder's meta.yaml is read with `pyyaml` (the extra `mlflow`).
 """
 
 import math
@@ -19,10 +19,10 @@ from halfstep.importing.media import read
 from halfstep.importing.source import Damaged, Found, Media, Point, literal, nested
 
 STATUSES = {"FAILED": "failed", "KILLED": "terminated"}
-NUMBERED = {4: "FAILED", 5: "KILLED"}  # as meta.yaml has them
-INFINITE = 1.7976931348623157e308  # as the database has an infinity
-OWN = "mlflow."  # of the tags that it sets itself
-#: Artifacts that are looked at, and what `mlflow.log_image` with a step calls its own.
+NUMBERED = {4: "FAILED", 5: "KILLED"}  # numbers in meta.yaml
+INFINITE = 1.7976931348623157e308  # stands for infinity in the database
+OWN = "mlflow."  # prefix of tags that MLflow sets itself
+#: Artifacts to import, and the file names of `mlflow.log_image` with a step.
 SUFFIXES = (".png", ".jpg", ".jpeg", ".wav")
 LOGGED = re.compile(
     r"(?P<key>.+)[%+]step[%+](?P<step>\d{1,15})[%+]timestamp[%+](?P<time>\d{1,15})[%+].*"
@@ -31,7 +31,7 @@ THUMBNAIL = "compressed.webp"
 
 
 def runs(path: Path) -> Iterator[Found | Damaged]:
-    """Yield the runs of a database, of a folder with one, or of a folder with or as `mlruns`."""
+    """Yield the runs of a database, or of a folder with one, or of `mlruns` or its parent."""
     if path.is_file():
         yield from _of_database(path)
     elif (path / "mlflow.db").is_file():
@@ -54,7 +54,7 @@ def _of_database(path: Path) -> Iterator[Found | Damaged]:
             rows = database.execute(query).fetchall()
             described = [(row, _described(database, row[0])) for row in rows]
     except sqlite3.Error as error:
-        yield Damaged(f"{path} is no database of MLflow's: {error}")
+        yield Damaged(f"{path} is not an MLflow database: {error}")
         return
     for (run_id, name, experiment, status, start, end, uri), described_as in described:
         params, tags, counted = described_as
@@ -103,7 +103,7 @@ def _points_of_database(
 
 
 def _artifacts(folder: Path, uri: str | None, run_id: str) -> list[Path]:
-    """List a run's artifacts, if they lie on this machine, in a folder of that run's."""
+    """List a run's artifacts, if they are in a local folder of that run."""
     parts = urlsplit(uri or "")
     place = folder / unquote(parts.path)
     if parts.scheme not in ("", "file") or place.parts[-2:] != (run_id, "artifacts"):
@@ -119,7 +119,7 @@ def _unbound(value: float) -> float:
 
 
 class _Meta(NamedTuple):
-    """What a run's meta.yaml says."""
+    """Content of a run's meta.yaml."""
 
     run_id: str
     name: str
@@ -134,30 +134,30 @@ def _of_folder(path: Path) -> Iterator[Found | Damaged]:
         if folder.parent.name == ".trash":
             continue
         try:
-            told = _meta(meta)
+            run_meta = _meta(meta)
             experiment = _yaml(folder.parent / "meta.yaml").get("name")
         except (OSError, ValueError) as error:
             yield Damaged(f"{meta} is damaged: {error}")
             continue
-        if told.is_active:
-            yield _of_run(folder, told, experiment)
+        if run_meta.is_active:
+            yield _of_run(folder, run_meta, experiment)
 
 
-def _of_run(folder: Path, told: _Meta, experiment: str | None) -> Found:
+def _of_run(folder: Path, run_meta: _Meta, experiment: str | None) -> Found:
     files, artifacts = _files(folder / "metrics"), [*_files(folder / "artifacts").values()]
     left_out: Counter[str] = Counter()
     tags = {name: path.read_text() for name, path in _files(folder / "tags").items()}
     params = {name: path.read_text() for name, path in _files(folder / "params").items()}
     sizes = " ".join(f"{name}:{path.stat().st_size}" for name, path in files.items())
     return Found(
-        identity=f"mlflow:{told.run_id}",
-        fingerprint=f"{told.status} {sizes} {len(artifacts)}",
-        name=told.name or tags.get("mlflow.runName") or told.run_id,
+        identity=f"mlflow:{run_meta.run_id}",
+        fingerprint=f"{run_meta.status} {sizes} {len(artifacts)}",
+        name=run_meta.name or tags.get("mlflow.runName") or run_meta.run_id,
         project=experiment,
         config=_config(params),
         tags=_tags(tags),
-        started=told.start,
-        status=STATUSES.get(told.status, "finished"),
+        started=run_meta.start,
+        status=STATUSES.get(run_meta.status, "finished"),
         points=lambda: chain(_points_of_files(files), _media(artifacts, left_out)),
         left_out=left_out,
     )
@@ -180,18 +180,18 @@ def _yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        told = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    if not isinstance(told, dict):
-        raise ValueError("it is no mapping")
-    return told
+    if not isinstance(content, dict):
+        raise ValueError("not a mapping")
+    return content
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return files by name: that of "train/loss" lies in a folder of its own."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path for path in found}
+    """Return the files below a folder by name; that of "train/loss" is in a subfolder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
 def _points_of_files(files: dict[str, Path]) -> Iterator[Point]:
@@ -211,7 +211,7 @@ def _points_of_files(files: dict[str, Path]) -> Iterator[Point]:
 
 
 def _media(files: list[Path], left_out: "Counter[str]") -> Iterator[Media]:
-    """Yield pictures and sounds; those logged without a step stand at step 0."""
+    """Yield images and audio; those logged without a step get step 0."""
     left_out.clear()
     for path in files:
         content = read(path.parent, path.name) if path.suffix.lower() in SUFFIXES else None

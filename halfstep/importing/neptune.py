@@ -1,11 +1,11 @@
-"""Runs that Neptune's exporter wrote: Parquet files `<run>_part_<n>.parquet`, a row a value.
+"""Import from Neptune's exporter: Parquet files `<run>_part_<n>.parquet`, one row per value.
 
-Their columns: project_id, run_id, attribute_path, attribute_type (float, int, string, bool,
-datetime, string_set, float_series, file, file_series, histogram_series, and others), step,
-timestamp, and a column of values a type. Files lie beside the data:
+Columns: project_id, run_id, attribute_path, attribute_type (float, int, string, bool, datetime,
+string_set, float_series, file, file_series, histogram_series, and others), step, timestamp, and
+one column of values per type. Files are next to the data:
 
     data/<project>/<run>_part_<n>.parquet
-    files/<project>/<path>      path: that of the column file_value; of a file_set, a folder's
+    files/<project>/<path>      path: value of the column file_value; for a file_set a folder
 
 https://github.com/neptune-ai/neptune-exporter. Read with `pyarrow` (the extra `neptune`).
 """
@@ -27,7 +27,7 @@ from halfstep.importing.source import Damaged, Found, Media, Point, nested
 
 ROWS = 20_000
 PART = re.compile(r"(?P<run>.*?)_part_(?P<number>\d+)")
-#: Kinds of values that a run has once, and the columns of these.
+#: Types with one value per run, and their columns.
 VALUES = {
     "float": "float_value",
     "int": "int_value",
@@ -38,7 +38,7 @@ VALUES = {
 }
 COLUMNS = ["attribute_path", "attribute_type", "step", "timestamp"]
 PAYLOADS = ["float_value", "file_value", "histogram_value"]
-#: Kinds of files: neptune2's artifact is a list of what lies elsewhere, its file_set a folder.
+#: File types: an artifact of neptune2 lists external files, a file_set is a folder.
 FILE_SET = "file_set"
 FILES = ("file", "file_series", "artifact", FILE_SET)
 
@@ -65,11 +65,11 @@ def _found(files: list[Path]) -> Found:
     for row in _rows(files, columns, [*VALUES]):
         named = named or row
         values[row["attribute_path"]] = _plain(row[VALUES[row["attribute_type"]]])
-    if not named:  # of a run without a single setting
+    if not named:  # a run without any such value
         named = next(_rows(files, columns), {})
     project, run_id = named.get("project_id"), named.get("run_id")
     if not project or not run_id:
-        raise Damaged(f"{files[0]} tells of no run")
+        raise Damaged(f"{files[0]} has no run")
     name = values.get("sys/name") or run_id
     left_out: Counter[str] = Counter()
     return Found(
@@ -115,9 +115,7 @@ def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point | Med
 
 
 def _made(row: dict[str, Any], own: Path) -> Iterator[tuple[str, bytes, str] | None]:
-    """Yield name, content and suffix of each file that a value becomes; None for one that cannot be
-    had.
-    """
+    """Yield name, content and suffix of each file that a value becomes; None: not readable."""
     name, histogram, file = row["attribute_path"], row["histogram_value"], row["file_value"]
     if isinstance(histogram, dict) and histogram.get("type") == "COUNTING":
         content = histogram_of(histogram.get("edges"), histogram.get("values"))
@@ -130,12 +128,12 @@ def _made(row: dict[str, Any], own: Path) -> Iterator[tuple[str, bytes, str] | N
                 yield None
                 continue
             suffix = named_suffix_of(each, content)
-            below = each.removeprefix(path)  # of a folder's file
+            below = each.removeprefix(path)  # path within a file_set
             yield f"{name}{below}".removesuffix(f".{suffix}"), content, suffix
 
 
 def _below(own: Path, path: str) -> list[str]:
-    """Return the paths of the files in a folder, at most as many as are kept."""
+    """Return the paths of the files in a folder, at most MOST."""
     folder = inside(own, path)
     if folder is None:
         return [path]
@@ -146,7 +144,7 @@ def _below(own: Path, path: str) -> list[str]:
 def _rows(
     files: list[Path], columns: list[str], kinds: list[str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows, of these kinds if any are named, a bounded number at a time."""
+    """Yield rows in batches, only those of the given types if there are any."""
     for file in files:
         try:
             with parquet.ParquetFile(file) as opened:

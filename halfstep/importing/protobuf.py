@@ -1,7 +1,7 @@
-"""The wire format of Protocol Buffers, as far as reading fields by their numbers needs it.
+"""Minimal reader of the Protocol Buffers wire format: fields by number.
 
-For messages of which a few fields are wanted, whose numbers never change: so neither the runtime
-nor the package that generated classes for them has to be installed.
+For messages of which only a few fields are read, whose numbers never change: neither the protobuf
+runtime nor generated classes have to be installed.
 https://protobuf.dev/programming-guides/encoding/
 """
 
@@ -12,8 +12,8 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 def fields(message: bytes) -> dict[int, list[Any]]:
-    """Return the values of each field: whole numbers, and bytes of all else. Raises ValueError."""
-    found: dict[int, list[Any]] = {}
+    """Return the values by field: ints for varints, bytes for all others. Raises ValueError."""
+    values: dict[int, list[Any]] = {}
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -30,22 +30,22 @@ def fields(message: bytes) -> dict[int, list[Any]]:
             raise ValueError(f"a field is of wire type {key & 7}")
         if at > len(message):
             raise ValueError("a message is cut short")
-        found.setdefault(key >> 3, []).append(value)
-    return found
+        values.setdefault(key >> 3, []).append(value)
+    return values
 
 
 def signed(number: int) -> int:
-    """Return an int32 or int64, whose negative numbers are written as 64 bits."""
+    """Convert a varint to int32 or int64: negative numbers are written as 64 bits."""
     return number - 2**64 if number >= 2**63 else number
 
 
 def zigzag(number: int) -> int:
-    """Return an sint32 or sint64."""
+    """Decode a varint of type sint32 or sint64."""
     return (number >> 1) ^ -(number & 1)
 
 
 def double(value: bytes) -> float:
-    """Return a double."""
+    """Decode a double."""
     return float(struct.unpack("<d", value)[0])
 
 

@@ -1,4 +1,4 @@
-"""What every source of runs comes to: runs, and the numbers that each of them logged."""
+"""Common types of all import sources: runs and their logged points."""
 
 import ast
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Point(NamedTuple):
-    """A number. time: seconds since 1970, None if the source does not say."""
+    """A logged number. time: seconds since 1970, None if unknown."""
 
     name: str
     step: int
@@ -17,8 +17,9 @@ class Point(NamedTuple):
 
 
 class Media(NamedTuple):
-    """A file that was logged. suffix: what a source knows that it is; None: a picture or a sound,
-    if its content says so.
+    """A logged file.
+
+    suffix: if the source knows the format; None: detect an image or audio by content.
     """
 
     name: str
@@ -29,17 +30,16 @@ class Media(NamedTuple):
 
 
 class Damaged(Exception):
-    """A file that cannot be read, or not to its end; the message names it."""
+    """A file that is unreadable, or only partially readable; the message names it."""
 
 
 @dataclass(frozen=True)
 class Found:
     """A run of a source.
 
-    identity: the source's own name for it, the same at every look.  fingerprint: changes when there
-    is more of it.  status: finished, failed or terminated.  points: call it for another pass; each
-    raises Damaged where it cannot go on.  left_out: kinds of what is neither number nor media,
-    counted by a pass.
+    identity: stable id within the source.  fingerprint: changes when the run has more data.
+    status: finished, failed or terminated.  points: starts another pass; raises Damaged where it
+    cannot continue.  left_out: kinds of unsupported values, counted by a pass.
     """
 
     identity: str
@@ -56,7 +56,7 @@ class Found:
 
 
 def literal(text: str) -> Any:
-    """Return the number or truth value that a text is, else the text itself."""
+    """Return the number or bool that a text represents, else the text."""
     try:
         value = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -65,7 +65,7 @@ def literal(text: str) -> Any:
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return "a/b" as b within a; a name that is a value and a group both stays as it is."""
+    """Expand "a/b" to b within a; a name that is both value and group stays flat."""
     tree: dict[str, Any] = {}
     for path, value in sorted(flat.items()):
         *groups, name = path.split("/")

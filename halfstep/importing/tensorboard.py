@@ -1,4 +1,4 @@
-"""Runs as TensorBoard has them: each folder with event files is one.
+"""Import from TensorBoard: each folder with event files is one run.
 
 Read with the package `tensorboard` (the extra `tensorboard`), without TensorFlow.
 """
@@ -18,7 +18,7 @@ from halfstep.importing.source import Damaged, Found, Media, Point
 
 PATTERN = "*tfevents*"
 HPARAMS = "_hparams_/session_start_info"
-SEARCHED = 100  # events at a file's beginning among which hyperparameters stand
+SEARCHED = 100  # first events of a file, searched for hyperparameters
 
 
 def runs(path: Path) -> Iterator[Found | Damaged]:
@@ -36,7 +36,7 @@ def _found(folder: Path, files: list[Path], root: Path) -> Found:
     started, config = _beginning(files[0])
     below = folder.relative_to(root).as_posix() if root.is_dir() else "."
     return Found(
-        # The name of an event file has time, host and process in it, and stays if it is moved.
+        # An event file's name contains time, host and process, and survives a move.
         identity=f"tensorboard:{folder.name}/{files[0].name}",
         fingerprint=" ".join(f"{file.name}:{file.stat().st_size}" for file in files),
         name=below if below != "." else folder.resolve().name,
@@ -49,7 +49,7 @@ def _found(folder: Path, files: list[Path], root: Path) -> Found:
 
 def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point | Media]:
     left_out.clear()
-    plugins: dict[str, str] = {}  # by tag: only its first value says
+    plugins: dict[str, str] = {}  # by tag: only its first value has metadata
     for file in files:
         for event in _events(file):
             for value in event.summary.value:
@@ -64,7 +64,7 @@ def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point | Med
 
 
 def _number(value: Any, plugin: str) -> float | None:
-    """Return a scalar, as TensorFlow 1 or 2 and PyTorch write it."""
+    """Return a scalar in the encoding of TensorFlow 1, TensorFlow 2 or PyTorch."""
     if value.HasField("simple_value"):
         return float(value.simple_value)
     if plugin == "scalars" and value.HasField("tensor"):
@@ -73,7 +73,7 @@ def _number(value: Any, plugin: str) -> float | None:
 
 
 def _media(value: Any, plugin: str) -> list[bytes]:
-    """Return pictures and sounds, as PyTorch and TensorFlow 1 or 2 write them."""
+    """Return images and audio in the encoding of PyTorch, TensorFlow 1 or 2."""
     if value.HasField("image"):
         return [value.image.encoded_image_string]
     if value.HasField("audio"):
@@ -81,12 +81,12 @@ def _media(value: Any, plugin: str) -> list[bytes]:
     if plugin == "images" and value.HasField("tensor"):
         return list(value.tensor.string_val[2:])  # after width and height
     if plugin == "audio" and value.HasField("tensor"):
-        return list(value.tensor.string_val[::2])  # each with its label
+        return list(value.tensor.string_val[::2])  # each followed by its label
     return []
 
 
 def _beginning(file: Path) -> tuple[float | None, dict[str, Any]]:
-    """Return when a file was begun, and the hyperparameters that it begins with, if any."""
+    """Return the start time of an event file and its hyperparameters."""
     started = None
     try:
         for event, _ in zip(_events(file), range(SEARCHED), strict=False):
@@ -94,10 +94,10 @@ def _beginning(file: Path) -> tuple[float | None, dict[str, Any]]:
             for value in event.summary.value:
                 if value.tag == HPARAMS:
                     content = value.metadata.plugin_data.content
-                    told = plugin_data_pb2.HParamsPluginData.FromString(content)
-                    hparams = told.session_start_info.hparams
+                    hparams_data = plugin_data_pb2.HParamsPluginData.FromString(content)
+                    hparams = hparams_data.session_start_info.hparams
                     return started, {name: _plain(each) for name, each in hparams.items()}
-    except Damaged:  # told by the pass over its points
+    except Damaged:  # reported by the pass over its points
         return started, {}
     return started, {}
 
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def _events(file: Path) -> Iterator[Any]:
-    """Yield what a file holds; one that breaks off in the midst of an event, killed, just ends."""
+    """Yield the events of a file; a truncated last event, left by a killed process, ends it."""
     reader = PyRecordReader_New(str(file))
     while True:
         try:
@@ -120,6 +120,6 @@ def _events(file: Path) -> Iterator[Any]:
             if "truncated" in error.message:
                 return
             raise Damaged(f"{file} is damaged: {error.message}") from error
-        except Exception as error:  # protobuf's own, whatever its implementation calls it
+        except Exception as error:  # protobuf's, of a class that varies
             raise Damaged(f"{file} is damaged: {error}") from error
         yield event

@@ -1,11 +1,11 @@
-"""Runs that W&B wrote offline: the log `run-<id>.wandb` in each of its folders.
+"""Import of W&B's offline runs from the log `run-<id>.wandb` in each run's folder.
 
     file     ":W&B", u16 magic, u8 version; then blocks of 32 KiB, the first less these 7 bytes
     block    records: u32 crc32(type + data), u16 length, u8 type (1 whole, 2 first, 3 middle,
              4 last part), data; a rest of under 7 bytes is zeros
 
 Each record is a message `Record` of wandb_internal.proto, of which the fields below are read. wandb
-itself reads them in Go, and has no module for it any more.
+itself reads the log in Go and no longer has a Python module for it.
 """
 
 import json
@@ -26,11 +26,11 @@ RECORD = Struct("<IHB")
 BLOCK_BYTES = 32 * 2**10
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
-#: Kinds of values that are files, below `files` in the run's folder.
+#: Types of values that are files, below `files` in the run's folder.
 MEDIA = ("image-file", "images/separated", "audio-file")
 TABLES = ("table-file", "incremental-table-file")
 
-HISTORY, SUMMARY, CONFIG, RUN, EXIT = 2, 3, 5, 17, 18  # of Record
+HISTORY, SUMMARY, CONFIG, RUN, EXIT = 2, 3, 5, 17, 18  # field numbers of Record
 
 
 def runs(path: Path) -> Iterator[Found | Damaged]:
@@ -50,17 +50,17 @@ def _found(files: list[Path]) -> Found:
     run: dict[int, list[Any]] = {}
     config: dict[str, Any] = {}
     status = None
-    for kind, message in _told(files):
+    for kind, message in _descriptions(files):
         if kind == RUN:
             run = run or message
-            told = message.get(4, [])  # its configuration
-            config |= _settings(fields(told[0])) if told else {}
+            configuration = message.get(4, [])
+            config |= _settings(fields(configuration[0])) if configuration else {}
         elif kind == CONFIG:
             config |= _settings(message)
         elif kind == EXIT:
             status = "finished" if signed(message.get(1, [0])[0]) == 0 else "failed"
     if not run:
-        raise Damaged(f"{files[0]} tells of no run")
+        raise Damaged(f"{files[0]} has no run record")
     identity = "/".join(_text(run, field) for field in (2, 3, 1))  # entity, project, id
     left_out: Counter[str] = Counter()
     config.pop("_wandb", None)
@@ -79,8 +79,8 @@ def _found(files: list[Path]) -> Found:
     )
 
 
-def _told(files: list[Path]) -> Iterator[tuple[int, dict[int, list[Any]]]]:
-    """Yield what describes a run; a damage is told by the pass over its points."""
+def _descriptions(files: list[Path]) -> Iterator[tuple[int, dict[int, list[Any]]]]:
+    """Yield the records that describe a run; damage is reported by the pass over its points."""
     for file in files:
         try:
             for record in _records(file):
@@ -102,12 +102,12 @@ def _points(files: list[Path], left_out: "Counter[str]") -> Iterator[Point | Med
 def _row(
     history: dict[int, list[Any]], files: Path, left_out: "Counter[str]"
 ) -> Iterator[Point | Media]:
-    """Yield the numbers of one row of a run's history, and what else it has."""
+    """Yield the numbers and media of one row of a run's history."""
     items = dict(_item(fields(item)) for item in history.get(1, []))
-    told = fields(history[2][0]) if 2 in history else {}
-    step = int(items.get(("_step",), signed(told.get(1, [0])[0])))
+    step_record = fields(history[2][0]) if 2 in history else {}
+    step = int(items.get(("_step",), signed(step_record.get(1, [0])[0])))
     time = items.get(("_timestamp",))
-    inside: dict[tuple[str, ...], dict[str, Any]] = {}  # of each path, what is right below it
+    inside: dict[tuple[str, ...], dict[str, Any]] = {}  # by path, the values directly below it
     for path, value in items.items():
         inside.setdefault(path[:-1], {})[path[-1]] = value
     kinds = {path: own["_type"] for path, own in inside.items() if "_type" in own}
@@ -134,23 +134,23 @@ def _row(
 
 
 def _made(kind: Any, value: dict[str, Any], files: Path) -> tuple[str, bytes] | None:
-    """Return the suffix and content of what a histogram or a table becomes; None of all else."""
+    """Return suffix and content of a converted histogram or table; None for other types."""
     content = None
     if kind == "histogram":
         content = histogram_of(value.get("bins"), value.get("values"))
         return ("histogram.json", content) if content else None
     if kind in TABLES and (read_ := read(files, str(value.get("path")))):
         try:
-            told = json.loads(read_)
+            table = json.loads(read_)
         except (ValueError, RecursionError):
             return None
-        if isinstance(told, dict):
-            content = table_of(told.get("columns"), told.get("data"))
+        if isinstance(table, dict):
+            content = table_of(table.get("columns"), table.get("data"))
     return ("csv", content) if content else None
 
 
 def _item(item: dict[int, list[Any]]) -> tuple[tuple[str, ...], Any]:
-    """Return the path, as it was nested, and the value of an item: of a row, of a configuration."""
+    """Return the path and the value of an item of a history row or a configuration."""
     name = tuple(part.decode() for part in item.get(2, [])) or (_text(item, 1),)
     if 16 in item:
         return name, json.loads(item[16][0])
@@ -164,7 +164,7 @@ def _item(item: dict[int, list[Any]]) -> tuple[tuple[str, ...], Any]:
 
 
 def _settings(update: dict[int, list[Any]]) -> dict[str, Any]:
-    """Return the items of a ConfigRecord that it sets."""
+    """Return the values that a ConfigRecord sets."""
     set_items = dict(_item(fields(item)) for item in update.get(1, []))
     return {".".join(path): value for path, value in set_items.items()}
 
@@ -182,11 +182,11 @@ def _text(message: dict[int, list[Any]], field: int) -> str:
 
 
 def _records(path: Path) -> Iterator[dict[int, list[Any]]]:
-    """Yield its records; one that is cut short, by a kill, is the end."""
+    """Yield the records of a log; a truncated one, left by a killed process, ends it."""
     with path.open("rb") as file:
         header = file.read(HEADER.size)
         if len(header) < HEADER.size or HEADER.unpack(header)[:2] != MAGIC:
-            raise Damaged(f"{path} is no log of W&B's")
+            raise Damaged(f"{path} is not a W&B log")
         parts: list[bytes] = []
         while chunk := _chunk(file, path):
             kind, data = chunk

@@ -1,10 +1,10 @@
-"""Backward passes, and which optimizer's step each one belongs to.
+"""Assignment of backward passes to the optimizer steps that use them.
 
 The losses of a step are those of the backward passes that changed the optimizer's gradients since
-they were last cleared. A pass is seen to change them by the version counters of two of its
-parameters' gradients, read before and after; nothing on the device is read. Where the weights moved
-between two passes without a step (LBFGS's closures, SAM's ascent), the first pass has the loss.
-This module imports torch.
+they were last cleared. A change is detected by the version counters of two of its parameters'
+gradients, before and after a pass; nothing on the device is read. If the weights changed between
+two passes without a step (LBFGS's closures, SAM's ascent), the first pass has the loss. This module
+imports torch.
 """
 
 import math
@@ -17,46 +17,47 @@ from torch.optim import Optimizer
 
 from halfstep.monitor.current_step import Value, kept_loss
 
-#: A gradient's identity and its version counters; None where there is none.
+#: A gradient's identity and version counters; None without a gradient.
 Mark: TypeAlias = tuple[int, int, int] | None
-MOST_KEPT = 1_000  # losses and scaled tensors of a loop that makes no step
-MOST_EARLY = 64  # passes of a first iteration
+MOST_KEPT = 1_000  # losses and scaled tensors of a loop without steps
+MOST_EARLY = 64  # passes of the first iteration
 SEQUENCES = (tuple, list)
 #: Steps in a row with gradients of the step before, at which their values are looked at.
 CARRIED = frozenset(2**power for power in range(3, 31))
-INPUTS = 3  # of the engine's arguments after the roots: what gradients are taken of
+INPUTS = 3  # index of the inputs among the engine's arguments after the roots
 
 
 def mark(parameter: Tensor) -> Mark:
-    """Return what changes whenever a parameter's gradient does."""
+    """Return the mark of a parameter, which differs after each change of its gradient."""
     return marks((parameter,))[0]
 
 
 def marks(parameters: Sequence[Tensor]) -> list[Mark]:
-    """Return the mark of each."""
-    found: list[Mark] = []
-    for parameter in parameters:  # in one function: each call of ours costs each step
+    """Return the marks of several parameters."""
+    result: list[Mark] = []
+    for parameter in parameters:  # inlined: each function call adds to every step
         gradient = parameter.grad
         if gradient is None:
-            found.append(None)
+            result.append(None)
         elif type(gradient) is Tensor:
-            found.append((id(gradient), gradient._version, 0))
+            result.append((id(gradient), gradient._version, 0))
         else:
-            # Accumulation moves the version of a DTensor's local tensor only, `zero_` its own only.
+            # Accumulation changes only the version of a DTensor's local tensor, `zero_` only its
+            # own.
             local = getattr(gradient, "_local_tensor", gradient)
-            found.append((id(gradient), gradient._version, local._version))
-    return found
+            result.append((id(gradient), gradient._version, local._version))
+    return result
 
 
 class BackwardPass:
-    """One pass under way or done. losses: of its roots; None where a root's is not known."""
+    """A pass under way or done. losses: of its roots; None if any is unknown."""
 
     __slots__ = ("changed", "is_scaled", "losses", "weights")
 
     def __init__(self, losses: list[Value] | None, *, is_scaled: bool) -> None:
         self.losses, self.is_scaled = losses, is_scaled
-        #: Of named parameters, by id, in the first iteration: whose gradients it changed, and the
-        #: versions of the weights before it.
+        #: Ids of named parameters in the first iteration: those whose gradients it changed, and the
+        #: weights' versions before it.
         self.changed: set[int] = set()
         self.weights: dict[int, int] = {}
 
@@ -81,8 +82,8 @@ class OwnLosses:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.losses: list[Value] = []
-        self.of_grad: list[Value] = []  # of autograd.grad over its parameters
-        self.has_changed = False  # a pass has ever changed its gradients
+        self.of_grad: list[Value] = []  # from autograd.grad over its parameters
+        self.has_changed = False  # a pass has changed its gradients at least once
         self.took: BackwardPass | None = None  # the pass in which it stepped
         self.is_first = True  # no pass has changed its gradients since its step
         self.is_scaled = False  # a pass that changed its gradients began from a scaled loss
@@ -95,7 +96,7 @@ class OwnLosses:
         self.choose(optimizer)
 
     def choose(self, optimizer: Optimizer) -> None:
-        """Choose the parameters to look at: the first and the last one that has a gradient."""
+        """Choose the probed parameters: the first and the last one that has a gradient."""
         able = [
             p
             for group in optimizer.param_groups
@@ -106,9 +107,9 @@ class OwnLosses:
         self._probes = [having[0], having[-1]] if len(having) > 1 else having
 
     def begins(self) -> bool:
-        """Note the gradients before a pass; return whether it re-evaluates a loss.
+        """Record the gradients' marks before a pass; return whether it re-evaluates a loss.
 
-        It does where the weights moved since the last pass, and no step was made.
+        It does if the weights changed since the last pass without a step.
         """
         if not self._probes:
             return False
@@ -127,7 +128,7 @@ class OwnLosses:
         return False
 
     def ends(self, done: BackwardPass, *, is_again: bool) -> bool:
-        """Take the losses of a pass, and return whether it changed the gradients.
+        """Record the losses of a pass; return whether it changed the gradients.
 
         is_again: the pass re-evaluates a loss.
         """
@@ -145,7 +146,7 @@ class OwnLosses:
         return True
 
     def begins_at(self, versions: Mapping[int, int]) -> None:
-        """Take these versions of the weights, by parameters' ids, for those at the first pass."""
+        """Set the weights' version at the first pass. versions: by the parameters' ids."""
         if self._probes:
             self._weights = versions.get(id(self._probes[0]), self._weights)
 
@@ -156,7 +157,7 @@ class OwnLosses:
         return self._probes[0]._version != self._weights
 
     def remark(self) -> None:
-        """Take gradients that were changed in place, by a clip, for the same as before."""
+        """Treat gradients that a clip changed in place as unchanged."""
         if self._mark is not None:
             self._mark = marks(self._probes)
 
@@ -167,11 +168,11 @@ class OwnLosses:
         )
 
     def holds(self, inputs: Sequence[Any]) -> bool:
-        """Return whether a parameter that is looked at is among these."""
+        """Return whether a probed parameter is among the inputs."""
         return any(each is probe for probe in self._probes for each in inputs)
 
     def take(self, optimizer: Optimizer, under_way: BackwardPass | None) -> list[Value]:
-        """Return the losses of the step that is being made, and begin the next one's."""
+        """Return the losses of the current step, and reset for the next one."""
         losses = self.losses
         if under_way is not None:
             losses, self.took = losses + list(under_way.losses or ()), under_way
@@ -186,19 +187,19 @@ class OwnLosses:
 
 
 class BackwardPasses:
-    """All passes of a loop, as the engine's wrap reports them."""
+    """All backward passes of a loop, as reported by the wrapped engine."""
 
     def __init__(self, named: Callable[[], Iterable[Tensor]]) -> None:
-        """named: returns the parameters that are known by name, for the first iteration."""
+        """named: returns the named parameters, for the first iteration."""
         self._named = named
         self._own: dict[int, OwnLosses] = {}  # by an optimizer's id
-        self._stack: list[BackwardPass | None] = []  # None: within another, or not of a loss
+        self._stack: list[BackwardPass | None] = []  # None: nested, or not of a loss
         self._again: set[int] = set()  # optimizers whose loss the pass under way re-evaluates
         self._scaled: dict[int, tuple[Any, Value | None]] = {}  # by a scaled tensor's id
-        self._is_scaled = False  # something was scaled that no pass has begun from yet
-        self._is_pass_scaled = False  # the pass that begins does so from a scaled loss
-        self.is_over = False  # a row has closed: the next call begins another iteration
-        self._recent: list[Value] = []  # losses since anyone's last step
+        self._is_scaled = False  # a tensor was scaled from which no pass has started yet
+        self._is_pass_scaled = False  # the pass under way starts from a scaled loss
+        self.is_over = False  # a row has closed: the next call starts a new iteration
+        self._recent: list[Value] = []  # losses since the last step of any optimizer
         self._early: list[BackwardPass] | None = []  # of the first iteration
         self._early_marks: dict[int, Mark] = {}
         self.changed: list[int] = []  # optimizers whose gradients the last pass changed
@@ -218,13 +219,13 @@ class BackwardPasses:
 
     @property
     def latest_loss(self) -> Value:
-        """The loss of the latest pass since anyone's last step; NaN where it is unknown."""
+        """The loss of the latest pass since any optimizer's last step; NaN if unknown."""
         return self._recent[-1] if self._recent else math.nan
 
     def scaled(self, result: Any, outputs: Any) -> None:
         """Remember the loss of each tensor that a scaler returned.
 
-        Only lists and tuples are descended into: whatever else is iterable is the loop's to use up.
+        Only lists and tuples are traversed: other iterables may only be consumed by the loop.
         """
         if self.is_over:
             self._begin_iteration()
@@ -243,7 +244,7 @@ class BackwardPasses:
     def begins(
         self, roots: Any, arguments: Sequence[Any], accumulates: bool, scale: Tensor | None
     ) -> list[Value] | None:
-        """Note a pass before it runs; return its losses. scale: what roots are multiplied by."""
+        """Record a pass before it runs; return its losses. scale: factor of the roots."""
         if self._stack or not isinstance(roots, SEQUENCES):
             self._stack.append(None)
             return None
@@ -267,7 +268,7 @@ class BackwardPasses:
         return losses
 
     def ends(self) -> None:
-        """Note that the innermost pass has ended."""
+        """Record the end of the innermost pass."""
         done = self._stack.pop() if self._stack else None
         if done is None:
             return
@@ -287,7 +288,7 @@ class BackwardPasses:
                 self._early, self._early_marks = None, {}
 
     def take(self, optimizer: Optimizer) -> list[Value]:
-        """Return the losses of an optimizer's step; empty where none is known."""
+        """Return the losses of an optimizer's step; empty if unknown."""
         self.since_step = 0
         under_way = self._stack[0] if self._stack else None
         own = self._own.get(id(optimizer))
@@ -312,7 +313,7 @@ class BackwardPasses:
         return own is not None and own.has_changed
 
     def holds_scaled(self, optimizer: int) -> bool:
-        """Return whether an optimizer's gradients are still as a scaled loss left them."""
+        """Return whether an optimizer's gradients are unchanged since a scaled loss's pass."""
         own = self._own.get(optimizer)
         return own is not None and own.is_scaled and own.is_uncleared()
 
@@ -322,7 +323,7 @@ class BackwardPasses:
         return own is not None and own.has_moved()
 
     def clipped(self) -> None:
-        """Take gradients that a clip changed in place for the same."""
+        """Treat gradients that a clip changed in place as unchanged."""
         for own in self._own.values():
             own.remark()
         if self._early is not None:
@@ -334,7 +335,7 @@ class BackwardPasses:
         return 0 if own is None else own.carried
 
     def uncleared(self) -> list[int]:
-        """Return the ids of optimizers whose gradients nothing has cleared since the last pass."""
+        """Return the ids of optimizers whose gradients were not cleared since the last pass."""
         return [identity for identity, own in self._own.items() if own.is_uncleared()]
 
     def _begin_iteration(self) -> None:
@@ -345,15 +346,15 @@ class BackwardPasses:
         self._is_scaled = False
 
     def forget(self, optimizer: int) -> None:
-        """Choose the parameters to look at again, for an optimizer whose groups changed."""
+        """Choose the probed parameters again, for an optimizer whose groups changed."""
         self._own.pop(optimizer, None)
 
     def _losses(self, roots: Sequence[Any], scale: Tensor | None) -> list[Value] | None:
         losses: list[Value] = []
         self._is_pass_scaled = False
         for root in roots:
-            if (found := self._scaled.get(id(root))) and found[0]() is root:
-                loss = found[1]
+            if (scaled := self._scaled.get(id(root))) and scaled[0]() is root:
+                loss = scaled[1]
                 self._is_pass_scaled = True
             elif not isinstance(root, Tensor) or root.numel() != 1:
                 return None
@@ -369,7 +370,7 @@ class BackwardPasses:
         return losses
 
     def _note_grad(self, losses: list[Value] | None, arguments: Sequence[Any]) -> bool:
-        """Note a pass of autograd.grad, and return whether it is one over known parameters."""
+        """Record a pass of autograd.grad; return whether it is over known parameters."""
         inputs = arguments[INPUTS] if len(arguments) > INPUTS else ()
         if not losses or not isinstance(inputs, tuple | list):
             return False
@@ -385,12 +386,12 @@ class BackwardPasses:
         return is_known
 
     def _note_early(self) -> None:
-        """Drop from earlier passes the parameters whose gradients were cleared since."""
+        """Drop parameters whose gradients were cleared since from earlier passes."""
         marks = {id(p): mark(p) for p in self._named()}
         cleared = {key for key, now in marks.items() if now != self._early_marks.get(key)}
         versions = {id(p): p._version for p in self._named()}
         for each in self._early or ():
-            # Where the weights moved as well, the pass that begins evaluates its loss again.
+            # If the weights changed as well, the starting pass re-evaluates its loss.
             each.changed -= {key for key in cleared if each.weights.get(key) == versions[key]}
         self._early_marks = marks
         under_way = self._stack[-1]
@@ -398,7 +399,7 @@ class BackwardPasses:
             under_way.weights = versions
 
     def _early_losses(self, optimizer: Optimizer, known: OwnLosses) -> list[Value]:
-        """Return the losses of an optimizer's first step, of passes before it was known."""
+        """Return the losses of an optimizer's first step, from passes before it was known."""
         if not self._early or not self._early_marks:
             return self._recent
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -414,13 +415,13 @@ class BackwardPasses:
 
 
 def known_loss(loss: Tensor) -> Value | None:
-    """Return a loss for later; None where it cannot be read as one number."""
+    """Return a loss that can be stored; None if it is not a single number."""
     try:
         if type(loss) is Tensor and not loss.ndim and loss.is_cpu:
             number = loss.item()
             return number if isinstance(number, float) else None
         placements = getattr(loss, "placements", None)
-        if placements is not None:  # of a DTensor every process has the whole only if replicated
+        if placements is not None:  # only a replicated DTensor has the whole value in every process
             if not all(each.is_replicate() for each in placements):
                 return None
             loss = loss.to_local()  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""What a watched loop is asked at an interval, by wish: exponents of gradients, and headroom.
+"""Optional diagnoses of a watched loop at an interval: gradient exponents and headroom.
 
-(The layers' norms, also by wish, are in the rows.) In the other steps each costs a comparison. One
-that raises, for want of memory say, is told once, and asked no more. This module imports torch.
+(Layer norms, also optional, are in the rows.) In other steps each costs one comparison. A diagnosis
+that raises, e.g. for lack of memory, is reported once and disabled. This module imports torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ ERROR_CHARACTERS = 1000
 
 
 class Intervals(NamedTuple):
-    """Every how many steps; 0: never."""
+    """Number of steps between two measurements; 0: never."""
 
     histogram: int = 0
     layers: int = 0
@@ -30,51 +30,51 @@ class Intervals(NamedTuple):
 
 
 class Diagnoses:
-    """Those that are wished for."""
+    """The enabled diagnoses of a loop."""
 
     def __init__(
         self, every: Intervals, on_event: Callable[[Event], None], say: Callable[[str], None]
     ) -> None:
-        """say: told a line for a person, when one is given up."""
+        """say: called with a message when a diagnosis is disabled after an error."""
         self._every = {"histogram": every.histogram, "headroom": every.headroom}
         self._on_event, self._say = on_event, say
         self._names: dict[nn.Module, str] = {}
         self._exponents: WeakKeyDictionary[Gradients, Exponents] = WeakKeyDictionary()
         self._headroom = Headroom()
-        self._parcels = HostCopies()
+        self._host_copies = HostCopies()
 
     def add(self, names: Mapping[nn.Module, str]) -> None:
-        """Call modules by these names."""
+        """Set the names of modules."""
         self._names |= evaluated_at(names)
 
     def starts(self, step: int) -> None:
-        """Look at what passes from here on, if this step is due."""
+        """Start the measurement of this step, if it is due."""
         if self._is_due("headroom", step) and self._names and not self._headroom.is_on:
-            self._ask("headroom", step, lambda: self._headroom.begin(self._names))
+            self._attempt("headroom", step, lambda: self._headroom.begin(self._names))
 
     def measured(
         self, step: int, row: CurrentStep, gradients: Gradients, scale: Tensor | None
     ) -> None:
-        """Count an optimizer's gradients, if the step is due. scale: what multiplies them yet."""
+        """Count an optimizer's gradients, if the step is due. scale: their current factor."""
         if self._is_due("histogram", step):
-            self._ask("histogram", step, lambda: self._count(row, gradients, scale))
+            self._attempt("histogram", step, lambda: self._count(row, gradients, scale))
 
     def closed(self, step: int, row: CurrentStep, scale: Value) -> None:
-        """Send off what was measured of a step, which used this scale."""
+        """Start copying the measurements of a closed step. scale: the one it used."""
         if row.counted:
-            self._ask("histogram", step, lambda: self._send_counts(step, row, scale))
+            self._attempt("histogram", step, lambda: self._send_counts(step, row, scale))
             row.counted = []
         if self._headroom.is_on:
             self._headroom.end()
-            self._ask("headroom", step, lambda: self._send_headroom(step, scale))
+            self._attempt("headroom", step, lambda: self._send_headroom(step, scale))
         self.starts(step + 1)
 
     def report(self, *, wait: bool = False) -> None:
-        """Tell what has arrived; or wait for the device, and tell all."""
-        self._parcels.report(wait=wait)
+        """Emit events for complete copies; `wait`: wait for the device, and emit all."""
+        self._host_copies.report(wait=wait)
 
     def end(self) -> None:
-        """Leave torch as it was."""
+        """Remove all hooks."""
         self._headroom.end()
 
     def _is_due(self, name: str, step: int) -> bool:
@@ -104,7 +104,7 @@ class Diagnoses:
         def report(arrived: list[Tensor]) -> None:
             self._on_event(whole.event(step, float(arrived[1]), arrived[0]))
 
-        self._parcels.send(report, counts, _tensor(scale, device))
+        self._host_copies.send(report, counts, _tensor(scale, device))
 
     def _send_headroom(self, step: int, scale: Value) -> None:
         names, largest = self._headroom.measured()
@@ -113,21 +113,21 @@ class Diagnoses:
             self._on_event(headroom_event(step, float(arrived[1]), names, arrived[0]))
 
         if names:
-            self._parcels.send(report, largest, _tensor(scale, largest.device))
+            self._host_copies.send(report, largest, _tensor(scale, largest.device))
 
-    def _ask(self, name: str, step: int, call: Callable[[], None]) -> None:
+    def _attempt(self, name: str, step: int, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:
             self._every[name] = 0
             text = " ".join(f"{type(error).__name__}: {error}".split())[:ERROR_CHARACTERS]
-            self._say(f"no more {name}: {text}")
+            self._say(f"{name} is disabled: {text}")
             failed = {"event": "failed_diagnosis", "step": step, "diagnosis": name}
             self._on_event(failed | {"error": text})
 
 
 def _tensor(value: Value, device: torch.device) -> Tensor:
-    """Return a scale that nobody changes in place."""
+    """Return a scale as a tensor of its own, unaffected by later in-place changes."""
     if isinstance(value, Tensor):
         return value.detach().clone().to(device, torch.float32, non_blocking=True)
     return torch.full((), value, device=device)

@@ -1,17 +1,16 @@
-"""Where gradients lie against fp16's window: their exponents, module by module.
+"""Histograms of gradient exponents by module, to compare with the range of fp16.
 
-The exponents of the unscaled fp32 gradients of a step are counted on the device, and brought to the
-host by a copy behind the work already queued, and an event that is polled. A scale is (nearly
-always) a power of two, so it only shifts the counts: they are recorded unscaled, once, with the
-scale of their step, and can be drawn at any other. (That the backward pass ran in fp16 at this
-scale shows all the same: what it flushed to zero is among the zeros.)
+The exponents of a step's unscaled fp32 gradients are counted on the device and copied to the host
+asynchronously; an event is polled. A scale is (nearly always) a power of two, so it only shifts the
+counts: they are recorded once, unscaled, with the scale of their step, and can be drawn for any
+other scale. (Values that an fp16 backward pass flushed to zero are among the zeros.)
 
     fp32 bits   sign (1)  exponent e (8)  fraction (23);   |x| in [2^(e-127), 2^(e-126))
     e = 0       zero or subnormal: counted as zero         e = 255: inf or NaN
     fp16        normal from 2^-14 to 65504, just under 2^16; subnormal from 2^-24
 
-What it costs: in a step that is counted, a pass over the gradients with int64 indices, 4 million
-elements (32 MiB) at a time. This module imports torch.
+Cost of a counted step: one pass over the gradients with int64 indices, 4 million elements (32 MiB)
+at a time. This module imports torch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +31,7 @@ SMALLEST, LARGEST = -24, 15  # exponents of fp16's smallest and largest numbers
 
 
 class Exponents:
-    """Counts the exponents of gradients, by the modules whose parameters they are of."""
+    """Counter of gradient exponents, by the modules that own the parameters."""
 
     def __init__(self, parameters: Sequence[str], device: torch.device) -> None:
         """parameters: their names, "<module>.<parameter>", in forward order."""
@@ -44,7 +43,7 @@ class Exponents:
 
     @classmethod
     def together(cls, several: Sequence["Exponents"]) -> "Exponents":
-        """Return what reads the counts of several, one behind the other."""
+        """Return an object that formats the concatenated counts of several."""
         if len(several) == 1:
             return several[0]
         whole = cls([], several[0]._one.device)
@@ -52,7 +51,7 @@ class Exponents:
         return whole
 
     def nothing(self) -> Tensor:
-        """Return counts of a step before anything is counted, (M × BINS,)."""
+        """Return zero counts for a step, (M × BINS,)."""
         size = len(self.modules) * BINS
         return torch.zeros(size, dtype=torch.int64, device=self._one.device)
 
@@ -62,8 +61,8 @@ class Exponents:
         gradients: Iterable[tuple[str, Tensor | None]],
         scale: Tensor | None = None,
     ) -> None:
-        """Add gradients, by the names of their parameters. scale: what they are multiplied by."""
-        inverse = None if scale is None else scale.double().reciprocal().float()  # as unscale_ does
+        """Add gradients, with their parameters' names. scale: their current factor."""
+        inverse = None if scale is None else scale.double().reciprocal().float()  # as in unscale_
         for name, gradient in gradients:
             if gradient is None:
                 continue
@@ -75,12 +74,12 @@ class Exponents:
                 values = values if inverse is None else values * inverse
                 exponents = (values.view(torch.int32) >> 23) & 0xFF
                 index = exponents.to(torch.int64) + self._row[name] * BINS
-                # bincount would ask a GPU for the largest value.
+                # bincount would synchronize to get the largest value
                 with in_any_order():
                     counts.scatter_add_(0, index, self._one.expand_as(index))
 
     def event(self, step: int, scale: float, counts: Tensor) -> Event:
-        """Say it of a step whose counts have arrived."""
+        """Return the histogram event of a step from its counts on the host."""
         rows = counts.view(len(self.modules), BINS).numpy()
         modules = [
             {"name": name} | describe(own, scale)
@@ -91,9 +90,9 @@ class Exponents:
 
 @contextmanager
 def in_any_order() -> Iterator[None]:
-    """Let a sum of whole numbers be taken in any order, which changes no bit of it.
+    """Allow nondeterministic order in a sum of integers, whose result does not depend on it.
 
-    Under deterministic algorithms CUDA would sort the elements first.
+    With deterministic algorithms CUDA would sort the elements first.
     """
     was_on = torch.are_deterministic_algorithms_enabled()
     only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -105,11 +104,10 @@ def in_any_order() -> Iterator[None]:
 
 
 def describe(counts: NDArray[np.int64], scale: float) -> dict[str, Any]:
-    """Return a module's counts without the empty ends, and its shares at this scale.
+    """Return a module's counts without empty bins at the ends, and its shares at this scale.
 
-    counts: (256,), by exponent.  underflow: the share, of gradients that are not zero, that a
-    scale of this size leaves below fp16's smallest number; near_overflow: within a factor of four
-    of its largest, or beyond.
+    counts: (256,), by exponent.  underflow: share of nonzero gradients that this scale leaves below
+    fp16's smallest number.  near_overflow: share within a factor of four of its largest, or above.
     """
     finite, filled = counts[1:-1], np.flatnonzero(counts[1:-1])
     first, last = (filled[0], filled[-1]) if len(filled) else (0, -1)

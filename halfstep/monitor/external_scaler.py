@@ -1,7 +1,7 @@
-"""A framework that has a loss scaler of its own, told to a watched loop as if it had torch's.
+"""Adapter for frameworks with their own loss scaler, presented to a watched loop as torch's.
 
 An adapter calls, in the order of a step and within the watch's guard: `loss`, `gradients`,
-`decided`, `updated`. Nothing in here waits for the device. This module imports torch.
+`decided`, `updated`. Nothing here waits for the device. This module imports torch.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from halfstep.session.watch_session import Watch
 class Foreign:
     """The scaler and the optimizer of such a framework."""
 
-    _enabled = True  # this and the next three as torch's scaler has them, which the loop reads
+    _enabled = True  # this and the next three: attributes of torch's scaler that the loop reads
 
     def __init__(self, watch: Watch, name: str) -> None:
-        """name: the optimizer's."""
+        """name: of the optimizer's class."""
         self._loop = watch._loop
         self._scale: Tensor = torch.ones(())
         self._growth_tracker: Tensor | None = None
-        kind = type(name, (_Parameters,), {})  # the loop calls an optimizer by its class
+        kind = type(name, (_Parameters,), {})  # the loop names an optimizer by its class
         self._optimizer: Any = kind()
         self._per_optimizer_states: dict[int, dict[str, Any]] = {}
         self._as_scaler = cast(GradScaler, self)
 
     def loss(self, loss: Tensor) -> None:
-        """Take a loss, before it is scaled; of several since the last step the mean is told."""
+        """Record a loss before it is scaled; the mean of all losses of a step is recorded."""
         self._loop.add_loss(loss)
 
     def gradients(
@@ -46,7 +46,7 @@ class Foreign:
         self._loop.checked(self._as_scaler, None, optimizer)
 
     def decided(self, was_skipped: Tensor | bool) -> None:
-        """Say whether the step was skipped; the scale is still the one that was used."""
+        """Record whether the step was skipped; the scale is still the one that was used."""
         flag = _tensor(was_skipped)
         state = {"found_inf_per_device": {flag.device: flag}}
         self._per_optimizer_states = {id(self._optimizer): state}
@@ -55,17 +55,17 @@ class Foreign:
         self._loop.updating(self._as_scaler)
 
     def updated(self, scale: Tensor | float) -> None:
-        """Close the step: this is the scale of the next one."""
+        """Close the step. scale: that of the next step."""
         self._scale = _tensor(scale)
         self._loop.updated(self._as_scaler, None)
 
     def leave_out(self, optimizer: Optimizer) -> None:
-        """Hear nothing of an optimizer of torch's that works inside of the framework's."""
+        """Ignore a torch optimizer that the framework uses internally."""
         self._loop.ignored.add(id(optimizer))
 
 
 class _Parameters:
-    """As much of an optimizer as is looked at."""
+    """The attributes of an optimizer that the loop reads."""
 
     def __init__(self) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": [], "lr": 0.0}]

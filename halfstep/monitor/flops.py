@@ -1,4 +1,4 @@
-"""How many floating-point operations a pass takes. This module imports torch."""
+"""Counts the floating-point operations of a training step. This module imports torch."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_flops(loss: Callable[[], Tensor]) -> int:
-    """Count the operations of what computes a loss, and of its backward pass.
+    """Count the operations of a loss computation and its backward pass.
 
-    Make its modules and inputs within `torch.device("meta")`: nothing is computed there, no random
-    number drawn, and no memory taken. Products alone are counted, as is usual for the utilisation
-    of a device.
+    Create modules and inputs within `torch.device("meta")`: nothing is computed, no random number
+    is drawn, and no memory is allocated. Only matrix products and convolutions are counted, as is
+    usual for device utilisation.
     """
     with FlopCounterMode(display=False) as counter:
         loss().backward()  # type: ignore[no-untyped-call]

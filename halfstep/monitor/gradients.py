@@ -1,6 +1,6 @@
-"""Gradients of an optimizer: how large each one is, and what is not finite in it.
+"""Norms of an optimizer's gradients, and counts of their nonfinite elements.
 
-Nothing in here waits for a device unless it says so. This module imports torch.
+Nothing here waits for a device unless its docstring says so. This module imports torch.
 """
 
 import math
@@ -14,21 +14,21 @@ from torch.optim import Optimizer
 
 from halfstep.monitor.telemetry_rows import Counts
 
-#: What wrappers of modules put into the names of parameters.
+#: Prefixes that module wrappers add to parameter names.
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 
-#: The gradients of one optimizer in one step, numbers on a CPU, else tensors of the device: L2 over
-#: all of them; of each, in order of the names; what the latter are still multiplied by; and, of a
-#: CPU's, how many elements of each are not finite. A plain tuple, for each step makes one.
+#: Gradients of one optimizer in one step, as numbers on a CPU, else device tensors: L2 norm over
+#: all; norm of each, in order of the names; the factor that the latter still include; and, on a
+#: CPU, the nonfinite elements by position. A plain tuple, because each step creates one.
 Measured: TypeAlias = tuple[Tensor | float, Tensor | list[float], float, Counts | None]
 
 
 class Gradients:
-    """Those of somebody's optimizer, whose parameters may have any type and lie on any device."""
+    """Gradients of an optimizer with parameters of any type and device."""
 
     def __init__(self, optimizer: Optimizer, name: str, names: Mapping[nn.Parameter, str]) -> None:
-        """names: of parameters, in forward order; others are called by their place."""
+        """names: of parameters, in forward order; others are named by group and index."""
         self.optimizer, self.name = optimizer, name
         self.figure = f"gradient norms of {name}"
         own = {
@@ -40,8 +40,8 @@ class Gradients:
         self.names = list((known | {p: n for p, n in own.items() if p not in known}).values())
         self.parameters = [*known, *(p for p in own if p not in known)]
         self.device = self.parameters[0].device if self.parameters else torch.device("cpu")
-        self.steps = 0  # that were measured
-        #: Positions of parameters that need a gradient and have not had one yet.
+        self.steps = 0  # measured steps
+        #: Positions of parameters that require a gradient and have had none yet.
         self.without_gradient = {i for i, p in enumerate(self.parameters) if p.requires_grad}
         is_half = any(p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters)
         self._dtype = torch.float32 if is_half else None  # of the norms; None: the gradients' own
@@ -52,17 +52,17 @@ class Gradients:
         )
         self._zero = torch.zeros((), device=self.device)
         self._is_on_host = self._zero.is_cpu
-        self.no_norms = torch.zeros(len(self.names), device=self.device)  # of a step without it
+        self.no_norms = torch.zeros(len(self.names), device=self.device)  # without gradients
 
     def is_current(self) -> bool:
-        """Return whether the optimizer's groups have the parameters that they had."""
+        """Return whether the optimizer's groups still have the same parameters."""
         groups = self.optimizer.param_groups
         return [list(map(id, group["params"])) for group in groups] == self._groups
 
     def rate(self) -> float | Tensor:
         """Return the first group's learning rate: NaN if it has none.
 
-        A tensor is returned only where the host cannot read it without waiting.
+        Returns a tensor only if the host cannot read it without waiting.
         """
         groups = self.optimizer.param_groups
         rate = groups[0].get("lr") if groups else None
@@ -70,11 +70,11 @@ class Gradients:
             return rate
         try:
             return float(rate)  # type: ignore[arg-type]
-        except (TypeError, ValueError, RuntimeError):  # None of an Adafactor with relative steps
+        except (TypeError, ValueError, RuntimeError):  # None in Adafactor with relative steps
             return math.nan
 
     def measure(self, scale: Tensor | None = None) -> Measured | None:
-        """Measure them; None if there are none. scale: what they are still multiplied by."""
+        """Measure the gradients; None if there are none. scale: their current factor."""
         present = [g for p in self.parameters if (g := p.grad) is not None]
         self.steps += 1
         if self.without_gradient:
@@ -85,8 +85,8 @@ class Gradients:
             return None
         norms = self._norms(present)
         if len(present) < len(self.parameters):
-            found = iter(norms)
-            norms = [self._zero if p.grad is None else next(found) for p in self.parameters]
+            following = iter(norms)
+            norms = [self._zero if p.grad is None else next(following) for p in self.parameters]
         if self._is_on_host:
             return self._read(list(map(Tensor.item, norms)), scale)
         stacked = torch.stack(list(norms))
@@ -95,28 +95,28 @@ class Gradients:
         return torch.linalg.vector_norm(stacked), stacked, 1.0, None
 
     def norms_now(self) -> Tensor | None:
-        """Return the norms of the gradients as they are, on their device; None without any."""
-        held = [p.grad for p in self.parameters if p.grad is not None]
-        if not held:
+        """Return the current gradients' norms, on their device; None without gradients."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if not gradients:
             return None
-        return torch.stack([norm.to(self.device) for norm in self._norms(held)]).detach()
+        return torch.stack([norm.to(self.device) for norm in self._norms(gradients)]).detach()
 
     def _norms(self, gradients: list[Tensor]) -> Sequence[Tensor]:
-        """Return the norm of each, in one call for all."""
-        if gradients[0].requires_grad:  # of a backward pass that can be differentiated itself
+        """Return the norm of each gradient, in one call for all."""
+        if gradients[0].requires_grad:  # a backward pass with create_graph
             gradients = [gradient.detach() for gradient in gradients]
         if self._is_plain:
             try:
                 return torch._foreach_norm(gradients, dtype=self._dtype)
-            except (NotImplementedError, RuntimeError):  # one is sparse, and so will be the next
+            except (NotImplementedError, RuntimeError):  # sparse, as later ones will be
                 self._is_plain = False
         local = [summed_elements(gradient) for gradient in gradients]
         norms = torch._foreach_norm(local, dtype=self._dtype)
-        # What the host reads has to be there.
+        # The host reads these at once, so they must be complete.
         return [norm.to(self.device, non_blocking=not self._is_on_host) for norm in norms]
 
     def _read(self, norms: list[float], scale: Tensor | None) -> Measured:
-        """Put together what lies in host memory, where nobody waits."""
+        """Combine norms in host memory."""
         factor = 1.0 if scale is None else scale.item()
         total = math.hypot(*norms)
         if not total < math.inf:
@@ -132,9 +132,9 @@ class Gradients:
 
 
 def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:
-    """Name the parameters of modules as their owner knows them: "head.weight".
+    """Name the parameters of modules, e.g. "head.weight".
 
-    Of several modules, each one's name is its class's, numbered if there are two of a class.
+    With several modules each name starts with the class, numbered if two have the same class.
     """
     names: dict[nn.Parameter, str] = {}
     for prefix, module in _prefixed(modules):
@@ -144,7 +144,7 @@ def parameter_names(modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, str]:
 
 
 def module_names(modules: tuple[nn.Module, ...]) -> dict[nn.Module, str]:
-    """Name the modules within modules in the same way; the whole is called by its class."""
+    """Name the submodules of modules in the same way; the root has its class name."""
     names: dict[nn.Module, str] = {}
     for prefix, module in _prefixed(modules):
         for path, inner in module.named_modules():
@@ -170,22 +170,22 @@ def _unwrapped(path: str) -> str:
 
 
 def innermost(module: nn.Module) -> nn.Module:
-    """Return the module inside of what compiles or distributes it."""
+    """Return the module inside of torch.compile and DistributedDataParallel wrappers."""
     inner = getattr(module, "_orig_mod", module)
     inner = inner.module if isinstance(inner, DistributedDataParallel) else inner
     return module if inner is module else innermost(inner)
 
 
 def local_elements(gradient: Tensor) -> Tensor:
-    """Return what this device has of a gradient: a shard, the rows of a sparse one as they came."""
+    """Return the local part of a gradient: a shard, or the uncoalesced values of a sparse one."""
     local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return local._values() if local.is_sparse else local
 
 
 def summed_elements(gradient: Tensor) -> Tensor:
-    """Return what this device has of a gradient, duplicate rows of a sparse one summed.
+    """Return the local part of a gradient, with duplicate rows of a sparse one summed.
 
-    Unlike `coalesce` on a GPU it does not wait: rows that are no sum's are zeros at the end.
+    Unlike `coalesce` it does not wait for a GPU: surplus rows at the end are zeros.
     """
     local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     if local.is_complex() and not local.is_sparse:
@@ -203,7 +203,7 @@ def summed_elements(gradient: Tensor) -> Tensor:
 
 
 def elements(gradient: Tensor) -> Tensor:
-    """Return what a gradient holds; of a sparse one, each row summed up and zeros left out.
+    """Return a gradient's elements; for a sparse one the coalesced values.
 
     On a GPU the host waits for the number of a sparse gradient's rows.
     """
@@ -211,6 +211,6 @@ def elements(gradient: Tensor) -> Tensor:
 
 
 def count_nonfinite(gradient: Tensor) -> tuple[int, int]:
-    """Return how many elements are inf, and how many are NaN. The host waits."""
+    """Return the numbers of inf and NaN elements. The host waits."""
     values = elements(gradient)
     return int(values.isinf().sum()), int(values.isnan().sum())

@@ -1,15 +1,13 @@
-"""How far a step stays below fp16's largest number, 65,504, module by module.
+"""Distance of a step's values from fp16's largest number, 65,504, by module.
 
-In a step that is looked at, each module's output and the gradient that comes back to it are
-measured where they pass, by a hook of torch's for all modules at once: no module carries anything
-of ours, so that one may be copied, saved or compiled at any time. Between those steps there is no
-hook. What is measured is the largest magnitude: a kernel each, a number each, and no copy of an
-activation. By wish the smallest that is not zero, too, against fp16's smallest, 2^-24: that takes
-a copy, of one activation at a time. Gradients are times the loss scale here, as it is they that
-overflow.
+In a measured step, each module's output and its gradient are measured by one global hook for all
+modules: modules carry no state of ours, so they may be copied, saved or compiled at any time.
+Between measured steps there is no hook. Measured is the largest magnitude: one kernel and one
+number each, without a copy of an activation. Optionally also the smallest nonzero magnitude, to
+compare with fp16's smallest, 2^-24: that takes a copy of one activation at a time. Gradients
+include the loss scale, because scaled gradients are those that overflow.
 
-A module with modules of its own is left to those, unless it has parameters itself. This module
-imports torch.
+A module with submodules is skipped unless it has parameters of its own. This module imports torch.
 """
 
 import math
@@ -25,56 +23,56 @@ from torch.utils.hooks import RemovableHandle
 
 from halfstep.telemetry.spool import Event
 
-#: Whole numbers of as many bytes as a float.
+#: Integer types of the same size as a float.
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Compiled(RuntimeError):
-    """Modules are compiled: a hook that comes and goes would have them compiled anew each time."""
+    """Modules are compiled: a temporary hook would recompile them each time."""
 
     def __init__(self) -> None:
         super().__init__(" ".join((type(self).__doc__ or "").split()).removesuffix("."))
 
 
 class Measured(NamedTuple):
-    """A module by its name, and of which type its output is."""
+    """A module's name and the dtype of its output."""
 
     name: str
     dtype: str
 
 
 class Headroom:
-    """Measures what passes between `begin` and `end`."""
+    """Measures all modules between `begin` and `end`."""
 
     def __init__(self, *, with_smallest: bool = False) -> None:
         self._with_smallest = with_smallest
         self._names: Mapping[nn.Module, str] = {}
         self._hook: RemovableHandle | None = None
         self._types: dict[str, str] = {}
-        #: Magnitudes by module, (largest, smallest), of outputs and of their gradients.
+        #: Magnitudes by module, (largest, smallest): outputs, and their gradients.
         self._found: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
 
     @property
     def is_on(self) -> bool:
-        """Whether a step is being looked at."""
+        """Whether a step is being measured."""
         return self._hook is not None
 
     def begin(self, names: Mapping[nn.Module, str]) -> None:
-        """Look at the step that comes. Raises Compiled."""
+        """Start measuring the next step. Raises Compiled."""
         if has_compiled():
             raise Compiled
         self._names, self._found, self._types = names, ({}, {}), {}
         self._hook = register_module_forward_hook(self._passed)
 
     def end(self) -> None:
-        """Take the hook off."""
+        """Remove the hook."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Measure nothing meanwhile."""
+        """Suspend the measurement."""
         hook, self._hook = self._hook, None
         try:
             yield
@@ -82,9 +80,9 @@ class Headroom:
             self._hook = hook
 
     def measured(self) -> tuple[list[Measured], Tensor]:
-        """Return modules, and what was found of each, (2, K, M): outputs first, -1 for nothing.
+        """Return modules and their magnitudes, (2, K, M): outputs first, -1 if unmeasured.
 
-        K: the largest magnitude and, if it is wanted, the smallest.
+        K: the largest magnitude and, if enabled, the smallest.
         """
         outputs, gradients = self._found
         names = list(outputs)
@@ -110,13 +108,13 @@ class Headroom:
             tensor.register_hook(lambda gradient: self._note(1, name, gradient))  # type: ignore[no-untyped-call]
 
     def _note(self, kind: int, name: str, tensor: Tensor) -> None:
-        """Keep the largest. What a hook raises would end the script; one may outlive its step."""
+        """Store the largest magnitude; suppress errors, which would end the script."""
         if self._hook is None or not tensor.is_floating_point() or not tensor.numel():
             return
         try:
-            found = _magnitudes(_local(tensor), with_smallest=self._with_smallest)
+            values = _magnitudes(_local(tensor), with_smallest=self._with_smallest)
             before = self._found[kind].get(name)
-            self._found[kind][name] = found if before is None else _together(before, found)
+            self._found[kind][name] = values if before is None else _together(before, values)
             if kind == 0:
                 self._types[name] = str(tensor.dtype).removeprefix("torch.")
         except (
@@ -124,14 +122,14 @@ class Headroom:
             NotImplementedError,
             TypeError,
             KeyError,
-        ):  # of a kind that has no magnitude
+        ):  # a dtype or layout without magnitudes
             self._found[kind].pop(name, None)
 
 
-def headroom_event(step: int, scale: float, measured: list[Measured], found: Tensor) -> Event:
-    """Say it of a step whose numbers have arrived. found: as `Headroom.measured` returns it."""
+def headroom_event(step: int, scale: float, measured: list[Measured], magnitudes: Tensor) -> Event:
+    """Return the headroom event of a step. magnitudes: from `Headroom.measured`."""
     modules: list[dict[str, Any]] = [{"name": each.name, "dtype": each.dtype} for each in measured]
-    for kind, rows in zip(("activation", "gradient"), found.tolist(), strict=True):
+    for kind, rows in zip(("activation", "gradient"), magnitudes.tolist(), strict=True):
         for field, numbers in zip((kind, f"smallest_{kind}"), rows, strict=False):
             for module, number in zip(modules, numbers, strict=True):
                 is_none = number == -1 or (field != kind and number == math.inf)
@@ -140,7 +138,7 @@ def headroom_event(step: int, scale: float, measured: list[Measured], found: Ten
 
 
 def evaluated_at(names: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
-    """Return the modules whose outputs are measured: innermost, or with parameters of their own."""
+    """Return the modules to measure: those without submodules, or with parameters of their own."""
     return {
         module: name
         for module, name in names.items()
@@ -150,13 +148,13 @@ def evaluated_at(names: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
 
 
 def _magnitudes(tensor: Tensor, *, with_smallest: bool) -> Tensor:
-    """Return the largest and, if it is wanted, the smallest that is not zero, infinite for none."""
+    """Return the largest and optionally the smallest nonzero magnitude; inf if there is none."""
     if not with_smallest:
         norm: Tensor = torch.linalg.vector_norm(tensor, torch.inf)
         return norm.float()[None]
-    # Without their sign, floats are in the order of their bits read as whole numbers, NaN above
-    # infinity. One less, without a sign again, and 0 is the largest of all. (On a CPU ten times as
-    # quick as a norm and a minimum under a mask.)
+    # Nonnegative floats are ordered like their bits as integers, with NaN above infinity.
+    # Subtracting one and masking the sign turns 0 into the largest integer. (On a CPU ten times as
+    # fast as a norm and a masked minimum.)
     whole = BITS[tensor.element_size()]
     unsigned = torch.iinfo(whole).max
     bits = tensor.view(whole).bitwise_and(unsigned)
@@ -172,7 +170,7 @@ def _together(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return what this device has of it."""
+    """Return the local part of a tensor, detached."""
     plain: Tensor = tensor.detach()
     local: Tensor = plain.to_local() if hasattr(plain, "to_local") else plain
     return local

@@ -1,6 +1,6 @@
-"""Which layer's gradients are how large. The norms are the parameters' own, and free.
+"""Gradient norms of layers, computed at no extra cost from the parameters' norms.
 
-A layer is a module that has parameters of its own; its norm is the L2 norm over them.
+A layer is a module with parameters of its own; its norm is the L2 norm over them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Layers:
-    """The layers that parameters are of, in forward order."""
+    """The layers that own the given parameters, in forward order."""
 
     def __init__(self, parameters: Iterable[str]) -> None:
         """parameters: their names, "<layer>.<parameter>"."""
@@ -19,7 +19,7 @@ class Layers:
         self._layer_of = np.array([self.names.index(owner) for owner in owners])  # (P,)
 
     def norms(self, squares: Sequence[float] | NDArray[np.float64]) -> list[float]:
-        """Return the norms of the layers in a step, of the squares of their parameters' (P,)."""
+        """Return the layers' norms, from the squared norms of their parameters, (P,)."""
         sums = np.bincount(self._layer_of, squares, len(self.names))
-        found: list[float] = np.sqrt(sums).tolist()
-        return found
+        norms: list[float] = np.sqrt(sums).tolist()
+        return norms

@@ -1,4 +1,4 @@
-"""Where there is no torch: a watched run whose steps nobody hears, which can log all the same."""
+"""Replacement for the loop and hooks without torch: a run that only logs values."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from halfstep.clock import clock
 
 
 class NoopWatch:
-    """In place of Loop and of Taps, as far as a run that only logs meets them."""
+    """Stand-in for Loop and Hooks with the methods that a logging run calls."""
 
     def __init__(self, step: int, started_at: float) -> None:
-        """started_at: from when on elapsed_ms counts, by halfstep.clock."""
+        """started_at: start of elapsed_ms, by halfstep.clock."""
         self.step, self._started_at = step, started_at
 
     def elapsed_ms(self) -> int:
@@ -17,23 +17,23 @@ class NoopWatch:
         return int((clock() - self._started_at) * 1000)
 
     def add(self, modules: Any) -> None:
-        """Know no parameter."""
+        """Do nothing: there are no parameters."""
 
     def add_loss(self, loss: Any) -> None:
-        """Have no step that it would be of."""
+        """Do nothing: there are no steps."""
 
     def drain(self, patience_seconds: float) -> bool:
-        """Have nothing on any device."""
+        """Return True: nothing is in flight on a device."""
         return True
 
     def arm(self) -> None:
-        """Wrap nothing."""
+        """Do nothing."""
 
     def disarm(self) -> None:
-        """Undo nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Close no step."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Likewise."""
+        """Do nothing."""

@@ -371,7 +371,7 @@ class Watch:
         if (
             self._server
             and self._revivals < REVIVALS
-            and not uploader.is_at_work(self._written.folder)
+            and not uploader.is_uploading(self._written.folder)
         ):
             self._revivals += 1
             with suppress(OSError):  # no process can start: retried at the next check, or by hand
@@ -526,7 +526,7 @@ class Watch:
     def _asked(self, method: str, call: Callable[[], None]) -> None:
         """Run a method's call; if it raises, print one line and ignore the call."""
         if self._relay:
-            self._relay.refuse(f"{method} in a child process is ignored; call it in the parent")
+            self._relay.print_once(f"{method} in a child process is ignored; call it in the parent")
 
         def done() -> None:
             try:

@@ -1,4 +1,4 @@
-"""The files by which the supervisor and the training of an attempt meet, in the run's folder."""
+"""Files through which an attempt's supervisor and training process communicate."""
 
 import json
 import threading
@@ -9,64 +9,64 @@ from typing import Any
 
 @dataclass(frozen=True)
 class AttemptFiles:
-    """Where they lie. The spool is one folder for all attempts."""
+    """Paths of an attempt's files in the run's folder. All attempts share one spool folder."""
 
     folder: Path
     attempt: int
 
     @property
     def job(self) -> Path:
-        """What the training reads first."""
+        """Job description, the first file that the training process reads."""
         return self.folder / f"job-{self.attempt}.json"
 
     @property
     def control(self) -> Path:
-        """What people want of it, looked at between steps; see spool.py."""
+        """Control requests of users, read between steps; see spool.py."""
         return self.folder / f"control-{self.attempt}.json"
 
     @property
     def lease(self) -> Path:
-        """Until when it may train."""
+        """Time at which the lease of the attempt expires."""
         return self.folder / f"lease-{self.attempt}.json"
 
     @property
     def meeting(self) -> Path:
-        """Where its ranks meet: {host, port} of the first one's store."""
+        """Rendezvous of the ranks: {host, port} of the store of rank 0."""
         return self.folder / f"meeting-{self.attempt}.json"
 
     @property
     def outcome(self) -> Path:
-        """How it ended."""
+        """Outcome of the attempt."""
         return self.folder / f"outcome-{self.attempt}.json"
 
     @property
     def exit_code(self) -> Path:
-        """One byte, the exit code of a watched process that Python could not learn in time."""
+        """One byte: the exit code of a watched process, if Python could not record it in time."""
         return self.folder / f"exit-code-{self.attempt}"
 
     @property
     def crash(self) -> Path:
-        """What Python wrote of a watched process that a fatal signal ended."""
+        """Traceback that faulthandler wrote when a fatal signal ended a watched process."""
         return self.folder / f"crash-{self.attempt}"
 
     @property
     def work(self) -> Path:
-        """Where a command works that names no folder."""
+        """Working directory of a command that specifies none."""
         return self.folder / "work"
 
     @property
     def temporary(self) -> Path:
-        """The folder of its temporary files, gone with the attempt."""
+        """Folder of temporary files, deleted with the attempt."""
         return self.folder / "tmp"
 
     @property
     def spool(self) -> Path:
-        """The folder of its telemetry."""
+        """Folder of the telemetry spool."""
         return self.folder / "spool"
 
 
 def write_file(path: Path, content: dict[str, Any]) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part."""
+    """Replace a file atomically: a reader sees the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.{threading.get_ident()}")
     temporary.write_text(json.dumps(content))
     temporary.replace(path)

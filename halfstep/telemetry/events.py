@@ -1,8 +1,8 @@
-"""What the spool may hold: a table of each event's fields, which writer and reader go by.
+"""Schema of spool events: a table of each event's fields, used by the writer and the reader.
 
-What is not in here could not be recorded, or not be shown, by somebody: a number beyond a column's
-range, a text that PostgreSQL refuses, a file outside the run's folder. Fields beyond the table's
-are let through, if they are plain JSON.
+It excludes values that the database or a page cannot hold: a number beyond a column's range, a
+text that PostgreSQL rejects, a file outside the run's folder. Fields that are not in the table
+are accepted if they are plain JSON.
 """
 
 import json
@@ -15,25 +15,25 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: The largest whole number that a browser, and a float, hold exactly.
+#: Largest integer that a float, and thus JavaScript, represents exactly.
 LARGEST_WHOLE = 2**53
-LARGEST_ID = 2**31 - 1  # of a row
+LARGEST_ID = 2**31 - 1  # of a database row
 LARGEST_FLAGS = 2**31 - 1
 LARGEST_SECONDS = 10**9
 LARGEST_FLOAT = 1.7976931348623157e308
-#: Of a metric, an optimizer: PostgreSQL indexes no more than 2,704 bytes, 4 a character.
+#: Name of a metric or optimizer: PostgreSQL indexes at most 2,704 bytes, 4 per character.
 NAME_CHARACTERS = 200
-MOST_WORDS, PATH_CHARACTERS = 1000, 4096  # of a command; of one of them, and of a folder
+MOST_WORDS, PATH_CHARACTERS = 1000, 4096  # arguments of a command; one argument or folder
 TEXT_CHARACTERS = 100_000  # of a note, which may quote two texts of a configuration
-DEPTH = 20  # of lists and objects within each other
-EXPONENTS = (-1100, 1100)  # of every kind of float
+DEPTH = 20  # nested lists and objects
+EXPONENTS = (-1100, 1100)  # includes those of every float format
 BINS = 4096
-#: Of what a script is configured with, as JSON: a page shows all of it.
+#: Configuration of a script as JSON: a page shows all of it.
 CONFIG_CHARACTERS = 100_000
-#: An event is one row, and a page reads it whole.
+#: One event is one database row, which a page reads whole.
 EVENT_BYTES = 16 * 2**20
 
-#: As JSON has them, see halfstep.telemetry.spool.
+#: Their representation in JSON, see halfstep.telemetry.spool.
 NONFINITE = ("NaN", "Infinity", "-Infinity")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")
 FILE_KIND = re.compile(r"checkpoint|shard\.[a-z0-9]{1,20}|(weights|ema)(\.[^.\0]{1,100})?")
@@ -43,7 +43,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Plain:
-    """A value of one kind. allowed: what it may be, in words."""
+    """Rule for a single value. allowed: description of the allowed values, for messages."""
 
     allowed: str
     holds: Callable[[Any], bool]
@@ -52,7 +52,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Listed:
-    """A list of values, or of objects with these fields."""
+    """Rule for a list of values, or of objects with these fields."""
 
     each: "Rule"
     is_needed: bool = True
@@ -62,7 +62,7 @@ Rule: TypeAlias = "Plain | Listed | Mapping[str, Rule]"
 
 
 def problem_of(event: Any) -> str | None:
-    """Say what keeps an event from being recorded, by field and value, or None if nothing does."""
+    """Return why an event cannot be recorded, with field and value; None if it can."""
     if not isinstance(event, dict):
         return f"an event is {shown(event)}; allowed: an object"
     kind = event.get("event")
@@ -74,7 +74,7 @@ def problem_of(event: Any) -> str | None:
 
 
 def problem_of_steps(steps: NDArray[np.void]) -> str | None:
-    """Say what keeps records of STEP_DTYPE from being recorded, or None if nothing does."""
+    """Return why records of STEP_DTYPE cannot be recorded; None if they can."""
     for name, low, high in (
         ("step", 1, LARGEST_WHOLE),
         ("elapsed_ms", -LARGEST_WHOLE, LARGEST_WHOLE),
@@ -89,17 +89,17 @@ def problem_of_steps(steps: NDArray[np.void]) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message may hold it, however long or deep it is."""
+    """Return the repr of a value for a message, at most 200 characters; does not raise."""
     try:
         text = repr(value)
-    except Exception:  # a whole number of too many digits, a list too deep, a recipe's own class
+    except Exception:  # an int of too many digits, a list too deep, a user's class
         text = f"of type {type(value).__name__}"
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def cleaned(text: str) -> str:
-    """Return a text that every database and UTF-8 can hold: NUL and lone surrogates are escaped."""
+    """Escape NUL and lone surrogates, which databases or UTF-8 cannot store."""
     text = text if text.isascii() else text.encode(errors="backslashreplace").decode()
     return text.replace("\0", "\\x00")
 
@@ -130,7 +130,7 @@ def _problem(value: Any, rule: Rule, path: str) -> str | None:
 
 
 def _holds(rule: Rule, value: Any) -> bool:
-    """Tell whether a plain value is right, as of a thousand numbers nearly always all are."""
+    """Return whether a plain value is valid: a fast path, because nearly all values are."""
     return isinstance(rule, Plain) and rule.holds(value)
 
 
@@ -145,20 +145,20 @@ def _called(event: dict[str, Any]) -> str:
 
 
 def _offset_mismatch(event: dict[str, Any]) -> str | None:
-    """Say which file does not lie where it belongs."""
+    """Return a message for a file outside its folder; None if there is none."""
     if event["event"] == "artifact":
-        place, paths = "artifacts", [event["path"]]
+        root, paths = "artifacts", [event["path"]]
     else:
-        place, paths = "checkpoints", [file["path"] for file in event.get("files", ())]
+        root, paths = "checkpoints", [file["path"] for file in event.get("files", ())]
     for path in paths:
         folder, *parts = path.split("/")
-        if folder != place or not parts or any(part in ("", ".", "..") for part in parts):
-            return f"path is {shown(path)}; allowed: a file in the run's folder {place}"
+        if folder != root or not parts or any(part in ("", ".", "..") for part in parts):
+            return f"path is {shown(path)}; allowed: a file in the run's folder {root}"
     return None
 
 
 def _unplain(value: Any, path: str = "", depth: int = 0) -> str | None:
-    """Say where a value is not JSON that every database and browser can hold."""
+    """Return where a value is not JSON that every database and browser can represent; else None."""
     if depth > DEPTH:
         return f"{path} is nested; allowed: at most {DEPTH} lists or objects within each other"
     if isinstance(value, dict):
@@ -191,7 +191,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_scale(value: Any) -> bool:
-    """A NaN, which SQLite takes for NULL, is no scale."""
+    """Return whether the value is a number other than NaN, which SQLite stores as NULL."""
     return _is_number(value) and not math.isnan(float(value))
 
 
@@ -241,8 +241,8 @@ def _is_config(value: Any) -> bool:
 WHOLE = _whole(-LARGEST_WHOLE, LARGEST_WHOLE)
 COUNT = _whole(0, LARGEST_WHOLE)
 STEP = _whole(1, LARGEST_WHOLE)
-SINCE = COUNT  # a step, or none as yet
-ELAPSED = WHOLE  # below 0 where a clock was set back
+SINCE = COUNT  # a step; 0: before the first
+ELAPSED = WHOLE  # negative if a clock was set back
 ID = _whole(1, LARGEST_ID)
 NUMBER = Plain("a number", _is_number)
 SECONDS = Plain(
@@ -278,7 +278,7 @@ MODULE: Mapping[str, Rule] = {
     "near_overflow": NUMBER,
 }
 
-#: By kind, the fields that halfstep.telemetry.spool describes.
+#: Fields by event kind; halfstep.telemetry.spool describes them.
 EVENTS: Mapping[str, Mapping[str, Rule]] = {
     "scaler": {
         "kind": _one_of("skip", "growth", "backoff", "set"),
@@ -294,7 +294,7 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
         "step": SINCE,
         "reason": NAME,
         "request": _or_nothing(ID, is_needed=False),
-        # Of saves by Halfstep's own loop; a script's, and those of earlier versions, have neither.
+        # Only in checkpoints of Halfstep's own loop; scripts and earlier versions have neither.
         "write_seconds": Plain(SECONDS.allowed, SECONDS.holds, is_needed=False),
         "stall_seconds": Plain(SECONDS.allowed, SECONDS.holds, is_needed=False),
         "files": Listed({"kind": _like(FILE_KIND, FILE_KINDS), **FILE}),

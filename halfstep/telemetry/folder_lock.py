@@ -1,9 +1,9 @@
-"""A lock file that one process at a time holds, also where the file system has no locks.
+"""A lock file for one process at a time, also on file systems without locks.
 
-The lock is the kernel's (flock), gone with the process. Where the file system refuses it, as NFS
-without a lock daemon does, it is a file made exclusively, `<name>.owner`, that names its owner and
-is touched as a heartbeat. The owner of such a file is stale once its process is dead, or, if this
-machine cannot know that, once its heartbeat is too old by the clock of the file system.
+The lock is flock, which the kernel releases when the process ends. If the file system does not
+support it, e.g. NFS without a lock daemon, the lock is a file created exclusively, `<name>.owner`,
+which names its owner and is touched as a heartbeat. The owner is stale once its process is dead,
+or, if this machine cannot check that, once its heartbeat is too old by the file system's clock.
 """
 
 import fcntl
@@ -22,24 +22,24 @@ from halfstep import process
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0  # without a heartbeat
-POLL_SECONDS = 0.05  # of `held` for an owner's file, which cannot wake who waits
+POLL_SECONDS = 0.05  # for an owner file, which cannot wake a waiting process
 
 
 class FolderLock:
-    """Held until `release` or the end of the process. A child by fork has to release its copy."""
+    """Held until `release` or the end of the process. A forked child must release its copy."""
 
     def __init__(self, path: Path) -> None:
-        """path: of the lock file, which stays."""
+        """path: lock file, which is never deleted."""
         self._path = path
         self._file: IO[str] | None = None
         self._owner: OwnerFile | None = None
 
     def acquire(self) -> bool:
-        """Take the lock without waiting; False if another holds it. Raises OSError."""
+        """Take the lock without waiting; False if another process holds it. Raises OSError."""
         return self._acquire(fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def wait(self) -> None:
-        """Take the lock once no other holds it. Raises OSError."""
+        """Wait until the lock is free and take it. Raises OSError."""
         while not self._acquire(fcntl.LOCK_EX):
             time.sleep(POLL_SECONDS)
 
@@ -74,7 +74,7 @@ class FolderLock:
         return OwnerFile(self._path.with_name(f"{self._path.name}.owner"))
 
     def release(self) -> None:
-        """Give the lock up; in a child by fork only the copy, which its parent still holds."""
+        """Release the lock; in a forked child only its copy: the parent still holds the lock."""
         if self._file:
             self._file.close()
         if self._owner:
@@ -83,7 +83,7 @@ class FolderLock:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, once no other does. Raises OSError."""
+    """Wait for the lock of a file and hold it. Raises OSError."""
     lock = FolderLock(path)
     lock.wait()
     try:
@@ -93,7 +93,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 class OwnerFile:
-    """A file that exists as long as its owner holds it."""
+    """Lock file that exists as long as its owner holds the lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -102,7 +102,7 @@ class OwnerFile:
         self._released: threading.Event | None = None
 
     def acquire(self) -> bool:
-        """Make the file, or take a stale one over; False if another process holds it."""
+        """Create the file, or take over a stale one; False if another process holds it."""
         if self._create(self._path) or (self._is_stale(self._path) and self._take_over()):
             self._released = threading.Event()
             threading.Thread(target=self._beat, args=[self._released], daemon=True).start()
@@ -110,11 +110,11 @@ class OwnerFile:
         return False
 
     def is_held(self) -> bool:
-        """Return whether a process that is not known to be dead holds it."""
+        """Return whether a process that is not known to be dead holds the lock."""
         return self._path.exists() and not self._is_stale(self._path)
 
     def release(self) -> None:
-        """Delete the file, in the process that made it."""
+        """Delete the file; does nothing in a process that did not create it."""
         if self._released and os.getpid() == self._pid:
             self._released.set()
             if self._is_ours():
@@ -122,18 +122,18 @@ class OwnerFile:
         self._released = None
 
     def _take_over(self) -> bool:
-        """Replace a stale file; of several that try, one succeeds.
+        """Replace a stale file; of several processes that try, one succeeds.
 
-        Only who has made the successor may rename it, and looks again before.
+        Only the process that created the successor may rename it, and it checks again before that.
         """
         successor = self._path.with_name(f"{self._path.name}.next")
         if not self._create(successor):
             if not self._is_stale(successor):
                 return False
-            successor.unlink(missing_ok=True)  # of a process that ended in the midst of this
+            successor.unlink(missing_ok=True)  # left by a process that ended during a takeover
             if not self._create(successor):
                 return False
-        with suppress(FileNotFoundError):  # another renamed ours
+        with suppress(FileNotFoundError):  # another process renamed it
             if self._is_stale(self._path):
                 successor.replace(self._path)
             else:
@@ -141,7 +141,7 @@ class OwnerFile:
         return self._is_ours()
 
     def _create(self, path: Path) -> bool:
-        """Make a file exclusively; False if it is there already."""
+        """Create a file exclusively; False if it exists."""
         owner = {
             "token": self._token,
             "host": platform.node(),
@@ -170,7 +170,7 @@ class OwnerFile:
             return False
 
     def _file_system_time(self) -> float:
-        """Return the time by the clock that the file's heartbeat is written with."""
+        """Return the current time by the clock that sets the file's mtime."""
         probe = self._path.with_name(f".{self._path.name}.{self._token}.time")
         probe.write_bytes(b"")
         try:
@@ -180,16 +180,16 @@ class OwnerFile:
 
     def _beat(self, released: threading.Event) -> None:
         while not released.wait(HEARTBEAT_SECONDS):
-            with suppress(OSError):  # a full or absent disk: at the next beat
+            with suppress(OSError):  # a full or absent disk: retry at the next heartbeat
                 if not self._is_ours():
                     return
                 os.utime(self._path)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return what an owner wrote; nothing if the file is gone or damaged."""
+    """Return an owner file's content; {} if the file is missing or damaged."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

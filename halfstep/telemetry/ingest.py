@@ -1,12 +1,12 @@
-"""How a watched run reaches a server: four requests, each of which may be repeated.
+"""HTTP client that uploads a watched run: four requests, each of which may be repeated.
 
-    POST /api/v1/ingest                                          an attempt begins, or goes on
+    POST /api/v1/ingest                                          start or continue an attempt
     PUT  /api/v1/ingest/{run}/{attempt}/{sequence}?offset=       bytes of a file of its spool
     PUT  /api/v1/ingest/{run}/{attempt}/files/{path}?offset=     bytes of a checkpoint or artifact
-    POST /api/v1/ingest/{run}/{attempt}/end                      how it ended
+    POST /api/v1/ingest/{run}/{attempt}/end                      outcome of the attempt
 
-A server that is elsewhere than we believed answers 409 "offset" and where it is, which is as good
-an answer as any: what these methods return is where to go on from.
+A server that expects another offset responds with 409 "offset" and the offset that it expects.
+The methods return that offset like one of a successful request: the next upload starts there.
 """
 
 import gzip
@@ -20,20 +20,23 @@ from halfstep.api_client.credentials import Credentials
 from halfstep.api_client.responses import ApiError, content, naming, spoken
 from halfstep.telemetry.spool import plain
 
-PIECE_BYTES = 4 * 2**20  # which the server takes at once
-PATIENCE_SECONDS = 15.0  # with a connection on which nothing moves
-FASTEST = 1  # of gzip's levels: the training has a use for this processor too
+PIECE_BYTES = 4 * 2**20  # most that the server accepts in one request
+PATIENCE_SECONDS = 15.0  # timeout of a connection without traffic
+FASTEST = 1  # gzip level: leaves CPU time to the training
 
 
 class SpoolOffset(NamedTuple):
-    """In the spool of an attempt: where the next byte goes."""
+    """Position of the next byte in an attempt's spool: file number and offset in that file."""
 
     sequence: int
     offset: int
 
 
 class Recorded(NamedTuple):
-    """What the server has of an attempt. page: its address there, without the server's own."""
+    """State of an attempt on the server.
+
+    place: end of the recorded part of its spool.  page: path of the run's page, without the host.
+    """
 
     run: int
     attempt: int
@@ -42,7 +45,7 @@ class Recorded(NamedTuple):
 
 
 class FileOffset(NamedTuple):
-    """In a file: where the next byte goes, and whether all have come and are the right ones."""
+    """Offset of the next byte of a file. is_stored: it is complete and its checksum matches."""
 
     offset: int
     is_stored: bool
@@ -52,10 +55,10 @@ Query: TypeAlias = Mapping[str, str | int]
 
 
 class Ingest:
-    """A connection to a server that takes watched runs. A context manager, which closes it.
+    """Connection to a server's ingest API. A context manager, which closes it.
 
-    Its methods raise ApiError: of status 0 if the server does not answer, of code "stale_attempt"
-    or "ended" if it wants no more of this attempt.
+    The methods raise ApiError: status 0 if the server does not respond, code "stale_attempt" or
+    "ended" if it accepts no more data of this attempt.
     """
 
     def __init__(self, server: Credentials, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -74,40 +77,40 @@ class Ingest:
         self._http.close()
 
     def use(self, server: Credentials) -> None:
-        """Go on with another token."""
+        """Use another token for later requests."""
         self.server = server
         self._http.headers["Authorization"] = f"Bearer {server.token}"
         self._http.event_hooks = naming(server.origin)
 
     def open(self, described: Mapping[str, Any]) -> Recorded:
-        """Say which attempt of which run is to come. described: as the server's API has it."""
+        """Start or continue an attempt. described: the request body of the server's API."""
         with spoken():
-            told = self._send("POST", "/api/v1/ingest", json=plain(described))
-            place = SpoolOffset(told["sequence"], told["offset"])
-            return Recorded(told["run"], told["attempt"], place, told["page"])
+            response = self._send("POST", "/api/v1/ingest", json=plain(described))
+            place = SpoolOffset(response["sequence"], response["offset"])
+            return Recorded(response["run"], response["attempt"], place, response["page"])
 
     def put_spool(self, recorded: Recorded, place: SpoolOffset, data: bytes) -> SpoolOffset:
-        """Send bytes of a file of the spool; return the end of the last frame that is recorded."""
+        """Send bytes of a spool file; return the end of the last recorded frame."""
         with spoken():
-            told = self._put(
+            response = self._put(
                 f"{_address(recorded)}/{place.sequence}",
                 {"offset": place.offset},
                 gzip.compress(data, FASTEST),
                 {"Content-Encoding": "gzip"},
             )
-            return SpoolOffset(told["sequence"], told["offset"])
+            return SpoolOffset(response["sequence"], response["offset"])
 
     def put_file(
         self, recorded: Recorded, file: Mapping[str, Any], offset: int, data: bytes
     ) -> FileOffset:
-        """Send bytes of a file. file: path, size_bytes and sha256, as an event names it."""
+        """Send bytes of a file. file: an event's entry with path, size_bytes and sha256."""
         query = {"offset": offset, "size": file["size_bytes"], "sha256": file["sha256"]}
         with spoken():
-            told = self._put(f"{_address(recorded)}/files/{quote(file['path'])}", query, data, {})
-            return FileOffset(told["offset"], bool(told.get("stored", False)))
+            body = self._put(f"{_address(recorded)}/files/{quote(file['path'])}", query, data, {})
+            return FileOffset(body["offset"], bool(body.get("stored", False)))
 
     def end(self, recorded: Recorded, outcome: Mapping[str, Any]) -> None:
-        """Say how the attempt ended. outcome: as its file in the run's folder has it."""
+        """Send the outcome of the attempt. outcome: content of its outcome file."""
         names = ("status", "step", "error", "exit_code", "lost_bytes")
         ended = {name: outcome.get(name) for name in names}
         with spoken():
@@ -124,8 +127,8 @@ class Ingest:
             return error.problem
 
     def _send(self, method: str, address: str, **request: Any) -> Mapping[str, Any]:
-        told: Mapping[str, Any] = content(self._http.request(method, address, **request))
-        return told
+        body: Mapping[str, Any] = content(self._http.request(method, address, **request))
+        return body
 
 
 def _address(recorded: Recorded) -> str:

@@ -1,7 +1,7 @@
-"""A spool whose disk may be full for a while: what comes then is lost, and counted, and no more.
+"""A spool writer that survives a full disk: records of that time are lost and counted.
 
-A write that failed may have left half a frame, after which nothing can be read. So it goes on in
-the attempt's next file, `<attempt>-<n+1>`, as soon as there is space again.
+A failed write may leave half a frame, after which nothing can be read. Writing therefore continues
+in the attempt's next file, `<attempt>-<n+1>`, as soon as there is space again.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ RETRY_SECONDS = 5.0
 
 
 class PatientSpool:
-    """Takes steps and events as SpoolWriter does, and raises nothing that the disk does."""
+    """Same interface as SpoolWriter, but I/O errors are reported instead of raised."""
 
     def __init__(
         self, folder: Path, attempt: int, say: Callable[[str], None], sequence: int = 0
     ) -> None:
-        """Raises OSError, for this once, if nothing can be written from the first.
+        """Open the spool. Raises OSError if its first file cannot be created.
 
-        say: told a sentence when the disk fails, and when it is well again.  sequence: of the
-        first file.
+        say: called with a message when writing fails and when it works again.
+        sequence: number of the first file.
         """
         self._folder, self._attempt, self._say = folder, attempt, say
         self._writer: SpoolWriter | None = SpoolWriter(folder, attempt, sequence=sequence)
@@ -32,25 +32,25 @@ class PatientSpool:
         self._last_step = 0
 
     def steps(self, records: Steps) -> None:
-        """Append records of STEP_DTYPE, or count them as lost."""
+        """Append records of STEP_DTYPE; if the write fails, count them as lost."""
         self._last_step = int(records["step"][-1])
         if not self._try(lambda writer: writer.steps(records)):
             self._lost_steps += len(records)
 
     def event(self, event: Event) -> None:
-        """Append an event, or count it as lost. Raises BadEvent."""
+        """Append an event; if the write fails, count it as lost. Raises BadEvent."""
         if not self._try(lambda writer: writer.event(event)):
             self._lost_events += 1
 
     def close(self) -> None:
-        """Write no more; of what was lost until the end, the end is told."""
+        """Close the spool; report the records lost since the disk failed, if it still does."""
         if self._writer is None:
-            self._say(f"the disk did not get well: {self._lost()}")
+            self._say(f"the spool could not be written again: {self._lost()}")
         else:
             self._writer.close()
 
     def _try(self, write: Callable[[SpoolWriter], None]) -> bool:
-        """Write, in a new file if need be; tell whether it was written."""
+        """Write, in a new file after a failure; return whether the write succeeded."""
         try:
             writer = self._writer or self._reopened()
             if writer is None:
@@ -80,7 +80,7 @@ class PatientSpool:
         self._writer.close()
         self._writer = None
         if not self._lost_steps and not self._lost_events:
-            self._say(f"the spool cannot be written, and what comes now is lost: {error}")
+            self._say(f"the spool cannot be written; data is lost until it can: {error}")
 
     def _lost(self) -> str:
         return f"{self._lost_steps:,} steps and {self._lost_events:,} events were lost"

@@ -1,8 +1,8 @@
-"""The relay of numbers from child processes, data loaders' workers say, to their parent's run.
+"""Relay of numbers from child processes, such as data-loader workers, to their parent's run.
 
-A child appends lines of JSON to a file of its own in the run's folder,
-`relay-<attempt>/<pid>.jsonl`; the process that writes the run reads them, and deletes them at its
-end. What a child cannot relay it says in a line, once in a run.
+A child appends lines of JSON to its file in the run's folder, `relay-<attempt>/<pid>.jsonl`. The
+process that writes the run reads these files, and deletes them when it ends. For values that
+cannot be relayed a child prints a line, the same line only once per run.
 """
 
 import hashlib
@@ -20,21 +20,21 @@ from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.stderr import in_a_line, say
 from halfstep.telemetry.attempt_files import AttemptFiles
 
-#: Names the run of a process to its children by spawn: its folder, attempt and PID.
+#: Environment variable that names a run to spawned children: [folder, attempt, PID].
 PARENT = "HALFSTEP_PARENT_RUN"
-MOST_SAID = 20  # lines of all child processes of a run
-RECEIVE_SECONDS = 0.2  # between two looks at what children have logged
+MOST_MESSAGES = 20  # lines that all child processes of a run print
+RECEIVE_SECONDS = 0.2  # between two polls of the files of child processes
 
 
 class Relayed(NamedTuple):
-    """The numbers of one call of a child, by name. step: the one that the child named, if any."""
+    """Numbers of one `log` call of a child, by name. step: None if the call had none."""
 
     numbers: dict[str, float]
     step: int | None
 
 
 class RelayWriter:
-    """The end of a child, and of its own children."""
+    """Writer used in a child process and in its own children."""
 
     def __init__(self, files: AttemptFiles) -> None:
         self._files = AttemptFiles(files.folder.absolute(), files.attempt)
@@ -42,24 +42,24 @@ class RelayWriter:
         self._pid, self._descriptor = 0, -1
 
     def log(self, values: Any, step: Any) -> None:
-        """Relay the numbers; say which values are none. Raises nothing."""
+        """Relay the numbers; print which values are not numbers. Does not raise."""
         try:
             self._log(values, step)
-        except Exception as error:  # a full disk, a step that is none
-            self.refuse(f"numbers of a child process are not logged: {error}")
+        except Exception as error:  # e.g. a full disk, an invalid step
+            self.print_once(f"numbers of a child process are not logged: {error}")
 
-    def refuse(self, text: str) -> None:
-        """Say a line, if no other child of the run has."""
-        said = self._folder / f"said-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        with suppress(OSError):  # FileExistsError: another child said it
-            if self._is_open() and len([*self._folder.glob("said-*")]) < MOST_SAID:
-                said.open("x").close()
+    def print_once(self, text: str) -> None:
+        """Print a line that no other child of the run has printed."""
+        marker = self._folder / f"said-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        with suppress(OSError):  # FileExistsError: another child printed it
+            if self._is_open() and len([*self._folder.glob("said-*")]) < MOST_MESSAGES:
+                marker.open("x").close()
                 say(text)
 
     def _log(self, values: Any, step: Any) -> None:
         if not isinstance(values, Mapping):
             what = f"log received {in_a_line(values)}"
-            self.refuse(f"{what}; allowed: a dictionary of values by name")
+            self.print_once(f"{what}; allowed: a dictionary of values by name")
             return
         numbers = {}
         for name, value in values.items():
@@ -69,23 +69,23 @@ class RelayWriter:
                     numbers[str(name)] = float(as_scalar(value))
                     continue
                 what = "only numbers of a child process are recorded; log it in the parent"
-            except Exception as error:  # of a value that only looks like a number
+            except Exception as error:  # a value that only resembles a number
                 what = f"{type(error).__name__}: {error}"
-            self.refuse(f"{str(name)[:100]} is not logged: {what}")
+            self.print_once(f"{str(name)[:100]} is not logged: {what}")
         if numbers:
             self._append(Relayed(numbers, None if step is None else int(step)))
 
     def _append(self, relayed: Relayed) -> None:
         if not self._is_open():
             return
-        if self._pid != os.getpid():  # the first line, or the file is that of our parent
+        if self._pid != os.getpid():  # first line, or an inherited descriptor
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self._folder / f"{os.getpid()}.jsonl", flags, 0o666)
             self._pid = os.getpid()
         os.write(self._descriptor, f"{json.dumps(relayed)}\n".encode())
 
     def _is_open(self) -> bool:
-        """Return whether the run goes on; make the folder of the relay."""
+        """Create the relay folder; return False if the run has ended or was deleted."""
         if self._files.outcome.exists() or not self._files.folder.exists():
             return False
         self._folder.mkdir(exist_ok=True)
@@ -93,7 +93,7 @@ class RelayWriter:
 
 
 class RelayReader:
-    """The end of the process that writes the run."""
+    """Reader used in the process that writes the run."""
 
     def __init__(self, files: AttemptFiles) -> None:
         self._folder = _folder(files)
@@ -101,11 +101,11 @@ class RelayReader:
         self._read_at = clock()
 
     def is_due(self) -> bool:
-        """Return whether it is time for a look."""
+        """Return whether the next poll is due."""
         return clock() - self._read_at > RECEIVE_SECONDS
 
     def receive(self) -> Iterator[Relayed]:
-        """Yield what children have logged since the last call."""
+        """Yield the numbers that children have logged since the last call."""
         self._read_at = clock()
         if not self._folder.is_dir():
             return
@@ -113,38 +113,38 @@ class RelayReader:
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path.name, 0))
                 for line in file:
-                    if not line.endswith(b"\n"):  # it is being written
+                    if not line.endswith(b"\n"):  # still being written
                         break
                     self._offsets[path.name] = self._offsets.get(path.name, 0) + len(line)
-                    with suppress(ValueError, TypeError):  # damaged: by a full disk, say
+                    with suppress(ValueError, TypeError):  # damaged, e.g. by a full disk
                         yield _relayed(json.loads(line))
 
     def close(self) -> None:
-        """Delete what was received."""
+        """Delete the relay folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _relayed(line: Any) -> Relayed:
-    """Return what a line holds. Raises ValueError."""
+    """Return the content of a line. Raises ValueError."""
     numbers, step = line if isinstance(line, list) else (None, None)
     is_whole = step is None or isinstance(step, int)
     if not is_whole or not isinstance(numbers, dict):
-        raise ValueError(f"no call of a child process: {line}")
+        raise ValueError(f"relay line is {line}; allowed: [numbers by name, step or null]")
     return Relayed({name: float(value) for name, value in numbers.items()}, step)
 
 
 def announce(files: AttemptFiles) -> None:
-    """Name the run to children by spawn that this process will start."""
+    """Set the environment variable that names the run to spawned child processes."""
     os.environ[PARENT] = json.dumps([str(files.folder.absolute()), files.attempt, os.getpid()])
 
 
 def retract() -> None:
-    """Name it no more."""
+    """Unset the environment variable of `announce`."""
     os.environ.pop(PARENT, None)
 
 
 def announced() -> AttemptFiles | None:
-    """Return the run of the process whose child, by multiprocessing, this one is."""
+    """Return the run of the multiprocessing parent of this process; None if it has none."""
     process = sys.modules.get("multiprocessing.process")
     parent = process.parent_process() if process else None
     with suppress(ValueError, TypeError):

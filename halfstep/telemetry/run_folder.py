@@ -1,20 +1,20 @@
-"""The folder of a watched run, with everything about it.
+"""The folder of a watched run.
 
     <folder>/<run>/run.json             name, project, configuration, tags, attempts
                    spool/<attempt>-<n>.spool
                    artifacts/step-00000400/<name>
                    checkpoints/step-00000400/<name>
-                   outcome-<attempt>.json      how it ended; none: it has not, or nobody could say
-                   crash-<attempt>             after a fatal signal, where Python was; see ending.py
-                   uploaded.json               what has reached a server for good; see sending.py
+                   outcome-<attempt>.json      outcome; absent while it runs, or if it is unknown
+                   crash-<attempt>             traceback at a fatal signal; see exit_hooks.py
+                   uploaded.json               files that are uploaded; see sender.py
                    writer.lock                 held by the process that writes the run
-                   uploader.lock, .log         who sends it, and what that one has said
+                   uploader.lock, .log         lock of the uploader, and its messages
                    relay-<attempt>/            numbers of child processes; see relay.py
-                   last-step                   where attempts came to whose spool was deleted
+                   last-step                   last step of attempts whose spool was deleted
 
-    <folder>/resume                     a text file that names the run to go on with, if it is there
+    <folder>/resume                     optional text file that names the run to resume
 
-An attempt is one process that watched; a resumed run's is the last one's plus 1.
+An attempt is one watching process; its number is that of the run's last attempt plus 1.
 """
 
 import json
@@ -36,7 +36,8 @@ from halfstep.telemetry.events import shown
 from halfstep.telemetry.spool import Position, SpoolReader, plain, spool_files
 
 FORMAT = 1
-#: Where runs lie if nobody says. A script beside a folder of our own name may import that.
+#: Default folder of runs. A folder "halfstep" next to a script would shadow the package in its
+#: imports.
 RUNS, EARLIER_RUNS = "halfstep-runs", "halfstep"
 RESUME, LAST_STEP = "resume", "last-step"
 PACKAGES = ("torch", "numpy", "lightning", "transformers", "accelerate", "timm", "halfstep")
@@ -60,11 +61,11 @@ def open_run(
     say: Callable[[str], None] = lambda _: None,
     claim: Callable[[Path], bool] = lambda _: True,
 ) -> AttemptFiles:
-    """Make a run's folder, or find that of `run`, and note a new attempt in it.
+    """Create a run's folder, or find that of `run`, and add a new attempt to it.
 
-    config: of one that is there it replaces what it names.  secret: what is hidden wherever it
-    stands.  say: told a line if there is no such run.  claim: returns False if another process
-    writes the run in this folder. Raises RunIsWritten.
+    config: replaces the values that it names in an existing run.  secret: text that is hidden
+    wherever it occurs.  say: called with a message if `run` does not exist.  claim: returns False
+    if another process writes the run in this folder. Raises RunIsWritten.
     """
     resume = folder / RESUME
     if run is None and resume.is_file():
@@ -84,7 +85,7 @@ def open_run(
         "format": FORMAT,
         "id": uuid.uuid4().hex,
         "name": name or run or place.name,
-        **({} if run in (None, place.name) else {"run": run}),  # that its folder cannot say
+        **({} if run in (None, place.name) else {"run": run}),  # if the folder's name differs
         "project": project,
         "config": None,
         "tags": list(tags),
@@ -99,7 +100,7 @@ def open_run(
 
 
 class RunIsWritten(Exception):
-    """Another process writes the run; the message names it, and what to do."""
+    """Another process writes the run; the message names the process and what to do."""
 
     def __init__(self, place: Path, attempt: Mapping[str, Any]) -> None:
         who = f"process {attempt.get('pid', '(unknown)')} on {attempt.get('host', 'some host')}"
@@ -110,14 +111,14 @@ class RunIsWritten(Exception):
 
 
 def _is_written(place: Path, attempt: Mapping[str, Any]) -> bool:
-    """Return whether another process that lives here has not ended its attempt."""
+    """Return whether another live process on this machine has not ended its attempt."""
     is_ours = attempt.get("pid") == os.getpid()
     ended = AttemptFiles(place, attempt["attempt"]).outcome.exists()
     return not is_ours and not ended and lives(attempt)
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return what run.json says. Raises ValueError if it is damaged."""
+    """Return the content of run.json. Raises ValueError if it is damaged."""
     try:
         run: dict[str, Any] = json.loads((folder / "run.json").read_text())
     except (ValueError, RecursionError) as error:
@@ -128,13 +129,13 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def described_in(folder: Path) -> dict[str, Any]:
-    """Return what there is to know of a run: of one that was queued, its queue knows the rest."""
+    """Return a run's description; for a queued run, which has no run.json, only id and name."""
     is_own = (folder / "run.json").exists()
     return read_run(folder) if is_own else {"id": folder.name, "name": f"run {folder.name}"}
 
 
 def configure(folder: Path, config: object, secret: str | None = None) -> None:
-    """Rewrite a run's configuration. secret: hidden everywhere."""
+    """Replace a run's configuration. secret: text that is hidden wherever it occurs."""
     described = read_run(folder)
     write_json(folder / "run.json", described | {"config": redaction.without(config, secret)})
 
@@ -145,9 +146,10 @@ def last_step(files: AttemptFiles) -> int:
 
 
 def came_to(files: AttemptFiles) -> tuple[int, float]:
-    """Return the last step of the attempts before, and how many seconds ago the run began.
+    """Return the last step of earlier attempts, and the seconds since the run began.
 
-    By this machine's clock, but no less than those attempts have counted: it may have been set.
+    By this machine's clock, but at least the elapsed time that those attempts recorded, because the
+    clock may have been set back.
     """
     step, elapsed_ms = _last_row(files)
     started = datetime.fromisoformat(read_run(files.folder)["started"])
@@ -155,7 +157,7 @@ def came_to(files: AttemptFiles) -> tuple[int, float]:
 
 
 def _last_row(files: AttemptFiles) -> tuple[int, int]:
-    """Return the last step before this attempt, and its elapsed_ms: 0 if its spool is deleted."""
+    """Return the last step before this attempt and its elapsed_ms; 0 if its spool is deleted."""
     earlier = [_numbers(path) for path in spool_files(files.spool)]
     for attempt, sequence in reversed([each for each in earlier if each[0] < files.attempt]):
         reader, step, elapsed_ms = SpoolReader(files.spool, Position(attempt, sequence, 0)), 0, 0
@@ -172,7 +174,7 @@ def _last_row(files: AttemptFiles) -> tuple[int, int]:
 
 
 def last_logged(files: AttemptFiles) -> int | None:
-    """Return the last step that earlier attempts logged a number of, if any lies here."""
+    """Return the last step of a logged number in the run's local spools; None: there is none."""
     reader, last = SpoolReader(files.spool), -1
     while items := reader.poll():
         events = (each for each in items if isinstance(each, dict) and each["event"] == "metric")
@@ -194,19 +196,20 @@ def write_outcome(
     error: str | None = None,
     exit_code: int | None = None,
 ) -> None:
-    """Write how the attempt ended. status: finished, failed, terminated, interrupted or vanished.
+    """Write the outcome of an attempt.
 
-    error: its traceback, or another text.  exit_code: of its process, negative for a signal; None
-    if that went on, or it is not known.
+    status: finished, failed, terminated, interrupted or vanished.  error: its traceback, or another
+    text.  exit_code: of its process, negative for a signal; None if the process continued, or the
+    code is unknown.
     """
     outcome = {"status": status, "step": step, "error": error, "exit_code": exit_code}
     write_json(files.outcome, outcome | {"ended": _now()})
 
 
 def read_outcome(files: AttemptFiles, *, lives: bool = False) -> dict[str, Any] | None:
-    """Return how the attempt ended, with its exit code; None: it has not, as far as is known yet.
+    """Return the outcome of an attempt with its exit code; None if it has none yet.
 
-    lives: its process does. Raises ValueError if the file is damaged.
+    lives: its process is alive. Raises ValueError if the file is damaged.
     """
     try:
         outcome: dict[str, Any] = json.loads(files.outcome.read_text())
@@ -231,12 +234,12 @@ def is_here(attempt: Mapping[str, Any]) -> bool:
 
 
 def lives(attempt: Mapping[str, Any]) -> bool:
-    """Return whether the process of an attempt, as run.json describes it, lives here."""
+    """Return whether the process of an attempt in run.json is alive on this machine."""
     return is_here(attempt) and process.lives(attempt.get("pid", 0), attempt.get("pid_started"))
 
 
 def is_dead(attempt: Mapping[str, Any]) -> bool:
-    """Return whether the process of an attempt is known to be gone."""
+    """Return whether the process of an attempt is known to be dead."""
     return (
         is_here(attempt)
         and attempt.get("pid_started") is not None
@@ -245,14 +248,14 @@ def is_dead(attempt: Mapping[str, Any]) -> bool:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file that is there whole or not at all."""
+    """Replace a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(plain(content), indent=2, allow_nan=False))
     temporary.replace(path)
 
 
 def is_called(place: Path, name: str) -> bool:
-    """Return whether a run is called so: as its folder, or as that cannot be, "my run/1" say."""
+    """Return whether a run has this name, which may be invalid for a folder ("my run/1")."""
     if name == place.name:
         return True
     with suppress(OSError, ValueError):
@@ -262,22 +265,22 @@ def is_called(place: Path, name: str) -> bool:
 
 
 def slug(name: str) -> str:
-    """Return a name as a folder may have it."""
+    """Return a name converted to a valid folder name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:100] or "run"
 
 
 def _place(folder: Path, name: str | None, run: str | None) -> Path:
-    """Return the folder of a run to go on with, or one that was not there."""
+    """Return the folder of an existing run, or a new one."""
     if run is not None and slug(run) == run:
         place = folder / run
         place.mkdir(parents=True, exist_ok=True)
         return place
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c") else "run"
-    wanted = slug(run or name or f"{script}-{datetime.now():%Y%m%d-%H%M%S}")
+    base = slug(run or name or f"{script}-{datetime.now():%Y%m%d-%H%M%S}")
     folder.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
-        place = folder / (wanted if number == 1 else f"{wanted}-{number}")
+        place = folder / (base if number == 1 else f"{base}-{number}")
         try:
             place.mkdir()
         except FileExistsError:
@@ -312,13 +315,13 @@ def _attempt(number: int, secret: str | None) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _now() -> str:

@@ -1,7 +1,7 @@
 """Sends the content of a run's folder that a server does not have yet.
 
-Only the server knows its position, and is queried again after every error. Besides the spool,
-`uploaded.json` lists what is uploaded; without it that is offered again, or kept.
+The server's position is authoritative, and is queried again after every error. `uploaded.json`
+lists the files that are uploaded; without it they are offered again.
 """
 
 import json
@@ -22,21 +22,22 @@ from halfstep.telemetry.spool import WINDOW_BYTES, Event, file_events, lost_byte
 
 REMEMBERED = "uploaded.json"
 MOST_TAGS = 50
-#: Answers that end the sending of an attempt: a later one has taken over, or a person ended it.
+#: Response codes after which no more of an attempt is sent: a newer one has replaced it, or a user
+#: ended it.
 WANTED_NO_MORE = ("stale_attempt", "ended")
-#: Answers that are not about what was sent: the token, time and load.
+#: Status codes that do not concern the content sent: token, timeouts and load.
 PASSING = (0, 401, 403, 408, 409, 425, 429)
 
 Say = Callable[[str], None]
 
 
 class RunSending:
-    """All attempts of a run, oldest first: a later one on the server fences those before it."""
+    """All attempts of a run, oldest first: a newer one on the server fences earlier ones."""
 
     def __init__(
         self, folder: Path, ingest: Ingest, say: Say, *, with_checkpoints: bool = False
     ) -> None:
-        """say: told sentences for people.  with_checkpoints: also those without `upload`."""
+        """say: called with messages for users.  with_checkpoints: also those without `upload`."""
         self.folder, self._ingest, self._say = folder, ingest, say
         self._with_checkpoints = with_checkpoints
         self._sendings: dict[int, AttemptSending] = {}
@@ -68,7 +69,7 @@ class RunSending:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be sent, a line each."""
+        """Data that could not be sent, one line each."""
         lost = {number: sending.lost_bytes for number, sending in self._sendings.items()}
         return [
             *self._damaged.values(),
@@ -80,7 +81,7 @@ class RunSending:
         ]
 
     def use_stored_token(self) -> None:
-        """Go on with what `halfstep login` has stored for this server since, if anything."""
+        """Continue with the token that `halfstep login` has stored for this server, if any."""
         with suppress(Unreadable):
             stored = credentials.read()
             if stored and stored.url == self._ingest.server.url:
@@ -99,12 +100,12 @@ class RunSending:
 
     @property
     def _recorded(self) -> Recorded | None:
-        told = [each.recorded for each in self._sendings.values() if each.recorded]
-        return told[-1] if told else None
+        recorded = [sending.recorded for sending in self._sendings.values() if sending.recorded]
+        return recorded[-1] if recorded else None
 
 
 class AttemptSending:
-    """One attempt."""
+    """Sender of one attempt."""
 
     def __init__(
         self,
@@ -117,20 +118,20 @@ class AttemptSending:
         is_last: bool,
         with_checkpoints: bool,
     ) -> None:
-        """lives: returns whether the process that writes the attempt lives on this machine."""
+        """lives: returns whether the process that writes the attempt is alive on this machine."""
         self.recorded: Recorded | None = None
         self.is_sent = False
-        self.lost_bytes = 0  # of its spool, known once it is over
+        self.lost_bytes = 0  # damaged bytes of its spool, known once the attempt is over
         self._files, self._described, self._ingest, self._say = files, described, ingest, say
         self._lives = lives
         self._is_last, self._with_checkpoints = is_last, with_checkpoints
-        self._is_over = False  # it has ended, and the server knows; or wants no more of it
+        self._is_over = False  # it has ended and the server has its outcome, or rejects more data
         self._place = SpoolOffset(0, 0)
         self._fruitless: tuple[SpoolOffset, int] | None = None  # a piece without one whole frame
-        self._told_files = SpoolOffset(0, 0)  # those named before have gone
+        self._files_sent_to = SpoolOffset(0, 0)  # files named before this are sent
 
     def describe(self, described: Mapping[str, Any]) -> None:
-        """Have the run's description sent anew if it has changed: a script may configure late."""
+        """Send the run's description again if it has changed, e.g. by a late `configure`."""
         if described != self._described:
             self._described, self.recorded = described, None
 
@@ -143,38 +144,38 @@ class AttemptSending:
             self._send()
         except ApiError as error:
             if error.code not in WANTED_NO_MORE:
-                self.recorded = None  # ask anew where the server is
+                self.recorded = None  # query the server's position again
                 raise
             self._is_over = True
-            self.is_sent = self._files.attempt in self._remembered().get("sent", ())
+            self.is_sent = self._files.attempt in self._read_uploaded().get("sent", ())
             if self._is_last:
-                kept = f"attempt {self._files.attempt} stays in {self._files.folder}"
-                self._say(f"{error} {kept}, and nothing more of it is sent")
+                rest = f"attempt {self._files.attempt} stays in {self._files.folder}"
+                self._say(f"{error} {rest}, and no more of it is sent")
 
     def _send(self) -> None:
         recorded = self.recorded or self._open()
-        # Read before the spool: once it is there, nothing more is spooled.
+        # Read before the spool: once the outcome exists, no more data is spooled.
         outcome = read_outcome(self._files, lives=self._lives())
         while self._send_piece(recorded):
             pass
         self._send_files(recorded)
         if outcome is not None:
-            error = outcome["error"] and outcome["error"][-TEXT_CHARACTERS:]  # what was raised
+            error = outcome["error"] and outcome["error"][-TEXT_CHARACTERS:]  # traceback
             spool = spool_of(self._files.spool, self._files.attempt)
             self.lost_bytes = sum(lost_bytes(path) for _, path in spool)
             self._ingest.end(recorded, {**outcome, "error": error, "lost_bytes": self.lost_bytes})
             self._is_over = True
         self.is_sent = True
         if self._is_over or not self._is_last:
-            self._remember(recorded)
+            self._write_uploaded(recorded)
 
     def _open(self) -> Recorded:
         recorded = self._ingest.open(self._described)
         self.recorded, self._place, self._fruitless = recorded, recorded.place, None
-        remembered = self._remembered()
+        remembered = self._read_uploaded()
         if not self._with_checkpoints and remembered.get("run") == recorded.run:
-            told = SpoolOffset(*remembered["files"].get(str(recorded.attempt), (0, 0)))
-            self._told_files = min(told, self._place)  # a server that was set back wants them again
+            sent_to = SpoolOffset(*remembered["files"].get(str(recorded.attempt), (0, 0)))
+            self._files_sent_to = min(sent_to, self._place)  # less if the server was reset
         return recorded
 
     # ---- The spool -----------------------------------------------------------------------------
@@ -189,13 +190,11 @@ class AttemptSending:
             data = _read(path, here.offset)
             if not data or self._fruitless == (here, len(data)):
                 continue
-            told = self._ingest.put_spool(recorded, here, data)
-            if told == here and len(data) == PIECE_BYTES:  # one large frame, or much is damaged
-                told = self._ingest.put_spool(
-                    recorded, here, _read(path, here.offset, WINDOW_BYTES)
-                )
-            if told != here:
-                self._place = told
+            end = self._ingest.put_spool(recorded, here, data)
+            if end == here and len(data) == PIECE_BYTES:  # one large frame, or much is damaged
+                end = self._ingest.put_spool(recorded, here, _read(path, here.offset, WINDOW_BYTES))
+            if end != here:
+                self._place = end
                 return True
             if len(data) == PIECE_BYTES:
                 self._say(
@@ -209,34 +208,34 @@ class AttemptSending:
 
     def _send_files(self, recorded: Recorded) -> None:
         """Send the files that the server's recorded events name."""
-        before = self._told_files
+        before = self._files_sent_to
         try:
             for event, place in self._naming_files():
-                for file in self._wanted(event):
+                for file in self._files_of(event):
                     self._send_file(recorded, file)
-                self._told_files = place
+                self._files_sent_to = place
         finally:
-            if self._told_files != before:
-                self._remember(recorded)
+            if self._files_sent_to != before:
+                self._write_uploaded(recorded)
 
     def _naming_files(self) -> Iterator[tuple[Event, SpoolOffset]]:
-        """Yield the events that name files, each with the place behind it."""
+        """Yield the events that name files, each with its end offset."""
         for sequence, path in spool_of(self._files.spool, self._files.attempt):
-            start = self._told_files.offset if sequence == self._told_files.sequence else 0
-            if self._told_files.sequence <= sequence <= self._place.sequence:
+            start = self._files_sent_to.offset if sequence == self._files_sent_to.sequence else 0
+            if self._files_sent_to.sequence <= sequence <= self._place.sequence:
                 is_partial = sequence == self._place.sequence
                 for event, offset in file_events(path, start):
                     if is_partial and offset > self._place.offset:
                         break
                     yield event, SpoolOffset(sequence, offset)
 
-    def _wanted(self, event: Event) -> list[Event]:
+    def _files_of(self, event: Event) -> list[Event]:
         if event["event"] == "artifact":
             return [event]
         return event["files"] if event.get("upload") or self._with_checkpoints else []
 
     def _send_file(self, recorded: Recorded, file: Event) -> None:
-        """Send a file that is there, and is still the one that was named."""
+        """Send a file if it still exists with the size that the event has."""
         path = self._files.folder / file["path"]
         size = path.stat().st_size if path.is_file() else None
         if size != file["size_bytes"]:
@@ -247,37 +246,37 @@ class AttemptSending:
         try:
             while not place.is_stored:
                 data = _read(path, place.offset)
-                told = self._ingest.put_file(recorded, file, place.offset, data)
-                if told == place:
+                following = self._ingest.put_file(recorded, file, place.offset, data)
+                if following == place:
                     raise ApiError(422, f"the server stays at byte {place.offset:,}")
-                place = told
+                place = following
         except ApiError as error:
             if error.status in PASSING or error.status >= 500:
                 raise
-            self._say(f"{path} is not taken: {error}")
+            self._say(f"{path} is rejected: {error}")
 
-    # ---- What the folder says ------------------------------------------------------------------
+    # ---- uploaded.json -------------------------------------------------------------------------
 
-    def _remembered(self) -> dict[str, Any]:
+    def _read_uploaded(self) -> dict[str, Any]:
         try:
-            found = dict(json.loads((self._files.folder / REMEMBERED).read_text()))
+            content = dict(json.loads((self._files.folder / REMEMBERED).read_text()))
         except (OSError, ValueError):
             return {}
-        return found if found.get("url") == self._ingest.server.url else {}
+        return content if content.get("url") == self._ingest.server.url else {}
 
-    def _remember(self, recorded: Recorded) -> None:
-        known = self._remembered()
+    def _write_uploaded(self, recorded: Recorded) -> None:
+        known = self._read_uploaded()
         if known.get("run") != recorded.run:
             known = {"url": self._ingest.server.url, "run": recorded.run, "files": {}, "sent": []}
-        known["files"][str(recorded.attempt)] = list(self._told_files)
+        known["files"][str(recorded.attempt)] = list(self._files_sent_to)
         if self.is_sent:
             known["sent"] = sorted({*known["sent"], recorded.attempt})
-        with suppress(OSError):  # a full disk: the files are offered again some day
+        with suppress(OSError):  # a full disk: the files are offered again later
             write_json(self._files.folder / REMEMBERED, known)
 
 
 def _described(run: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the server is told of an attempt, as much of it as a run may have."""
+    """Return an attempt's description for the server, within the server's limits."""
     return {
         "id": run["id"],
         "attempt": attempt["attempt"],
@@ -294,7 +293,7 @@ def _described(run: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, 
 
 
 def _text(text: str) -> str:
-    """Return what a script was started with as it may be sent: a path need not be UTF-8."""
+    """Return a command-line argument or path in UTF-8, truncated: a path need not be UTF-8."""
     return text.encode(errors="backslashreplace").decode()[:PATH_CHARACTERS]
 
 

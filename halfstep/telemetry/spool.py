@@ -63,7 +63,7 @@ the bounds of every field; an event out of bounds is not written, and is read as
     uncalled    step, modules: those named by a setting and not called in the first step
     updates     step, modules [{"name", "wanted", "lost", "saved"}]: number of bf16 weights with a
                 gradient, of these the number unchanged by the step, and with stochastic rounding
-                the number changed only because of it; see updates.py
+                the number changed only because of it; see lost_updates.py
     poison      step, count, buffers: those with an inf or a NaN since the skip of that step; only
                 the first of many; each buffer is reported once; at_end: seen after the last step
                 of a watched script, which may not be where it happened

@@ -1,4 +1,4 @@
-"""Sending later: runs that lie in folders, whole or half, once or once more."""
+"""`halfstep upload`: sends runs from their folders; may be repeated for partially sent runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +12,14 @@ from halfstep.telemetry.run_folder import is_dead, last_step, read_run, remember
 from halfstep.telemetry.sender import RunSending
 from halfstep.telemetry.spool import spool_of
 
-TRIES = 6  # at a server that is away, for about half a minute
+TRIES = 6  # at an unreachable server, over about half a minute
 
 
 class Sent(NamedTuple):
-    """page: where the run is to be seen; None: nothing of it was wanted.  is_over: it has ended.
+    """Result of `upload`.
 
-    problems: what could not be sent, a line each.
+    page: URL of the run's page; None: the server accepted nothing, or another uploader is running.
+    is_over: the run has ended.  problems: what could not be sent, a line each.
     """
 
     page: str | None
@@ -27,14 +28,14 @@ class Sent(NamedTuple):
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the folders of runs at or below a folder, but for what lies within a run's."""
+    """Return the run folders at or below a folder; folders inside a run's folder are skipped."""
     if (folder / "run.json").is_file():
         return [folder]
     try:
         below = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
-    except PermissionError:  # whoever sends it reports why it cannot be read
+    except PermissionError:  # `upload` reports why it cannot be read
         return [folder]
-    return [run for each in below for run in run_folders(each)]
+    return [run for path in below for run in run_folders(path)]
 
 
 def upload(
@@ -48,12 +49,12 @@ def upload(
 ) -> Sent:
     """Send the current content of a run's folder.
 
-    wait: called with seconds between two tries.  delete: the spool of what is over and sent.
-    Raises ApiError, of a server that is still away too.
+    wait: called with seconds between two tries.  delete: delete the spools of attempts that are
+    over and sent. Raises ApiError, also if the server is still unreachable after all tries.
     """
-    with uploader.alone(folder) as is_alone:
-        if not is_alone:
-            say(f"{folder} is being sent by the uploader of its training")
+    with uploader.upload_lock(folder) as is_acquired:
+        if not is_acquired:
+            say(f"{folder} is already being sent by the uploader of its training process")
             return Sent(None, is_over=False)
         sending = RunSending(folder, ingest, say, with_checkpoints=with_checkpoints)
         for files in _attempts(folder):
@@ -69,42 +70,45 @@ def upload(
 
 
 def _send(sending: RunSending, wait: Callable[[float], None]) -> None:
-    for tried in range(TRIES):
+    for retry in range(TRIES):
         try:
             sending.send()
         except ApiError as error:
-            is_lasting = 400 <= error.status < 500 and error.status not in (408, 425, 429)
-            if is_lasting or tried == TRIES - 1:
+            is_permanent = 400 <= error.status < 500 and error.status not in (408, 425, 429)
+            if is_permanent or retry == TRIES - 1:
                 raise
-            wait(uploader.backoff(tried + 1))
+            wait(uploader.backoff(retry + 1))
         else:
             return
 
 
 def _attempts(folder: Path) -> list[AttemptFiles]:
-    return [AttemptFiles(folder, each["attempt"]) for each in read_run(folder)["attempts"]]
+    return [AttemptFiles(folder, row["attempt"]) for row in read_run(folder)["attempts"]]
 
 
 def _is_over(files: AttemptFiles) -> bool:
-    """Return whether an attempt writes no more; one of another machine may, unless it says so."""
-    return files.outcome.exists() or is_dead(_written(files))
+    """Return whether an attempt has ended; on another machine only its outcome file shows that."""
+    return files.outcome.exists() or is_dead(_attempt_entry(files))
 
 
 def _close_if_dead(files: AttemptFiles) -> None:
-    """Write down that an attempt's process is gone; it may live on in another container."""
-    written = _written(files)
-    if is_dead(written):
-        uploader.Training(files, written["pid"], written["pid_started"]).close()
+    """Write the outcome of an attempt whose process is known to be dead.
+
+    A process in another container may still be running.
+    """
+    entry = _attempt_entry(files)
+    if is_dead(entry):
+        uploader.Training(files, entry["pid"], entry["pid_started"]).close()
 
 
-def _written(files: AttemptFiles) -> dict[str, Any]:
-    """Return what run.json says of an attempt."""
+def _attempt_entry(files: AttemptFiles) -> dict[str, Any]:
+    """Return the entry of an attempt in run.json."""
     attempts: list[dict[str, Any]] = read_run(files.folder)["attempts"]
     return next(attempt for attempt in attempts if attempt["attempt"] == files.attempt)
 
 
 def _delete_spool(files: AttemptFiles) -> None:
-    """Delete what an attempt spooled; which step it came to, a later attempt has to know."""
+    """Delete an attempt's spool and store its last step, which later attempts need."""
     remember_last_step(files.folder, last_step(AttemptFiles(files.folder, files.attempt + 1)))
     for _, path in spool_of(files.spool, files.attempt):
         path.unlink()

@@ -1,11 +1,11 @@
-"""The uploader: a process of its own that sends a watched run to a server, while it is written.
+"""The uploader: a separate process that sends a watched run to a server while it is written.
 
     python -P -m halfstep.telemetry.uploader FOLDER ATTEMPT ORIGIN
 
-`halfstep.watch` starts it. It is nobody's child and in a session of its own, so that it outlives
-the training, however that ends; it then sends what is left. Of a process that is gone without
-having written down how it ended, it says just that. A run's folder has one uploader at a time: the
-one of its newest attempt, which also sends what is left of those before.
+`halfstep.watch` starts it. It is detached, in its own session, so it outlives the training process
+and sends the rest after that has ended. If the process died without writing its outcome, the
+uploader writes one. A run's folder has one uploader at a time: that of its newest attempt, which
+also sends the rest of earlier attempts.
 """
 
 import os
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from halfstep.telemetry.sender import RunSending
 
 LOCK, LOG = "uploader.lock", "uploader.log"
-LOOK_SECONDS = 0.5  # between two looks at what was written
-LIFE_SECONDS = 0.2  # between two looks whether the training lives
-LONGEST_SECONDS = 30.0  # between two tries at a server that is away
-MENDING_SECONDS = 60.0  # between two tries of what is refused
-#: Answers about what was sent: tried again only because a script may configure its run anew.
+POLL_SECONDS = 0.5  # between two checks for new data
+LIFE_SECONDS = 0.2  # between two checks whether the training process is alive
+LONGEST_SECONDS = 30.0  # between two tries at an unreachable server
+MENDING_SECONDS = 60.0  # between two tries of a rejected request
+#: Status codes about the content sent: retried only because a script may change its configuration.
 REFUSALS = (400, 413, 415, 422)
-PATIENCE_SECONDS = 600.0  # with such a server once the training has ended
-NICENESS = 10  # the training goes first
+PATIENCE_SECONDS = 600.0  # time to retry after the training has ended
+NICENESS = 10  # the training has precedence
 
 
 def start(
     files: AttemptFiles, server: Credentials, patience_seconds: float | None = None
 ) -> str | None:
-    """Start the uploader of an attempt; return the address of the run's page.
+    """Start the uploader of an attempt; return the URL of the run's page.
 
-    "" if the server has refused, which the uploader says.  patience_seconds: with a server that
-    has yet to tell it; after that the uploader will print it, and None is returned.  None: nobody
-    wants to know. Raises OSError if no process can be started.
+    Returns "" if the server refused the run; the uploader prints the reason.  patience_seconds:
+    how long to wait for the URL; after that the uploader prints it, and None is returned; None:
+    do not wait. Raises OSError if no process can be started.
     """
     ours = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
@@ -57,7 +57,7 @@ def start(
         "PYTHONPATH": path,
         "HALFSTEP_URL": server.url,
         "HALFSTEP_TOKEN": server.token,
-        "OPENBLAS_NUM_THREADS": "1",  # numpy need not take a stack for every processor
+        "OPENBLAS_NUM_THREADS": "1",  # numpy then allocates no stack per processor
     }
     command = [sys.executable, "-P", "-m", "halfstep.telemetry.uploader"]
     with subprocess.Popen(
@@ -73,14 +73,14 @@ def start(
         return os.read(starter.stdout.fileno(), 4096).decode() if ready else None
 
 
-def is_at_work(folder: Path) -> bool:
-    """Return whether some process sends this run."""
-    with alone(folder) as is_alone:
-        return not is_alone
+def is_uploading(folder: Path) -> bool:
+    """Return whether a process is sending this run."""
+    with upload_lock(folder) as is_acquired:
+        return not is_acquired
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[bool]:
+def upload_lock(folder: Path) -> Iterator[bool]:
     """Hold the lock of the process that sends this run; yields False if another holds it."""
     lock = FolderLock(folder / LOCK)
     try:
@@ -90,41 +90,41 @@ def alone(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def succeeding(training: "Training") -> Iterator[None]:
-    """Hold that lock, once the uploader of an earlier attempt has released it."""
+def wait_for_upload_lock(training: "Training") -> Iterator[None]:
+    """Hold the upload lock, once the uploader of an earlier attempt has released it."""
     while True:
-        with alone(training.files.folder) as is_alone:
-            if is_alone:
+        with upload_lock(training.files.folder) as is_acquired:
+            if is_acquired:
                 yield
                 return
         time.sleep(LIFE_SECONDS)
 
 
 class Training:
-    """The process that writes an attempt, as whoever only reads can know of it."""
+    """Process that writes an attempt, observed from another process."""
 
     def __init__(self, files: AttemptFiles, pid: int, since: int | None) -> None:
-        """since: when that process began, as halfstep.process has it."""
+        """since: start time of the process, as returned by halfstep.process.started."""
         self.files, self._pid, self._since = files, pid, since
         self.has_died = threading.Event()
 
     def is_over(self) -> bool:
-        """Return whether the attempt writes no more, and how it ended is known if it ever is."""
+        """Return True once the attempt has an outcome or its process is dead."""
         from halfstep.telemetry.run_folder import read_outcome
 
-        lives = self.lives()  # before its outcome, which it writes last
+        lives = self.lives()  # checked before the outcome, which the process writes last
         return not lives or read_outcome(self.files, lives=lives) is not None
 
     def lives(self) -> bool:
-        """Return whether the process lives."""
+        """Return whether the process is alive."""
         return process.lives(self._pid, self._since)
 
     def close(self) -> None:
-        """Write down that the process has ended, if it is gone and did not do so itself."""
+        """Write an outcome for the process if it is dead and wrote none itself."""
         from halfstep.session.exit_hooks import crash_of
         from halfstep.telemetry.run_folder import last_step, write_outcome
 
-        # Asked in this order: what it wrote in between is there.
+        # In this order: a live process may still write its outcome between the two checks.
         if self._since is not None and not self.lives() and not self.files.outcome.exists():
             following = AttemptFiles(self.files.folder, self.files.attempt + 1)
             code, error = crash_of(self.files.crash) or (None, None)
@@ -132,48 +132,48 @@ class Training:
             write_outcome(self.files, status, last_step(following), error, code)
 
     def await_death(self, then: Callable[[], None]) -> None:
-        """Wait for the process's end, and call something."""
+        """Wait until the process has ended, then call `then`."""
         while self.lives():
             time.sleep(LIFE_SECONDS)
         then()
         self.has_died.set()
 
 
-class Voice:
-    """Says each sentence once: to the script's stderr while that lives, and into a log."""
+class UploaderLog:
+    """Prints each message once: to the script's stderr while that runs, and to a log file."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._is_awaited = True
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def say(self, text: str) -> None:
-        """Say something, if it was not said."""
-        if text in self._said:
+        """Print and log a message that was not printed before."""
+        if text in self._printed:
             return
-        self._said.add(text)
-        with suppress(OSError):  # a terminal that has gone, a full disk
+        self._printed.add(text)
+        with suppress(OSError):  # a closed terminal
             os.write(2, f"halfstep: {text}\n".encode())
         with suppress(OSError), self._log.open("a") as log:
             log.write(f"{time.strftime('%F %T')} {text}\n")
 
-    def let_go(self) -> None:
-        """Go on in the log alone. A terminal may stay: nobody waits for its end, as of a pipe."""
+    def detach_stderr(self) -> None:
+        """Close an inherited stderr so that a reader of its pipe sees EOF; keep a terminal."""
         if not os.isatty(2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def announce(self, page: str) -> None:
-        """Send the page's address to the script, or print it if that no longer waits."""
+        """Send the page's URL to the script, or print it if the script no longer waits."""
         try:
-            is_heard = self._is_awaited and os.write(1, page.encode())
+            is_sent = self._is_awaited and os.write(1, page.encode())
         except BrokenPipeError:
-            is_heard = False
-        if not is_heard:
+            is_sent = False
+        if not is_sent:
             self.say(f"the run is at {page}")
         self.release()
 
     def release(self) -> None:
-        """Let the script wait no longer."""
+        """Close stdout, which ends the script's wait."""
         self._is_awaited = False
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -187,16 +187,17 @@ def follow(
     release: Callable[[], None] = lambda: None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> None:
-    """Send what a training writes, until it is over and all is sent, or nobody can be reached.
+    """Send a run until it has ended and all is sent, or the server stays unreachable.
 
-    announce: told the run's page, once.  release: called when there is to be none for now.
+    announce: called once with the URL of the run's page.  release: called when the server
+    responded with an error, so there is no page yet.
     """
     from halfstep.api_client.responses import ApiError
     from halfstep.telemetry.run_folder import read_run
 
     tries, over_since, is_announced = 0, None, False
     while read_run(sending.folder)["attempts"][-1]["attempt"] == training.files.attempt:
-        # Asked before: what was written until then is there to be sent.
+        # Checked before sending: everything written until the end is then sent.
         if (is_over := training.is_over()) and over_since is None:
             over_since = clock()
             training.close()
@@ -208,26 +209,26 @@ def follow(
                 say(f"{error}; `halfstep upload {sending.folder}` sends the rest")
                 return
             if error.status in (401, 403):
-                say(f"the server refuses the token ({error}); everything is kept and tried again")
+                say(f"the server refuses the token ({error}); nothing is deleted, will retry")
                 sending.use_stored_token()
                 delay = MENDING_SECONDS
             elif error.status in REFUSALS:
-                say(f"the server refuses the run ({error}); everything is kept")
+                say(f"the server refuses the run ({error}); nothing is deleted")
                 delay = MENDING_SECONDS
             else:
-                say(f"the server takes nothing now ({error}); everything is kept and tried again")
+                say(f"the server accepts no data now ({error}); nothing is deleted, will retry")
                 delay = backoff(tries)
             if error.status:
                 release()
             tries += 1
         else:
-            tries, delay = 0, LOOK_SECONDS
+            tries, delay = 0, POLL_SECONDS
             if sending.page and not is_announced:
                 is_announced = True
                 announce(sending.page)
             if is_over:
                 return
-        # Its death is news: whatever we wait for, try at once.
+        # When the process dies, try at once, whatever the delay.
         if over_since is None:
             training.has_died.wait(delay)
         else:
@@ -236,7 +237,7 @@ def follow(
 
 def backoff(tries: int) -> float:
     """Return the seconds until the next attempt: exponential, with jitter."""
-    longest = min(LONGEST_SECONDS, LOOK_SECONDS * 2.0 ** min(tries, 10))
+    longest = min(LONGEST_SECONDS, POLL_SECONDS * 2.0 ** min(tries, 10))
     return longest * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
 
@@ -248,24 +249,24 @@ def main() -> None:
     server = credentials.known()
     if server is None:
         sys.exit("HALFSTEP_URL and HALFSTEP_TOKEN are not set")
-    server = server._replace(origin=origin)  # it came by a variable from where it stands
+    server = server._replace(origin=origin)  # the source of the token, not the variable
     os.nice(NICENESS)
-    # After the fork, for they take their time.
+    # After the fork: these imports are slow.
     from halfstep.telemetry.ingest import Ingest
     from halfstep.telemetry.run_folder import read_run
     from halfstep.telemetry.sender import RunSending
 
-    voice = Voice(folder / LOG)
+    log = UploaderLog(folder / LOG)
     try:
-        [written] = [each for each in read_run(folder)["attempts"] if each["attempt"] == attempt]
-        training = Training(AttemptFiles(folder, attempt), written["pid"], written["pid_started"])
-        threading.Thread(target=training.await_death, args=[voice.let_go], daemon=True).start()
-        with succeeding(training), Ingest(server) as ingest:
-            sending = RunSending(folder, ingest, voice.say)
-            follow(sending, training, voice.say, announce=voice.announce, release=voice.release)
-    except Exception as error:  # of ours, or a folder that was deleted: no traceback for the script
+        [entry] = [row for row in read_run(folder)["attempts"] if row["attempt"] == attempt]
+        training = Training(AttemptFiles(folder, attempt), entry["pid"], entry["pid_started"])
+        threading.Thread(target=training.await_death, args=[log.detach_stderr], daemon=True).start()
+        with wait_for_upload_lock(training), Ingest(server) as ingest:
+            sending = RunSending(folder, ingest, log.say)
+            follow(sending, training, log.say, announce=log.announce, release=log.release)
+    except Exception as error:  # a bug, or a deleted folder: no traceback in the script's output
         text = f"{type(error).__name__}: {error}; `halfstep upload {folder}` sends the rest"
-        voice.say(f"the uploader has failed: {text}")
+        log.say(f"the uploader has failed: {text}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The lock of the process that writes a watched run: two would overwrite each other's rows."""
+"""Lock of the process that writes a watched run: two would overwrite each other's rows."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ LOCK = "writer.lock"
 
 
 class WriterLock:
-    """Held until `release` or the end of the process. A child by fork has to release its copy."""
+    """Held until `release` or the end of the process. A forked child must release its copy."""
 
     def __init__(self) -> None:
         self._lock: FolderLock | None = None
@@ -19,6 +19,6 @@ class WriterLock:
         return self._lock.acquire()
 
     def release(self) -> None:
-        """Give the lock up; in a child by fork only its copy."""
+        """Release the lock; in a forked child this closes only the child's copy."""
         if self._lock:
             self._lock.release()

@@ -1,5 +1,5 @@
-"""`import halfstep as wandb`: scripts written for W&B, with their run here.
+"""`import halfstep as wandb`: runs scripts written for W&B, recorded by Halfstep.
 
-The names that W&B's documentation has for a training script, with their arguments' meaning. What
-cannot be served says so once on stderr; nothing here raises, and nothing ends the script.
+Provides the names that W&B's documentation gives for training scripts, with the same arguments.
+Unsupported features are reported once on stderr; nothing here raises an exception.
 """

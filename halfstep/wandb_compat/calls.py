@@ -1,4 +1,4 @@
-"""`wandb.init`, and what the module `wandb` does with the run that is active."""
+"""`wandb.init` and the module-level functions, which act on the active run."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once
 MODES = {"online": "auto", "shared": "auto", "offline": "offline", "dryrun": "offline"}
 MODES |= {"disabled": "disabled", "run": "auto"}
 MEDIA = {"Audio": Unserved("Audio"), "Histogram": Histogram, "Image": Image, "Table": Table}
-#: By the same names.
+#: Functions and classes of Halfstep under the same names.
 OURS = {
     "Audio": logged_values.Audio,
     "Histogram": logged_values.Histogram,
     "watch": watch_session.watch,
 }
 
-early = Entries()  # what is configured before `init`
-_begun: Run | None = None  # last
+early = Entries()  # values set before `init`
+_begun: Run | None = None  # the latest run
 
 
 def served(name: str) -> Any:
-    """Return what `halfstep` calls by this name."""
+    """Return the attribute of the module `wandb` with this name."""
     run = _active()
     if name == "run":
         return run
@@ -61,13 +61,13 @@ def init(
     resume: Any = None,
     **further: Any,
 ) -> Run:
-    """Begin a run. One that is active is returned, or with `reinit` finished first."""
+    """Start a run. An active run is returned, or with `reinit` finished first."""
     global _begun
     if (before := _active()) is not None:
         if reinit in (None, False, "default", "return_previous"):
             return before
         if reinit == "create_new":
-            say_once("init(reinit='create_new') is not served: the run before it is finished")
+            say_once("init(reinit='create_new') is not supported: the active run is finished first")
         before.finish()
     ignored("init", further)
     labels = {"name": name, "entity": entity, "notes": notes, "group": group, "job_type": job_type}
@@ -92,7 +92,7 @@ def init(
         _begun = Run(watch, described, labels)
         vars(_begun.config)["_entries"].update((described.get("config") or {}) | settings)
     except Exception as error:
-        say_once(f"init() fails, and nothing is kept: {type(error).__name__}: {error}")
+        say_once(f"init() failed, and nothing is recorded: {type(error).__name__}: {error}")
         _begun = Run(watch_session.Watch(None), {}, labels)
     return _begun
 
@@ -103,7 +103,7 @@ def log(
     commit: bool | None = None,
     sync: bool | None = None,
 ) -> None:
-    """Log values of the active run, or else of what `watch` watches."""
+    """Log values to the active run, or else to what `watch` watches."""
     if _active() is None and (watch := watch_session.current()) is not None:
         watch.log(flat(data) if isinstance(data, Mapping) else data, step=step)
         return
@@ -111,22 +111,22 @@ def log(
 
 
 def watch(models: Any, *arguments: Any, **named: Any) -> Any:
-    """Name parameters as these modules do, of the active run."""
+    """Name the parameters of the active run as these modules do."""
     return _of_active("watch", models, *arguments, **named)
 
 
 def define_metric(name: str = "*", *arguments: Any, **named: Any) -> Any:
-    """Choose which value of a metric stands in the active run's summary, and its x axis."""
+    """Choose which value of a metric is in the active run's summary, and its x axis."""
     return _of_active("define_metric", name, *arguments, **named)
 
 
 def alert(title: str, *arguments: Any, **named: Any) -> None:
-    """Say something on stderr, and keep it with the active run."""
+    """Print an alert on stderr and log it to the active run."""
     _of_active("alert", title, *arguments, **named)
 
 
 def save(glob_str: Any = None, *arguments: Any, **named: Any) -> Any:
-    """Send files along with the active run."""
+    """Upload files with the active run."""
     return _of_active("save", glob_str, *arguments, **named)
 
 
@@ -138,7 +138,7 @@ def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:
 
 def _of_active(method: str, *arguments: Any, **named: Any) -> Any:
     if (run := _active()) is None:
-        say_once(f"{method}() without init() is passed over")
+        say_once(f"{method}() without init() is ignored")
         return None
     return getattr(run, method)(*arguments, **named)
 
@@ -148,10 +148,10 @@ def _active() -> Run | None:
 
 
 def _mode(mode: str | None) -> Any:
-    wanted = mode or os.environ.get("WANDB_MODE") or "online"
-    if wanted not in MODES:
-        say_once(f"init(mode={wanted!r}) is not served; allowed: {', '.join(MODES)}")
-    return MODES.get(wanted, "auto")
+    chosen = mode or os.environ.get("WANDB_MODE") or "online"
+    if chosen not in MODES:
+        say_once(f"init(mode={chosen!r}) is not supported; allowed: {', '.join(MODES)}")
+    return MODES.get(chosen, "auto")
 
 
 def _listed(variable: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a script hands to `wandb.log`, as `Watch.log` takes it."""
+"""Conversion of values of `wandb.log` to those of `Watch.log`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from halfstep.wandb_compat.unsupported import Unserved, say_once
 
 
 def show(shown: dict[str, Any], name: str, value: Any) -> None:
-    """Add a value as `Watch.log` takes it; of a list of images each by its number."""
+    """Add a value in a form that `Watch.log` accepts; images of a list are numbered."""
     if isinstance(value, Image | Table | Histogram):
         try:
             shown[name] = value.shown()
@@ -34,7 +34,7 @@ def show(shown: dict[str, Any], name: str, value: Any) -> None:
 
 
 def worded(value: Any) -> Any:
-    """Return a value of the summary as a cell of a table."""
+    """Return a summary value as a table cell."""
     if isinstance(value, dict):
         return ", ".join(f"{kind} {each}" for kind, each in value.items() if kind != "count")
     return value.item() if hasattr(value, "item") else value

@@ -1,4 +1,4 @@
-"""`wandb.Image`, `Table` and `Histogram`, as far as a run's files can show them."""
+"""`wandb.Image`, `Table` and `Histogram`, converted to artifacts of a run."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,9 +14,9 @@ MOST_BINS = 512
 
 
 class Image:
-    """A picture: of Pillow, an array (H, W), (H, W, C), a tensor (C, H, W), a figure, or a file's.
+    """An image: from Pillow, an array (H, W) or (H, W, C), a tensor (C, H, W), a figure, or a file.
 
-    Numbers from 0 to 1, or from -1 to 1, are spread over 0 to 255; a batch is shown as a grid.
+    Values from 0 to 1, or from -1 to 1, are scaled to 0 to 255; a batch is shown as a grid.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Image:
         self._data = data_or_path
 
     def shown(self) -> Any:
-        """Return what can be logged: a picture of Pillow, or an array of uint8."""
+        """Return a loggable value: a Pillow image, or an array of uint8."""
         data = self._data
         if isinstance(data, Image):
             return data.shown()
@@ -104,13 +104,13 @@ class Table:
         self.columns.append(name)
 
     def get_column(self, name: str, convert_to: str | None = None) -> Any:
-        """Return a column; "numpy": as an array."""
+        """Return a column as a list, or with "numpy" as an array."""
         at = self.columns.index(name)
         values = [row[at] for row in self.data]
         return np.array(values) if convert_to == "numpy" else values
 
     def shown(self) -> list[dict[str, Any]]:
-        """Return what can be logged."""
+        """Return a loggable value: a list of dictionaries."""
         rows = [
             {name: _cell(value) for name, value in zip(self.columns, row, strict=False)}
             for row in self.data
@@ -119,7 +119,7 @@ class Table:
 
 
 class Histogram:
-    """How many values lie where: of values, or of counts and edges as numpy.histogram has them."""
+    """A histogram of values, or from counts and edges in the format of numpy.histogram."""
 
     def __init__(
         self, sequence: Any = None, np_histogram: Any = None, num_bins: int = BINS
@@ -136,7 +136,7 @@ class Histogram:
         self.bins = np.asarray(edges).tolist()
 
     def shown(self) -> Counts | list[dict[str, Any]]:
-        """Return what can be logged: of bins that differ in width a table, a row a bin."""
+        """Return a loggable value; bins of unequal width become a table with one row per bin."""
         widths = np.diff(self.bins)
         is_drawn = 1 <= len(widths) <= MOST_BINS and 0 < widths[0] < np.inf
         if is_drawn and np.allclose(widths, widths[0], atol=0.0):
@@ -147,6 +147,6 @@ class Histogram:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, Image):
-        say_once("an Image in a Table is not served: its caption stands there")
+        say_once("an Image in a Table is not supported: its caption is shown")
         return value.caption or "(image)"
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value

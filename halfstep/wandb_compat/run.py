@@ -1,7 +1,7 @@
 """The run that `wandb.init` returns.
 
-What is logged stands at the last optimizer step, as `Watch.log` has it; in a script without any
-that is heard, at W&B's own counter of calls.
+Values are logged at the last optimizer step, like those of `Watch.log`. In a script without
+observed optimizer steps they are logged at W&B's own counter of calls.
 """
 
 import os
@@ -20,23 +20,23 @@ from halfstep.wandb_compat.log_values import show, worded
 from halfstep.wandb_compat.settings import Entries
 from halfstep.wandb_compat.unsupported import Unserved, ignored, say_once, unraised
 
-MOST_FILES = 1000  # of one `save`
+MOST_FILES = 1000  # per `save`
 SUMMARIES: Mapping[str, Callable[[float, float], float]] = {"min": min, "max": max}
 
 
 class Defined(NamedTuple):
-    """What `define_metric` returns, to be named as a `step_metric`."""
+    """Return value of `define_metric`, which can be passed as `step_metric`."""
 
     name: str
 
 
 class Run:
-    """A run, as `wandb.init` returns it. Whatever it does not know does nothing."""
+    """A run, as `wandb.init` returns it. Unknown attributes do nothing."""
 
     def __init__(
         self, watch: watch_session.Watch, described: dict[str, Any], labels: dict[str, Any]
     ) -> None:
-        """described: as run.json has it, empty if nothing is written. labels: W&B's own."""
+        """described: content of run.json, empty if nothing is recorded. labels: W&B's own."""
         self._watch = watch
         self._described = described
         self.config = Entries(self._configure)
@@ -56,26 +56,26 @@ class Run:
         if self.resumed and not watch.step:
             self._log_on()
         self._pending: dict[str, Any] = {}
-        self._wanted: dict[str, tuple[str, str]] = {}  # by pattern: which summary, which goal
+        self._summaries: dict[str, tuple[str, str]] = {}  # each: pattern and kind of summary
         self._step_metrics: dict[str, str] = {}  # by pattern
-        self._latest: dict[str, float] = {}  # of the metrics that x axes count
-        self._own: set[str] = set()  # of the summary, what the script set itself
+        self._latest: dict[str, float] = {}  # latest values of the metrics used as x axes
+        self._own: set[str] = set()  # summary entries that the script set itself
         self._is_logging = False
-        self._saved: dict[Path, None] = {}  # in order
+        self._saved: dict[Path, None] = {}  # in order of insertion
         self.is_finished = False
 
     @property
     def dir(self) -> str:
-        """Where it lies."""
+        """Folder of the run."""
         return str(self._watch.folder or ".")
 
     @property
     def url(self) -> str | None:
-        """Where it is to be seen; None offline, and of a server that did not answer at once."""
+        """URL of the run's page; None offline, or if the server did not respond at once."""
         return self._watch.page
 
     def get_url(self) -> str | None:
-        """Return the same."""
+        """Return `url`."""
         return self.url
 
     @unraised
@@ -86,9 +86,9 @@ class Run:
         commit: bool | None = None,
         sync: bool | None = None,
     ) -> None:
-        """Log numbers, texts, images, tables and histograms. commit: False waits for more."""
+        """Log numbers, texts, images, tables and histograms. commit: False collects values."""
         if self.is_finished:
-            say_once("log() after finish() is passed over")
+            say_once("log() after finish() is ignored")
             return
         if step is not None:
             if step < self.step:  # W&B drops these
@@ -115,7 +115,7 @@ class Run:
         goal: str | None = None,
         overwrite: bool | None = None,
     ) -> "Defined":
-        """Choose which value of a metric stands in the summary, and which metric its x axis counts.
+        """Choose which value of a metric is in the summary, and which metric is its x axis.
 
         summary: min, max, mean, best, last or none.
         """
@@ -124,7 +124,7 @@ class Run:
             self.config["step_metric"] = dict(self._step_metrics)
         for kind in (summary or "").split(","):
             if kind:
-                self._wanted[f"{kind} {name}"] = (name, _kind(kind, goal))
+                self._summaries[f"{kind} {name}"] = (name, _kind(kind, goal))
         return Defined(name)
 
     @unraised
@@ -137,22 +137,22 @@ class Run:
         idx: int | None = None,
         log_graph: bool = False,
     ) -> Any:
-        """Name parameters as these modules do; norms and culprits are recorded of each step."""
+        """Name parameters as these modules do; norms and culprits are always recorded."""
         if log in ("parameters", "all"):
-            say_once("watch(log='parameters') is not served: gradients are what is recorded")
+            say_once("watch(log='parameters') is not supported: only gradients are recorded")
         ignored("watch", {"log_graph": log_graph})
         several = models if isinstance(models, list | tuple) else [models]
         self._watch.add(*several)
         return self._watch
 
     def unwatch(self, models: Any = None) -> None:
-        """Do nothing: what is recorded costs microseconds."""
+        """Do nothing: recording costs only microseconds."""
 
     @unraised
     def alert(
         self, title: str, text: str = "", level: Any = None, wait_duration: Any = None
     ) -> None:
-        """Say it on stderr, and keep it with the run."""
+        """Print an alert on stderr and log it."""
         words = f"{title}: {text}" if text else title
         say(f"alert: {words}")
         self._tell({f"alert-{title}": words}, self._at(None))
@@ -161,21 +161,21 @@ class Run:
     def save(
         self, glob_str: Any = None, base_path: Any = None, policy: str = "live"
     ) -> list[str] | bool:
-        """Send files along. policy: "now"; of "live" and "end", as they are at the run's end."""
+        """Upload files. policy: "now"; or "live" and "end", both at the end of the run."""
         if glob_str is None:
             return True
         matching = sorted(glob(str(glob_str), recursive=True))  # noqa: PTH207 - it may be absolute
-        found = [path for path in map(Path, matching[:MOST_FILES]) if path.is_file()]
-        for path in found:
+        files = [path for path in map(Path, matching[:MOST_FILES]) if path.is_file()]
+        for path in files:
             if policy == "now":
                 self._watch.checkpoint(path, kind=_kind_of(path), upload=True)
             else:
                 self._saved[path.absolute()] = None
-        return [str(path) for path in found]
+        return [str(path) for path in files]
 
     @unraised
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
-        """End the run. exit_code: other than 0, and it failed."""
+        """End the run. exit_code: other than 0 if it failed."""
         self._close()
         if exit_code:
             self._watch.__exit__(SystemExit, SystemExit(exit_code), None)
@@ -194,11 +194,11 @@ class Run:
             raise AttributeError(name)
         return Unserved(f"run.{name}")
 
-    # ---- What is told ---------------------------------------------------------------------------
+    # ---- Recording ------------------------------------------------------------------------------
 
     @unraised
     def _log_on(self) -> None:
-        """Count on from what an earlier attempt logged, which made no step."""
+        """Continue the counter after the last logged step of an earlier attempt."""
         files = self._watch.files
         logged = last_logged(files) if files else None
         if logged is not None:
@@ -210,7 +210,7 @@ class Run:
         if self.is_finished:
             return
         self._flush(None)
-        if self._watch.is_relayed:  # the run is the parent's to end
+        if self._watch.is_relayed:  # the parent ends the run
             self.is_finished = True
             return
         for path in self._saved:
@@ -236,13 +236,13 @@ class Run:
         self._is_logging = False
 
     def _at(self, step: int | None) -> int | None:
-        """Return which step something is of; None: the last one that was heard."""
+        """Return the step to log at; None: the last observed step."""
         if step is not None:
             return step
         return None if self._watch.step or self._watch.is_relayed else self.step
 
     def _step_of_children(self) -> int:
-        """Return the step of a child process's call, which counts as one of this process."""
+        """Return the step for a call in a child process, which counts like one in this process."""
         if self._watch.step:
             return self._watch.step
         self.step += 1
@@ -258,31 +258,31 @@ class Run:
         self._watch.log(shown, step=step)
 
     def _note(self, name: str, value: Any) -> None:
-        """Keep the last value, or the one that `define_metric` wants, in the summary."""
+        """Store the latest value, or those that `define_metric` selects, in the summary."""
         if not (is_number(value) or isinstance(value, str)) or getattr(value, "is_cuda", False):
-            return  # what lies on a device is not waited for
+            return  # do not wait for the device
         value = value.detach() if hasattr(value, "detach") else value
         value = value if isinstance(value, str | bool) else float(as_scalar(value))
-        wanted = [kind for pattern, kind in self._wanted.values() if fnmatchcase(name, pattern)]
-        if not wanted or isinstance(value, str):
+        kinds = [kind for pattern, kind in self._summaries.values() if fnmatchcase(name, pattern)]
+        if not kinds or isinstance(value, str):
             self.summary[name] = value
             return
-        kept = self.summary.get(name)
-        kept = dict(kept) if isinstance(kept, dict) else {}
-        for kind in wanted:
+        entry = self.summary.get(name)
+        entry = dict(entry) if isinstance(entry, dict) else {}
+        for kind in kinds:
             if kind == "mean":
-                count = kept.get("count", 0) + 1
-                kept |= {"mean": kept.get("mean", 0.0) * (1 - 1 / count) + value / count}
-                kept["count"] = count
+                count = entry.get("count", 0) + 1
+                entry |= {"mean": entry.get("mean", 0.0) * (1 - 1 / count) + value / count}
+                entry["count"] = count
             elif kind == "last":
-                kept["last"] = value
+                entry["last"] = value
             elif kind in SUMMARIES:
-                kept[kind] = SUMMARIES[kind](kept.get(kind, value), value)
-        if kept:
-            self.summary[name] = kept
+                entry[kind] = SUMMARIES[kind](entry.get(kind, value), value)
+        if entry:
+            self.summary[name] = entry
 
     def _axes(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return where values stand on their x axes, as was logged last; W&B adds that too."""
+        """Return the latest x-axis values of these metrics; W&B adds them too."""
         axes = {
             metric
             for pattern, metric in self._step_metrics.items()
@@ -309,6 +309,6 @@ def _kind(summary: str, goal: str | None) -> str:
 
 
 def _kind_of(path: Path) -> str:
-    """Name a file of several that are saved at one step, each kept by itself."""
+    """Return a distinct kind for each of several files saved at one step."""
     name = os.path.relpath(path).replace(os.sep, ".")
     return f"weights.{slug(name).replace('.', '-')[:90]}"

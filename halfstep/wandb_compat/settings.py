@@ -1,4 +1,4 @@
-"""`wandb.config` and `wandb.summary`: dictionaries whose entries are attributes too."""
+"""`wandb.config` and `wandb.summary`: dictionaries with attribute access."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -8,7 +8,7 @@ from halfstep.wandb_compat.unsupported import say_once, unraised
 
 
 class Entries(MutableMapping[str, Any]):
-    """on_change: called with those that were set."""
+    """Entries by name or attribute. on_change: called with the changed entries."""
 
     def __init__(self, on_change: Callable[[dict[str, Any]], None] = lambda changed: None) -> None:
         vars(self)["_entries"], vars(self)["_on_change"] = {}, on_change
@@ -21,7 +21,7 @@ class Entries(MutableMapping[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         del self._entries[name]
-        _told(self._on_change)({})
+        _safe(self._on_change)({})
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -46,36 +46,38 @@ class Entries(MutableMapping[str, Any]):
         return dict(self._entries)
 
     def update(self, *given: Any, **named: Any) -> None:
-        """Set several at once: of a mapping, a namespace, or by name."""
+        """Set several entries from mappings, namespaces or keyword arguments."""
         named.pop("allow_val_change", None)
         for each in given:
-            if isinstance(each, bool):  # allow_val_change by position
+            if isinstance(each, bool):  # allow_val_change, given positionally
                 continue
             self._change(entries_of(each))
         self._change(named)
 
     def setdefaults(self, given: Any) -> None:
-        """Set those that are not there."""
+        """Set the entries that are missing."""
         self._change({k: v for k, v in entries_of(given).items() if k not in self._entries})
 
     def _change(self, entries: Mapping[str, Any]) -> None:
         if entries:
             self._entries.update(entries)
-            _told(self._on_change)(dict(entries))
+            _safe(self._on_change)(dict(entries))
 
 
-def _told(on_change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+def _safe(on_change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
     return unraised(on_change)
 
 
 def entries_of(given: Any) -> dict[str, Any]:
-    """Return what configures a run: of a mapping, namespace, dataclass or the like."""
+    """Return the entries of a mapping, namespace, dataclass or similar object."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
         return {str(name): value for name, value in given.items()}
-    found = as_config(given)
-    if not isinstance(found, dict):
-        say_once(f"a configuration of {type(given).__name__} is not served: allowed is a mapping")
+    config = as_config(given)
+    if not isinstance(config, dict):
+        say_once(
+            f"a configuration of {type(given).__name__} is not supported: allowed is a mapping"
+        )
         return {}
-    return {name: getattr(given, name, value) for name, value in found.items()}
+    return {name: getattr(given, name, value) for name, value in config.items()}

@@ -1,4 +1,4 @@
-"""What is not served, and how that is said: once, on stderr, and never by an exception."""
+"""Unsupported features of W&B: reported once on stderr, never by an exception."""
 
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from halfstep.session.stderr import say
 
-#: Names of wandb's that a script may use, and that do nothing here.
+#: Names in wandb that do nothing here.
 UNSERVED = (
     "AlertLevel",
     "Api",
@@ -59,21 +59,21 @@ R = TypeVar("R")
 
 
 class Error(Exception):
-    """What wandb raises, for those who catch it: nothing here does."""
+    """W&B's error class, for scripts that catch it; never raised here."""
 
 
-#: By the names that `wandb` has for it.
+#: Names of that class in `wandb`.
 ERRORS = dict.fromkeys(("CommError", "Error", "UsageError"), Error)
 
 
 class Unserved:
-    """Takes whatever is done to it, and does nothing."""
+    """Placeholder that accepts any operation and does nothing."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __call__(self, *_: Any, **__: Any) -> "Unserved":  # noqa: D102
-        say_once(f"{self._name} is not served, and does nothing")
+        say_once(f"{self._name} is not supported and does nothing")
         return self
 
     def __getattr__(self, name: str) -> "Unserved":
@@ -98,14 +98,14 @@ class Unserved:
 
 
 def say_once(text: str) -> None:
-    """Say something of what a script wanted, the first time."""
+    """Print a message the first time it occurs."""
     if text not in _said:
         _said.add(text)
         say(f"as wandb: {text}")
 
 
 def unraised(method: Callable[P, R]) -> Callable[P, R | None]:
-    """Let a function of ours raise nothing into somebody's script."""
+    """Wrap a function to report exceptions instead of raising them in a user's script."""
 
     @wraps(method)
     def guarded(*arguments: P.args, **named: P.kwargs) -> R | None:
@@ -113,14 +113,14 @@ def unraised(method: Callable[P, R]) -> Callable[P, R | None]:
             return method(*arguments, **named)
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            say_once(f"{method.__name__}() is passed over: {text}")
+            say_once(f"{method.__name__}() failed and is ignored: {text}")
             return None
 
     return guarded
 
 
 def ignored(function: str, given: dict[str, Any]) -> None:
-    """Say of arguments that were given what becomes of them: nothing."""
+    """Report arguments that were given but have no effect."""
     for name, value in given.items():
         if value not in (None, False, (), [], {}):
-            say_once(f"{function}({name}=…) is not served, and ignored")
+            say_once(f"{function}({name}=…) is not supported and is ignored")

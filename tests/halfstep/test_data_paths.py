@@ -20,7 +20,7 @@ def test_a_path_is_followed_and_refused_where_runs_have_no_business(
     (tmp_path / "other" / "in").symlink_to(tmp_path / "texts")
     refused = ["/proc/self/environ", "/proc/1/environ", "/sys/kernel", "/dev/mem", "/a.db"]
     for path in (*refused, f"{tmp_path}/service/halfstep.db", f"{tmp_path}/texts/out"):
-        with pytest.raises(ConfigError, match=f"recipe.text is '{path}': what lies there is not"):
+        with pytest.raises(ConfigError, match=f"recipe.text is '{path}': runs may not read it"):
             data_path(path, "recipe.text")
     assert data_path(f"{tmp_path}/other/in", "recipe.text") == tmp_path / "texts"
     assert data_path("/etc/hostname", "recipe.text") == Path("/etc/hostname")

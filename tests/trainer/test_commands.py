@@ -61,7 +61,7 @@ def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
     again = halfstep("recipe", "remove", str(file), **data)
     assert (again.returncode, again.stderr) == (
         1,
-        f"halfstep: {file} is not kept; kept are: none\n",
+        f"halfstep: {file} is not registered; registered are: none\n",
     )
 
 
@@ -165,11 +165,11 @@ def test_a_list_of_recipes_has_an_end(tmp_path, monkeypatch):
         registered_recipes.add(name)
     assert [each["reference"] for each in registered_recipes.read()] == ["/a.py:One", "/a.py:Other"]
     with pytest.raises(
-        registered_recipes.NotRegisteredError, match="2 recipes are kept; allowed: 2 at most"
+        registered_recipes.NotRegisteredError, match="2 recipes are registered; allowed: 2 at most"
     ):
         registered_recipes.add("/c.py:One")
     with pytest.raises(
-        registered_recipes.NotRegisteredError, match=r"kept are: /a.py:One, /a.py:Other"
+        registered_recipes.NotRegisteredError, match=r"registered are: /a.py:One, /a.py:Other"
     ):
         registered_recipes.remove("/a.py:Third")
     assert registered_recipes.remove("/a.py:One") == ["/a.py:One"]

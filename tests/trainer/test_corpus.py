@@ -36,8 +36,8 @@ def test_a_folder_is_read_in_order_of_its_names(tmp_path):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("[1]", r"b.jsonl, line 3 is no object but a list; each line is one, such as {\"text\""),
-        ("{", r"b.jsonl, line 3 is no JSON: "),
+        ("[1]", r"b.jsonl, line 3 is a list, not an object, such as {\"text\""),
+        ("{", r"b.jsonl, line 3 is not JSON: "),
         ('{"prompt": "x"}', r"line 3 has no text in 'text' \(recipe.field\); it has 'prompt'"),
         ('{"text": 7}', r"line 3 has no text in 'text'"),
         ("{}", r"line 3 has no text in 'text' .*; it has nothing"),
@@ -55,5 +55,5 @@ def test_what_is_no_text_is_told(tmp_path):
     with pytest.raises(ConfigError, match="there is no text on this worker"):
         texts(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"a.txt is no text in UTF-8"):
+    with pytest.raises(ConfigError, match=r"a.txt is not a text in UTF-8"):
         texts(tmp_path)

@@ -90,7 +90,7 @@ def test_a_place_that_takes_no_file_ends_no_run(run_loop, tmp_path):
     run = run_loop(Showing, {"training": {"steps": 6}}, folder=tmp_path / "checkpoints")
     assert run.outcome.step == 6
     [failed] = run.of("failed_diagnosis")
-    assert failed["diagnosis"] == "keeping of what was logged"
+    assert failed["diagnosis"] == "saving of logged values"
     assert failed["step"] == 3
     assert str(tmp_path / "artifacts") in failed["error"]
 
@@ -153,10 +153,10 @@ def test_a_name_that_nobody_can_record_is_left_out(run_loop, name):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"a": object()}, '"a" cannot be kept: a value of type object cannot be logged; allowed'),
+        ({"a": object()}, '"a" cannot be saved: a value of type object cannot be logged; allowed'),
         (
             {"a": torch.zeros(3)},
-            r'"a" cannot be kept: a tensor of shape \(3,\) cannot be logged; allowed: a number, ',
+            r'"a" cannot be saved: a tensor of shape \(3,\) cannot be logged; allowed: a number, ',
         ),
         ({f"n{i}": i for i in range(MOST_NAMES + 1)}, f"allowed: {MOST_NAMES} names in a step"),
     ],

@@ -267,7 +267,7 @@ def test_a_scaler_that_switches_itself_off_is_an_error(recwarn):
         pytest.skip("the scaler stays on where CUDA is available")
     with (
         pytest.warns(UserWarning, match="CUDA is not available"),
-        pytest.raises(RuntimeError, match="switched itself off on cuda"),
+        pytest.raises(RuntimeError, match="disabled itself on cuda"),
     ):
         make_scaler(parse_config(Digits, {}), torch.device("cuda"))
 

@@ -23,7 +23,7 @@ VALUES = {
         (Histogram, "unscaled", "histogram"),
         (Histogram, "after_step", "histogram"),
         (Headroom, "before_step", "headroom"),
-        (shapes, "misfits", "look at the shapes"),
+        (shapes, "misfits", "check of the shapes"),
     ],
 )
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory left"), KeyError("x")])
@@ -58,5 +58,5 @@ def test_artifacts_that_fail_end_no_run(run_loop, tmp_path, made):
 
     run = run_loop(Showing, {"training": {"steps": 3}}, tmp_path / "checkpoints")
     [told] = run.of("failed_diagnosis")
-    assert told["diagnosis"] == "making of artifacts"
+    assert told["diagnosis"] == "creation of artifacts"
     assert [event["value"] for event in run.of("metric", name="val/loss")] == [0.5]

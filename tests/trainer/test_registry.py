@@ -126,7 +126,7 @@ def test_a_list_that_cannot_be_read_hides_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     (tmp_path / "recipes.json").write_text('{"recipes": [{"reference": 1}]}')
     recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
-    assert "holds a reference that is no text" in recipes[f"{tmp_path}/recipes.json"]["error"]
+    assert "holds a reference that is not a text" in recipes[f"{tmp_path}/recipes.json"]["error"]
     assert "schema" in recipes["digits"]
 
 

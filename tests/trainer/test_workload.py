@@ -89,5 +89,5 @@ def test_a_loop_tells_it_once_and_outlives_a_count_that_raises(run_loop) -> None
     assert [each["examples"] for each in run.of("workload")] == [8]
     run = run_loop(Raising)
     assert run.of("workload") == []
-    assert [each["diagnosis"] for each in run.of("failed_diagnosis")] == ["count of the work"]
+    assert [each["diagnosis"] for each in run.of("failed_diagnosis")] == ["count of the workload"]
     assert run.outcome.step == 5

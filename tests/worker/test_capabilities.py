@@ -71,7 +71,7 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
     assert here.news() is None
     monkeypatch.setattr(capabilities, "LONGEST_SECONDS", 0.0)
     file.write_text("import time\ntime.sleep(600)\n")
-    until(lambda: here.news() is None and "left as they were" in capsys.readouterr().out)
+    until(lambda: here.news() is None and "unchanged" in capsys.readouterr().out)
     assert here.news() is None
     here.close()
 

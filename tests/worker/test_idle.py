@@ -52,7 +52,7 @@ def test_an_idle_worker_says_that_it_is_alive_and_asks_nothing_else(
     monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", 0.02)
     with waiting(site) as worker:
         until(lambda: worker.listener.is_listening and not worker.may_have_work)
-        until(lambda: worker.words.empty())
+        until(lambda: worker.wakeups.empty())
         with noted(site.database) as statements:
             until(lambda: len(statements) > 20)
         beats = [each for each in statements[-10:] if each.startswith("UPDATE workers SET seen_at")]

@@ -1,4 +1,4 @@
-"""Artifacts: texts, images and tables of a recipe, after an evaluation or of a step.
+"""Artifacts of a recipe: texts, images and tables of an evaluation or a step.
 
 <run folder>/artifacts/step-00000400/<name>
 """
@@ -18,14 +18,14 @@ from trainer.checkpoints.files import write_whole
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.[A-Za-z0-9]{1,16}")
 
 
-def files_of(told: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files of logged values, by name.
+def files_of(values: Mapping[str, Any]) -> dict[str, bytes]:
+    """Convert logged values to files by name.
 
-    Bytes, and texts with a suffix to their names, are files already. Raises RecipeError for what
-    cannot be shown.
+    Bytes, and texts whose name has a suffix, are file contents. Raises RecipeError for unsupported
+    values.
     """
     files = {}
-    for name, value in told.items():
+    for name, value in values.items():
         if isinstance(value, bytes):
             files[name] = value
         elif isinstance(value, str) and NAME.fullmatch(name):
@@ -34,7 +34,7 @@ def files_of(told: Mapping[str, Any]) -> dict[str, bytes]:
             try:
                 file_name, content = file_of(name, value)
             except (TypeError, ValueError) as error:
-                raise RecipeError(f'"{name}" cannot be kept: {error}') from error
+                raise RecipeError(f'"{name}" cannot be saved: {error}') from error
             files[file_name] = content
     return files
 
@@ -49,18 +49,18 @@ def check_names(artifacts: Mapping[str, bytes]) -> None:
             )
 
 
-def save_artifacts(folder: Path, step: int, told: Mapping[str, Any]) -> list[Event]:
-    """Write what `Recipe.artifacts` returned, or `Recipe.log` was told; return an event for each.
+def save_artifacts(folder: Path, step: int, values: Mapping[str, Any]) -> list[Event]:
+    """Write the values of `Recipe.artifacts` or `Recipe.log`; return an event for each.
 
-    folder: the run's `artifacts`, whose parent the events' paths begin at.  Text becomes UTF-8.
+    folder: the run's `artifacts`; paths in events are relative to its parent.  Text becomes UTF-8.
     """
-    artifacts = files_of(told)
+    artifacts = files_of(values)
     check_names(artifacts)  # before anything is written
-    place = folder / f"step-{step:08d}"
+    step_folder = folder / f"step-{step:08d}"
     events: list[Event] = []
     for name, data in artifacts.items():
-        place.mkdir(parents=True, exist_ok=True)
-        saved = write_whole(place / name, partial(_fill, data))
+        step_folder.mkdir(parents=True, exist_ok=True)
+        saved = write_whole(step_folder / name, partial(_fill, data))
         events.append(
             {
                 "event": "artifact",

@@ -1,4 +1,4 @@
-"""A thread that writes during the training: one task at a time, in order."""
+"""A thread that writes checkpoints during training: one task at a time, in order."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

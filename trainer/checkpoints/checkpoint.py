@@ -1,8 +1,8 @@
-"""Checkpoints: everything that decides the next step, in a file that is whole or not there.
+"""Checkpoints: all state that determines the next step, in an atomically written file.
 
-A checkpoint holds plain tensors and containers, so that it loads with `weights_only=True`: nothing
-in it can run code. Leave out any one of its parts and a resumed run differs: without the scaler's
-growth tracker, at the next growth; without the rest, at the next step.
+A checkpoint contains plain tensors and containers, so it loads with `weights_only=True`, and cannot
+run code. Without any one of its parts a resumed run differs: without the scaler's growth tracker,
+at the next growth; without the rest, at the next step.
 """
 
 import pickle
@@ -30,27 +30,27 @@ from trainer.distributed.shards import parts_of_module, parts_of_optimizer
 from trainer.precision.memory_format import lay_out_as_weights
 
 FORMAT, FORMAT_OF_SHARDS = 1, 2
-Make: TypeAlias = Callable[..., torch.Tensor]  # of a size and a dtype
+Make: TypeAlias = Callable[..., torch.Tensor]  # called with size and dtype
 _NumpyState: TypeAlias = tuple[str, NDArray[np.uint32], int, int, float]
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be used; the message names the file and what is wrong with it."""
+    """A checkpoint that cannot be used; the message names the file and the problem."""
 
 
 class Progress(NamedTuple):
-    """How far a run has come."""
+    """Progress of a run."""
 
-    step: int = 0  # attempted; the learning-rate schedule counts these as well
+    step: int = 0  # attempted; the learning-rate schedule counts these too
     skipped: int = 0  # attempted minus applied
-    position: int = 0  # training examples handed out, see sampler.py
+    position: int = 0  # training examples used, see trainer/data/sampler.py
     retried: int = 0  # skipped steps whose second attempt, in fp32, was applied
 
 
 def save(folder: Path, state: dict[str, Any]) -> list[tuple[str, SavedFile]]:
-    """Save a state as .pt, and each module's weights alone as .safetensors, named by their step.
+    """Save a state as .pt, and each module's weights as .safetensors.
 
-    Returned with the kind of each file.  state: in host memory.
+    Returns the files with their kinds; names have the step.  state: in host memory.
     """
     return [save_state(folder, state), *save_weights(folder, state)]
 
@@ -62,10 +62,10 @@ def save_state(folder: Path, state: dict[str, Any]) -> tuple[str, SavedFile]:
 
 
 def save_weights(folder: Path, state: Mapping[str, Any]) -> list[tuple[str, SavedFile]]:
-    """Save each module's weights alone.
+    """Save each module's weights.
 
-    Their names are those that the module itself gives them, and tied ones are there twice: whatever
-    loads a state into such a module finds them all. With several modules there is a file for each:
+    Names are those in the module itself, and tied weights are stored twice, so that any loader
+    finds them all. With several modules there is a file for each:
     step-00000400.generator.safetensors. Averaged weights are in files of their own, with the
     module's buffers: step-00000400.ema.safetensors.
     """
@@ -84,13 +84,13 @@ def save_weights(folder: Path, state: Mapping[str, Any]) -> list[tuple[str, Save
 
 
 def weights_alone(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `save_weights` reads of a state."""
+    """Return the parts of a state that `save_weights` reads."""
     averages = {name: part for name, part in state["parts"].items() if name == "ema"}
     return {"progress": state["progress"], "modules": state["modules"], "parts": averages}
 
 
 def stem(state: Mapping[str, Any]) -> str:
-    """Return what the names of a state's files begin with; one in shards has a folder so named."""
+    """Return the prefix of a state's file names, also the name of its folder of shards."""
     return f"step-{state['progress']['step']:08d}"
 
 
@@ -101,11 +101,11 @@ def load(
     is_checked: bool = False,
     make: Make = torch.empty,
 ) -> dict[str, Any]:
-    """Read a checkpoint, after checking that every byte of it is as it was saved.
+    """Load a checkpoint after verifying its checksums.
 
-    Its tensors stay in the file, for what is copied to where it belongs need not lie in memory in
-    between: keep none of them (`in_memory`).  is_checked: somebody else has looked at the bytes.
-    make: what tensors that lie in shards are read into.
+    Its tensors are mapped from the file to avoid a copy in memory: keep none of them (`in_memory`).
+    is_checked: the bytes are already verified.  make: creates the tensors that shards are read
+    into.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
@@ -125,14 +125,14 @@ def load(
 def _with_shards(
     state: dict[str, Any], folder: Path, make: Make, *, is_checked: bool
 ) -> dict[str, Any]:
-    """Return a state with the tensors that lie in a folder. Raises CheckpointError."""
+    """Return a state with its sharded tensors loaded. Raises CheckpointError."""
     from trainer.checkpoints.shard_files import filled
 
     for name, sha256 in {} if is_checked else state["shards"].items():
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} does not exist")
-        if sha256 != (found := checksum(folder / name)):
-            text = f"its SHA-256 is {found}, but was {sha256}"
+        if sha256 != (actual := checksum(folder / name)):
+            text = f"its SHA-256 is {actual}, but was {sha256}"
             raise CheckpointError(f"{folder / name} is altered: {text}")
     try:
         whole: dict[str, Any] = filled(state, folder, make)
@@ -142,9 +142,12 @@ def _with_shards(
 
 
 def _check(path: Path, sha256: str | None) -> None:
-    """Compare the checksums, those inside too, as torch.load does not. Raises CheckpointError."""
-    if sha256 is not None and sha256 != (found := checksum(path)):
-        raise CheckpointError(f"{path} is altered: its SHA-256 is {found}, but was {sha256}")
+    """Verify the SHA-256, and the archive's CRCs, which torch.load ignores.
+
+    Raises CheckpointError.
+    """
+    if sha256 is not None and sha256 != (actual := checksum(path)):
+        raise CheckpointError(f"{path} is altered: its SHA-256 is {actual}, but was {sha256}")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -166,13 +169,13 @@ def capture(
     data_state: Any,
     next_batch: list[str],
 ) -> dict[str, Any]:
-    """Return everything that decides the next step, as it is now: it changes with the next one.
+    """Return all state that determines the next step; it is not a copy.
 
     The host waits for the device here, for the scale.
 
-    modules: without DistributedDataParallel.  random_states: one a rank.  parts: the states of
-    what else decides the next step, by name.  recipe_state: the recipe's own.  data_state: of a
-    dataset that is a stream, where it is.  next_batch: a fingerprint a rank.
+    modules: without DistributedDataParallel.  random_states: one per rank.  parts: other state that
+    determines the next step, by name.  recipe_state: the recipe's own.  data_state: position of a
+    streaming dataset.  next_batch: fingerprint per rank.
     """
     return {
         "format": FORMAT,
@@ -201,13 +204,13 @@ def restore(
     rank: int,
     world_size: int,
 ) -> tuple[Progress, list[str]]:
-    """Put a state back; return how far the run was, and why it may not go on bit-exactly.
+    """Restore a state; return its progress, and reasons why it may not continue bit-exactly.
 
-    CheckpointError: the state does not fit this recipe or configuration.
+    Raises CheckpointError if the state does not fit this recipe or configuration.
     """
     saved_config = _with_defaults(state["config"], config)
     if saved_config["training"]["fused"] != config.training.fused:
-        # The step counter of an optimizer's state lies on the host or on the device accordingly.
+        # Accordingly, an optimizer's step counter is on the host or on the device.
         raise CheckpointError(
             f"the checkpoint was saved with training.fused {saved_config['training']['fused']}: "
             "resume it with the same"
@@ -216,7 +219,7 @@ def restore(
         for name, module in modules.items():
             module.load_state_dict(parts_of_module(state["modules"][name], module))
         for name, optimizer in recipe.optimizers.items():
-            # Settings are the configuration's, in case a fork has changed them; state is loaded.
+            # Settings are taken from the configuration, which a fork may have changed.
             settings = [_settings(group) for group in optimizer.param_groups]
             optimizer.load_state_dict(parts_of_optimizer(state["optimizers"][name], optimizer))
             for group, own in zip(optimizer.param_groups, settings, strict=True):
@@ -240,7 +243,7 @@ def restore(
     notes = [
         f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]
     ]
-    # How data are read changes no bit of them, and what a run began with is behind it.
+    # Data-loading settings do not affect results, and initial weights no longer matter.
     both = saved_config, config.model_dump(mode="json")
     settled = ("data", "weights")
     then, today = ({k: v for k, v in each.items() if k not in settled} for each in both)
@@ -252,7 +255,7 @@ def restore(
 
 
 def in_memory(state: Any) -> Any:
-    """Return a state that outlives the file of a checkpoint: what lies in host memory is copied."""
+    """Return a state independent of the checkpoint's file: host tensors are copied."""
     return tree_map_only(torch.Tensor, lambda each: each.clone() if each.is_cpu else each, state)
 
 
@@ -278,7 +281,7 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def _checked(state: Any, place: str = "Recipe.state_dict()") -> Any:
-    """Return a recipe's state. Raises RecipeError for what `weights_only=True` would refuse."""
+    """Return a recipe's state. Raises RecipeError for values that `weights_only=True` rejects."""
     if isinstance(state, dict):
         return {key: _checked(value, f"{place}[{key!r}]") for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -292,14 +295,14 @@ def _checked(state: Any, place: str = "Recipe.state_dict()") -> Any:
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a parameter group's settings; the learning rate is the schedule's to set."""
+    """Return a parameter group's settings, except the learning rate, which the schedule sets."""
     return {name: v for name, v in group.items() if name not in ("params", "lr", "initial_lr")}
 
 
 def _restore_scaler(scaler: GradScaler, saved: dict[str, Any]) -> None:
-    """Restore scale and growth tracker; the factors and the interval are the configuration's."""
+    """Restore scale and growth tracker; factors and interval come from the configuration."""
     own = scaler.state_dict()
-    if not (own and saved):  # one of the two is disabled, and its state empty
+    if not (own and saved):  # either is disabled, and its state is empty
         return
     # A tracker at or beyond the interval would never grow again: the kernel tests for equality.
     tracker = min(saved["_growth_tracker"], own["growth_interval"] - 1)
@@ -309,7 +312,7 @@ def _restore_scaler(scaler: GradScaler, saved: dict[str, Any]) -> None:
 def _environment(config: RunConfig[Any], device: torch.device) -> dict[str, Any]:
     versions = machine.versions()
     if config.precision != "fp8" and config.training.rounding == "nearest":
-        del versions["torchao"]  # is there, and computes nothing
+        del versions["torchao"]  # installed but unused
     # str, because torch.__version__ is a class of its own that weights_only would refuse
     return {f"{name} version": version for name, version in versions.items()} | {
         "device": machine.device_name(device),
@@ -318,10 +321,10 @@ def _environment(config: RunConfig[Any], device: torch.device) -> dict[str, Any]
 
 
 def _with_defaults(saved: dict[str, Any], config: RunConfig[Any]) -> dict[str, Any]:
-    """Return a saved configuration with the settings that came since: they had their defaults."""
+    """Return a saved configuration with defaults for settings that are newer."""
     try:
         return type(config).model_validate(saved).model_dump(mode="json")
-    except ValidationError:  # of another recipe, or with a setting that is no more
+    except ValidationError:  # of another recipe, or with a removed setting
         return saved
 
 

@@ -29,8 +29,8 @@ from trainer.data.batches import Batches
 from trainer.distributed.ranks import Ranks
 from trainer.distributed.shards import host_copy, host_mesh, is_shard, local
 
-OTHER_BYTES = 2**20  # of a state beside weights and optimizers: random generators, say
-#: Saves of shards that people get as one file; from the others the run itself goes on.
+OTHER_BYTES = 2**20  # rest of a state without weights and optimizers, e.g. random generators
+#: Reasons whose sharded saves become one file for users; others are only for resuming.
 WHOLE = ("end", "cancel", "request")
 
 
@@ -38,17 +38,17 @@ Saved: TypeAlias = tuple[str, SavedFile]  # with its kind
 
 
 class Stateful(Protocol):
-    """A part of the loop that counts on after a resume."""
+    """A part of the loop whose state is checkpointed."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return its state: plain tensors, numbers and containers."""
 
 
 class Saver:
-    """Saves for all ranks: rank 0 writes, and the others write their shards.
+    """Saves checkpoints for all ranks: rank 0 writes, and others write their shards.
 
-    As a context it ends when everything is on the disk. `check`, the next save or the end raise the
-    error of a write.
+    As a context manager it exits once everything is on the disk. Errors of a write are raised by
+    `check`, by the next save, or at the end.
     """
 
     def __init__(
@@ -64,10 +64,12 @@ class Saver:
         on_event: Callable[[Event], None],
         artifact_folder: Path | None = None,
     ) -> None:
-        """folder: of the checkpoints; None saves nothing.  artifact_folder: None for `artifacts`
-        within it.  modules: without wrappers.
+        """Create a saver.
 
-        parts: what else decides the next step, by name.  on_event: is called by another thread too.
+        folder: of the checkpoints; None: save nothing.  artifact_folder: by default `artifacts` in
+        it.
+        modules: without wrappers.  parts: other state that determines the next step, by name.
+        on_event: also called from another thread.
         """
         self._folder, self._recipe, self._modules, self._config = folder, recipe, modules, config
         self._artifact_folder = artifact_folder or (folder and folder / "artifacts")
@@ -77,7 +79,7 @@ class Saver:
         self._staging, self._writer = Staging(device), Writer()
         parameters = (each for module in modules.values() for each in module.parameters())
         self._is_sharded = any(is_shard(parameter) for parameter in parameters)
-        self._writers: Any = None  # the threads' own process group
+        self._writers: Any = None  # process group of the writer threads
         self._mesh: Any = None
         if self._is_sharded:
             self._writers = ranks.another_group()
@@ -99,9 +101,9 @@ class Saver:
             self._ranks.gather(None)  # on the host, as in `save`
 
     def prepare(self) -> None:
-        """Have the memory of the first save made meanwhile: new memory is slow to come by.
+        """Allocate the memory of the first save in the background, because that is slow.
 
-        After the first step, with which optimizers make their state.
+        Call it after the first step, in which optimizers create their state.
         """
         if self._saves:
             weights = [module.state_dict() for module in self._modules.values()]
@@ -123,17 +125,17 @@ class Saver:
         reason: str,
         request: int | None,
     ) -> None:
-        """Copy the state as it is now, and have a thread save it and tell of it.
+        """Copy the current state, and have the thread write and report it.
 
-        The host waits for the device, whose queue is short: the loop has drained it. The copies
-        themselves are queued.  request: the wish that this fulfils.
+        The host waits for the device, whose queue is short, because the loop has drained it. The
+        copies are queued.  request: id of the user's request, if any.
         """
         if self._folder is None:
             return
         started = time.perf_counter()
         gather = self._ranks.gather
         if self._saves:
-            self._writer.wait()  # what it writes lies where this copy will
+            self._writer.wait()  # it reads the memory that this copy will overwrite
         random_states = gather(checkpoint.random_state(self._device))
         recipe_state = deepcopy(self._recipe.state_dict())  # before the next batch is drawn
         next_batch = gather(self._batches.fingerprint())
@@ -157,21 +159,21 @@ class Saver:
             event = {"event": "checkpoint", "step": progress.step, "reason": reason}
             event |= {"request": request, "stall_seconds": time.perf_counter() - started}
             self._writer.begin(partial(self._write, write, self._folder, snapshot, event))
-        gather(None)  # the others wait on the host: a slow disk must not outlast NCCL's patience
+        gather(None)  # ranks wait on the host: a slow disk must not exceed NCCL's timeout
 
     def finish(self) -> None:
-        """Wait until the current save is on the disk, for all ranks. Raises its error."""
+        """Wait until the current save of all ranks is on the disk. Raises its error."""
         self._writer.wait()
         self._ranks.gather(None)
 
-    def save_artifacts(self, step: int, found: Mapping[str, Any]) -> None:
-        """Save artifacts, and report them."""
+    def save_artifacts(self, step: int, values: Mapping[str, Any]) -> None:
+        """Save artifacts and report them."""
         if self._artifact_folder is not None and self._ranks.rank == 0:
-            for event in save_artifacts(self._artifact_folder, step, found):
+            for event in save_artifacts(self._artifact_folder, step, values):
                 self._on_event(event)
 
     def _take_shards(self, state: dict[str, Any]) -> Snapshot:
-        """Copy this rank's shards; as rank 0 also the rest."""
+        """Copy this rank's shards; on rank 0 also the rest of the state."""
         from trainer.checkpoints.shard_files import cut
 
         rest, shards = cut(state)
@@ -182,7 +184,7 @@ class Saver:
         return copy._replace(state=(checkpoint.stem(state), rest, copies))
 
     def _write_shards(self, is_whole: bool, folder: Path, state: Any) -> list[Saved]:
-        """Write with all ranks' threads; return the files, as rank 0."""
+        """Write with the threads of all ranks; on rank 0, return the files."""
         from trainer.checkpoints import shard_files
 
         stem, rest, shards = state
@@ -195,7 +197,7 @@ class Saver:
         snapshot: Snapshot,
         event: Event,
     ) -> None:
-        """Write a checkpoint and report it. Called in the thread."""
+        """Write a checkpoint and report it; runs in the thread."""
         snapshot.wait()
         started = time.perf_counter()
         files = [_file(folder.parent, *each) for each in write(folder, snapshot.state)]

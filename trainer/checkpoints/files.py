@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written under another name, synced, then given their own."""
+"""Atomic file writes: written under a temporary name, synced, then renamed."""
 
 import errno
 import hashlib
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: Of errors, that a disk or a quota has no room left.
+#: errno values: a disk or a quota is full
 FULL = (errno.ENOSPC, errno.EDQUOT)
-PIECE_BYTES = 16 * 2**20  # of a file on its way to other machines
+PIECE_BYTES = 16 * 2**20  # unit of transfer to other machines
 
 
 class SavedFile(NamedTuple):
-    """A file that is on the disk, under its final name, to stay."""
+    """A file that is durably stored under its final name."""
 
     path: Path
     size_bytes: int
@@ -22,7 +22,7 @@ class SavedFile(NamedTuple):
 
 
 def write_whole(path: Path, write: Callable[[Any], None]) -> SavedFile:
-    """Let `write` fill a binary file, which then appears under its name with all of its bytes.
+    """Write a binary file atomically by calling `write` with it.
 
     Raises OSError; on a full disk with the folder, the bytes needed and the bytes free.
     """
@@ -37,7 +37,7 @@ def write_whole(path: Path, write: Callable[[Any], None]) -> SavedFile:
             os.fsync(file.fileno())
             size = file.tell()
     except Exception as error:
-        temporary.unlink(missing_ok=True)  # on a full disk others need the room
+        temporary.unlink(missing_ok=True)  # frees the space for others
         if hashing and is_full(error):
             raise disk_full(path, hashing.size_bytes) from error
         raise
@@ -66,7 +66,7 @@ def checksum(path: Path) -> str:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Give a complete file its name, to stay."""
+    """Rename a complete file to its final name, durably."""
     temporary.replace(path)
     sync_folder(path.parent)
 
@@ -81,10 +81,10 @@ def sync_folder(path: Path) -> None:
 
 
 class HashingFile:
-    """Passes writes on to a file and keeps their SHA-256, so that nothing is read again.
+    """File wrapper that computes the SHA-256 while writing, so nothing is read again.
 
-    On a full disk the rest is only counted, so that `check` knows how large the file would be:
-    torch would turn an error raised within a write into one of its own, without the reason.
+    On a full disk the remaining bytes are only counted, so that `check` can report the size needed:
+    torch would replace an error raised within a write by one of its own, without the reason.
     """
 
     def __init__(self, file: Any) -> None:
@@ -94,7 +94,7 @@ class HashingFile:
         self.size_bytes = 0
 
     def write(self, data: bytes) -> int:
-        """Write and hash."""
+        """Write and hash data."""
         self.size_bytes += len(data)
         if self._error is None:
             self.sha256.update(data)

@@ -16,40 +16,40 @@ from halfstep.run_config import ConfigError, RunConfig
 from halfstep.telemetry.spool import Event
 from trainer.checkpoints.weight_files import read_weights
 
-NAMES_SHOWN = 6  # in a message; the event has NAMES_TOLD
+NAMES_SHOWN = 6  # in a message; the event has up to NAMES_TOLD
 NAMES_TOLD = 1000
 
 
 @dataclass
 class Fit:
-    """How weights fit a recipe's modules. All names are the modules', but those unexpected."""
+    """How weights fit a recipe's modules. Names are the modules', except in unexpected."""
 
-    count: int  # of the modules' own
+    count: int  # weights of the modules
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
-    mismatched: list[str] = field(default_factory=list)  # with both shapes, in words
+    mismatched: list[str] = field(default_factory=list)  # with both shapes, as text
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing or left over."""
+        """Whether no weight is missing, unexpected or mismatched."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     def event(self, source: str) -> Event:
-        """Say it as the spool does."""
+        """Return the event of the spool."""
         lists = {name: getattr(self, name) for name in ("missing", "unexpected", "mismatched")}
-        told = {name: each[:NAMES_TOLD] for name, each in lists.items()}
+        names = {name: values[:NAMES_TOLD] for name, values in lists.items()}
         counts = {f"{name}_count": len(each) for name, each in lists.items()}
         place = {"event": "weights", "step": 0, "source": source}
-        return place | {"loaded": len(self.loaded), "count": self.count} | told | counts
+        return place | {"loaded": len(self.loaded), "count": self.count} | names | counts
 
     def __str__(self) -> str:
-        found = {
+        lists = {
             "missing": self.missing,
             "unexpected": self.unexpected,
             "of another shape": self.mismatched,
         }
-        return "; ".join(f"{word}: {_shown(names)}" for word, names in found.items() if names)
+        return "; ".join(f"{word}: {_shown(names)}" for word, names in lists.items() if names)
 
 
 def start_from_weights(
@@ -58,57 +58,56 @@ def start_from_weights(
     config: RunConfig[Any],
     on_event: Callable[[Event], None],
 ) -> None:
-    """Put weights of a file in the place of those drawn, if any are wanted, and say how they fit.
+    """Load the initial weights of the configuration, if any, and report how they fit.
 
-    Raises ConfigError if they do not, WeightsError for what cannot be read.
+    Raises ConfigError if they do not fit, WeightsError if they cannot be read.
     """
-    wanted = config.weights
-    source = _source(wanted)
+    settings = config.weights
+    source = _source(settings)
     if source is None:
         return
     if paths is None:
-        if wanted.path is None:
-            raise ConfigError(f"weights are to be {source}: a server alone has them; use path")
-        paths = {"": Path(wanted.path)}
-    event, trouble = load_weights(paths, modules, source=source, is_strict=wanted.strict)
+        if settings.path is None:
+            raise ConfigError(f"weights are {source}, which only a server has; use weights.path")
+        paths = {"": Path(settings.path)}
+    event, trouble = load_weights(paths, modules, source=source, is_strict=settings.strict)
     on_event(event)
     if trouble:
         raise ConfigError(trouble)
 
 
-def _source(wanted: Weights) -> str | None:
-    """Name what they are to be, or None for those that the recipe draws."""
-    if wanted.upload is not None:
-        sha256, _, name = wanted.upload.partition("/")
+def _source(settings: Weights) -> str | None:
+    """Describe the initial weights; None if the recipe's own are used."""
+    if settings.upload is not None:
+        sha256, _, name = settings.upload.partition("/")
         return f"{name}, uploaded, SHA-256 {sha256[:12]}…"
-    if wanted.run is not None:
-        return f"run {wanted.run} at step {wanted.step}"
-    return wanted.path
+    if settings.run is not None:
+        return f"run {settings.run} at step {settings.step}"
+    return settings.path
 
 
 def load_weights(
     paths: Mapping[str, Path], modules: Mapping[str, nn.Module], *, source: str, is_strict: bool
 ) -> tuple[Event, str]:
-    """Put weights into modules; return the event that says how they fit, and what forbids to go on.
+    """Load weights into modules; return an event that describes the fit, and a problem.
 
-    The latter is empty if nothing does; if something does, no module has changed.  paths: by the
-    module whose weights alone lie there, or by "" those of all.  Raises WeightsError for what
-    cannot be read.
+    The problem is "" if there is none; otherwise no module has changed.  paths: by module, or ""
+    for a file with all weights.  Raises WeightsError if a file cannot be read.
     """
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for module, path in paths.items():
         prefix = f"{module}." if module else ""
-        found |= {f"{prefix}{name}": tensor for name, tensor in read_weights(path).items()}
+        weights |= {f"{prefix}{name}": tensor for name, tensor in read_weights(path).items()}
     targets = {
         f"{module}.{name}": tensor
         for module, network in modules.items()
         for name, tensor in network.state_dict().items()
         if isinstance(tensor, Tensor)
     }
-    named = _named_alike(found, targets)
+    named = _renamed(weights, targets)
     fit = _fit(named, targets)
     if not fit.loaded:
-        trouble = f"no weight of {source} fits one of the recipe's: it has {_shown(list(found))}"
+        trouble = f"no weight of {source} fits one of the recipe's: it has {_shown(list(weights))}"
         trouble += f"; the recipe has {_shown(list(targets))}"
     elif is_strict and not fit.is_whole:
         trouble = f"the weights of {source} do not fit: {fit}"
@@ -119,25 +118,25 @@ def load_weights(
     return fit.event(source), trouble
 
 
-def _fit(found: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Fit:
+def _fit(weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Fit:
     fit = Fit(len(targets))
     for name, target in targets.items():
-        if name not in found:
+        if name not in weights:
             continue
-        if unlike := _unlike(found[name], target):
-            fit.mismatched.append(f"{name}: {unlike}")
+        if mismatch := _mismatch(weights[name], target):
+            fit.mismatched.append(f"{name}: {mismatch}")
         else:
             fit.loaded.append(name)
-    # A tied weight is often saved under one of its names alone.
-    places = {_place(targets[name]) for name in fit.loaded}
-    absent = [name for name in targets if name not in found]
-    fit.missing = [name for name in absent if _place(targets[name]) not in places]
-    fit.unexpected = [name for name in found if name not in targets]
+    # A tied weight is often saved under only one of its names.
+    places = {_memory_key(targets[name]) for name in fit.loaded}
+    absent = [name for name in targets if name not in weights]
+    fit.missing = [name for name in absent if _memory_key(targets[name]) not in places]
+    fit.unexpected = [name for name in weights if name not in targets]
     return fit
 
 
-def _unlike(tensor: Tensor, target: Tensor) -> str:
-    """Say why a tensor cannot be that weight's values, if it cannot."""
+def _mismatch(tensor: Tensor, target: Tensor) -> str:
+    """Return why a tensor cannot be loaded into a weight; "" if it can."""
     if tensor.shape != target.shape:
         return f"{_shape(tensor)}, not {_shape(target)}"
     if tensor.is_floating_point() != target.is_floating_point():
@@ -146,42 +145,42 @@ def _unlike(tensor: Tensor, target: Tensor) -> str:
     return ""
 
 
-def _put(found: Mapping[str, Tensor], fit: Fit, modules: Mapping[str, nn.Module]) -> None:
+def _put(weights: Mapping[str, Tensor], fit: Fit, modules: Mapping[str, nn.Module]) -> None:
     loaded = set(fit.loaded)
     for module, network in modules.items():
         own = {name: f"{module}.{name}" for name in network.state_dict()}
-        state = {name: found[whole] for name, whole in own.items() if whole in loaded}
+        state = {name: weights[whole] for name, whole in own.items() if whole in loaded}
         network.load_state_dict(state, strict=False)
 
 
-def _named_alike(found: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what was found by the recipe's names, as far as they can be told."""
-    best: tuple[int, dict[str, Tensor]] = (0, dict(found))
-    for left_out in _beginnings(found):
-        for added in _beginnings(targets):
-            named = {f"{added}{name[len(left_out) :]}": each for name, each in found.items()}
+def _renamed(weights: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename weights to the recipe's names by adapting prefixes."""
+    best: tuple[int, dict[str, Tensor]] = (0, dict(weights))
+    for left_out in _common_prefixes(weights):
+        for added in _common_prefixes(targets):
+            named = {f"{added}{name[len(left_out) :]}": each for name, each in weights.items()}
             fitting = sum(name in targets for name in named)
-            if fitting > best[0]:  # of equals, the one that changes least
+            if fitting > best[0]:  # on a tie, the smallest change
                 best = fitting, named
     return best[1]
 
 
-def _beginnings(names: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield "", and every "a.b." with which all names begin."""
+def _common_prefixes(names: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield "", and every prefix "a.b." that all names share."""
     yield ""
     if not names:
         return
     parts = [name.split(".")[:-1] for name in names]
-    beginning = ""
+    prefix = ""
     for each in zip(*parts, strict=False):
         if len(set(each)) > 1:
             return
-        beginning += f"{each[0]}."
-        yield beginning
+        prefix += f"{each[0]}."
+        yield prefix
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Return what tied weights share. (One without elements has no memory of its own.)"""
+def _memory_key(tensor: Tensor) -> tuple[object, ...]:
+    """Return a key that tied weights share. (Tensors without elements have no memory.)"""
     return (tensor.data_ptr(), tensor.shape) if tensor.numel() else (id(tensor),)
 
 

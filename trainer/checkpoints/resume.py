@@ -1,4 +1,4 @@
-"""Resume from a checkpoint: of an earlier attempt, of another run, or after a spike."""
+"""Resume from a checkpoint: of an earlier attempt or another run, or after a spike."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,17 +44,17 @@ def go_on_from(
     if len(fingerprints) != ranks.world_size:
         notes.append("which batch came next is not known")
     elif any(ranks.gather(batches.fingerprint() != fingerprints[ranks.rank])):
-        notes.append(f"another batch comes next: {_why_another(state, recipe)}")
+        notes.append(f"another batch comes next: {_why_other_batch(state, recipe)}")
     inherited = inherited_parts(state, is_scaled=recipe.scaler.is_enabled(), is_fork=is_fork)
     return progress, inherited, notes
 
 
-def _why_another(state: Mapping[str, Any], recipe: Recipe) -> str:
+def _why_other_batch(state: Mapping[str, Any], recipe: Recipe) -> str:
     if "data" not in state:
         return "the version that saved this drew the order of examples otherwise"
     if recipe.dataset is not None:
         return "the dataset, or random state that it keeps by itself, is not what it was"
-    return "Recipe.batch does not follow its indices alone"
+    return "Recipe.batch does not depend only on its indices"
 
 
 def go_back_to(
@@ -67,11 +67,12 @@ def go_back_to(
     peaks: Mapping[str, list[float]],
     parts: dict[str, Any],
 ) -> Progress:
-    """Put a checkpoint of this very run in place, but for its place in the data.
+    """Restore a checkpoint of this run, except for its position in the data.
 
-    Return how far it was.
+    Returns its progress.
 
-    parts: what counts on, whose schedule is made anew: optimizers have got other groups.
+    parts: objects whose state continues; the schedule is created again, because optimizers have new
+    parameter groups.
     """
     state, progress, _notes = restored(path, recipe, modules, config, device, ranks)
     parts["schedule"] = make_schedule(config.training, recipe.optimizers, peaks, device)
@@ -89,9 +90,9 @@ def restored(
     *,
     is_checked: bool = False,
 ) -> tuple[dict[str, Any], Progress, list[str]]:
-    """Load a checkpoint and put it in place; return it, and what checkpoint.restore does.
+    """Load a checkpoint and restore it; return it with the result of checkpoint.restore.
 
-    is_checked: its bytes are known to be as they were saved; if they are not, one rank looks.
+    is_checked: its bytes are verified; if they are not, rank 0 verifies them.
     """
     state = checkpoint.load(path, is_checked=is_checked or ranks.rank > 0, make=maker(modules))
     progress, notes = checkpoint.restore(
@@ -103,17 +104,17 @@ def restored(
 def inherited_parts(
     state: Mapping[str, Any], *, is_scaled: bool, is_fork: bool
 ) -> Mapping[str, Any]:
-    """Return the parts of a checkpoint's state that a run goes on with.
+    """Return the parts of a checkpoint's state that a run continues with.
 
     is_scaled: this run's scaler is enabled.  is_fork: the checkpoint is another run's.
     """
     parts: Mapping[str, Any] = state.get("parts", {})
-    if is_fork and "spikes" in parts:  # it goes back for spikes of its own
+    if is_fork and "spikes" in parts:  # rollbacks are counted per run
         parts = {**parts, "spikes": parts["spikes"] | {"pending": None, "rollbacks": 0}}
     if not (is_scaled and state["scaler"]):
-        # Without a scaler no step is skipped. That is no calibration of a scale still to be found.
+        # Without a scaler no step is skipped, which says nothing about the calibration of a scale.
         return {name: part for name, part in parts.items() if name in ("schedule", "spikes", "ema")}
-    if is_fork:  # it tells of its own scales, and of all poison, and replays skips of its own
+    if is_fork:  # telemetry, reported buffers and replays are per run
         own: dict[str, Any] = {"telemetry": None}
         if "replay" in parts:
             own["replay"] = parts["replay"] | {"replayed": 0}
@@ -124,9 +125,9 @@ def inherited_parts(
 
 
 def load_parts(parts: Mapping[str, Any], inherited: Mapping[str, Any]) -> None:
-    """Put the states of what counts on in place, as far as a checkpoint has them."""
+    """Load the states of all parts that a checkpoint contains."""
     for name, part in parts.items():
         if inherited.get(name):
-            # An average, as large as its model, is copied where it belongs.
+            # An average, as large as its model, is copied directly to its destination.
             own = inherited[name] if name == "ema" else checkpoint.in_memory(inherited[name])
             part.load_state_dict(own)

@@ -18,7 +18,7 @@ from trainer.precision.scale_policies import RuleError
 
 
 class SpikeError(RuleError):
-    """The loss rose again after as many rewinds as were allowed; the message says when."""
+    """The loss spiked again after the allowed number of rollbacks; the message has the step."""
 
 
 class Rollback:
@@ -27,29 +27,30 @@ class Rollback:
     def __init__(
         self, config: RunConfig[Any], spikes: Spikes, folder: Path | None, ranks: Ranks
     ) -> None:
-        """folder: of the checkpoints; without there is no going back."""
+        """folder: of the checkpoints; None disables rollback."""
         self._settings, self._spikes = config.spike, spikes
         self._folder, self._ranks = folder, ranks
         self._last = config.training.steps
         self._between = config.checkpoints.every_steps or self._last
         self._is_on = config.spike.rollback and folder is not None
-        self._brought: list[Path] = []  # to this machine, to be read
+        self._brought: list[Path] = []  # files copied to this machine to be read
 
     def is_due(self, step: int) -> bool:
-        """Whether to wait for the device after this step, and look."""
+        """Return whether to wait for the device after this step and check for a spike."""
         if not self._is_on:
             return False
         looks = (self._settings.look_every_steps, self._between)
         return step == self._last or any(step % every == 0 for every in looks)
 
     def look(self, finish_saves: Callable[[], None]) -> Path | None:
-        """Return the checkpoint to return to; None to continue.
+        """Return the checkpoint to roll back to; None to continue.
 
-        finish_saves: waits for the disk, which may still be busy with that very checkpoint.
-        Of a spike without one, and of one too many, nothing comes but its event; or SpikeError.
+        finish_saves: waits until pending saves are on the disk. Without a checkpoint, or after the
+        allowed number of rollbacks, a spike only emits its event, or raises SpikeError.
         """
         spike, self._spikes.pending = self._spikes.pending, None
-        spike = self._ranks.gather(spike)[0]  # all have the same loss; the word of one counts
+        # All ranks have the same loss; rank 0's result is used.
+        spike = self._ranks.gather(spike)[0]
         if spike is None or self._folder is None:
             return None
         if self._spikes.rollbacks >= self._settings.max_rollbacks:
@@ -63,7 +64,7 @@ class Rollback:
         path = self._folder / f"step-{before:08d}.pt"
         finish_saves()
         [saved, *_] = self._ranks.gather(_files(path))
-        # By rank 0, whose disk other machines do not see.
+        # Decided by rank 0, whose disk other machines cannot read.
         places = [self._folder / name for name in saved]
         self._brought = [place for place in places if self._ranks.hand_out(place)]
         if not saved:
@@ -78,9 +79,9 @@ class Rollback:
         batches: Batches,
         on_event: Callable[[Event], None],
     ) -> None:
-        """Have it known that the run went back from a step, and from where in the data it goes on.
+        """Emit the events of a rollback, and record the left-out examples.
 
-        back: how far the run is now.  batches: at the end of that step.
+        back: progress after the rollback.  batches: at the end of that step.
         """
         self._ranks.gather(None)  # all have read it
         for place in self._brought:
@@ -100,7 +101,7 @@ class Rollback:
 
 
 def _files(path: Path) -> list[str]:
-    """Return the names of a checkpoint's files: its own and, of one in shards, theirs. Or none."""
+    """Return the names of a checkpoint's files, including its shards; [] if it is missing."""
     if not path.is_file():
         return []
     shards = sorted(path.with_suffix("").glob("*"))

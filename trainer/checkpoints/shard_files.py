@@ -41,10 +41,10 @@ from trainer.checkpoints.files import (
 )
 from trainer.distributed.shards import is_shard, local
 
-#: What stands in a state for a tensor that lies in shards: {STANDS_FOR: its name}.
+#: Placeholder of a sharded tensor in a state: {STANDS_FOR: its name}.
 STANDS_FOR = "tensor in shards"
 ALIGNMENT = 64  # bytes: a cache line, and enough for every type
-#: What `.metadata` is made of. It is a pickle: of anything else it could run code.
+#: Classes allowed in `.metadata`, a pickle, which could otherwise run code.
 PLAIN = {
     "torch": "Size",
     "torch.serialization": "_get_layout",
@@ -65,10 +65,10 @@ def save(
     *,
     is_whole: bool,
 ) -> list[tuple[str, SavedFile]]:
-    """Save a state that was cut, in shards or whole; return the files with their kinds, to rank 0.
+    """Save a cut state, sharded or whole; rank 0 returns the files with their kinds.
 
-    All ranks call it.  stem: what its files' names begin with.  state: rank 0's alone.
-    Weights are whole in either case.
+    All ranks call it.  stem: prefix of the file names.  state: only on rank 0.
+    Weights are saved whole in either case.
     """
     parts = folder / f".{stem}.partial"
     try:
@@ -91,9 +91,9 @@ def save(
 
 
 def cut(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return a state in which names stand for its shards, and these by their names.
+    """Return a state with placeholders instead of shards, and the shards by name.
 
-    Tied ones have one name. Nothing but containers is copied.
+    Tied shards have one name. Only containers are copied.
     """
     names: dict[int, str] = {}  # by storage
     shards: dict[str, Tensor] = {}
@@ -110,10 +110,10 @@ def cut(state: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def filled(state: Any, folder: Path, make: Make) -> Any:
-    """Return a state with what lies in a folder where names stand for it.
+    """Return a state with the placeholders replaced by tensors from a folder.
 
-    make: makes an empty tensor; of a shard this rank's part is read, and by no other rank.
-    Raises KeyError, OSError or UnpicklingError if the folder is not what the state says.
+    make: creates an empty tensor; of a shard only this rank's part is read.
+    Raises KeyError, OSError or UnpicklingError if the folder does not match the state.
     """
     stand_ins = [leaf for leaf in tree_leaves(state, is_leaf=_stands_for) if _stands_for(leaf)]
     reader = _Reader(folder)
@@ -122,7 +122,7 @@ def filled(state: Any, folder: Path, make: Make) -> Any:
     for name in dict.fromkeys(each[STANDS_FOR] for each in stand_ins):
         stored = metadata.state_dict_metadata[name]
         tensors[name] = make(stored.size, dtype=stored.properties.dtype)
-    # What torch.distributed.checkpoint.load does, without asking other ranks for anything.
+    # Same as torch.distributed.checkpoint.load, without communication between ranks.
     planner = DefaultLoadPlanner()
     planner.set_up_planner(dict(_with_elements(tensors)), metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
@@ -132,36 +132,37 @@ def filled(state: Any, folder: Path, make: Make) -> Any:
 
 
 class Scratch:
-    """Whole tensors in a file that has no name, on the disk of a folder: in no rank's memory."""
+    """Whole tensors in an unnamed file in a folder, instead of a rank's memory."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = TemporaryFile(dir=folder)  # noqa: SIM115 (gone with the last of the tensors)
+        self._file = TemporaryFile(dir=folder)  # noqa: SIM115 (deleted with the last tensor)
         self._end = 0
 
     def make(self, size: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return an empty tensor. Raises OSError if the disk has no room for it."""
+        """Return an empty tensor. Raises OSError if the disk has no space for it."""
         size_bytes = size.numel() * dtype.itemsize
         if not size_bytes:
             return torch.empty(size, dtype=dtype)
         start = self._end
         self._end += -(-size_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        # A page without a place on the disk would kill whoever writes to it.
+        # Writing to a page without disk space would kill the process with SIGBUS.
         os.posix_fallocate(self._file.fileno(), start, self._end - start)
         memory = mmap.mmap(self._file.fileno(), size_bytes, offset=start)
         return torch.frombuffer(memory, dtype=dtype).view(size)
 
 
 def write(folder: Path, shards: Mapping[str, Tensor], group: ProcessGroup) -> list[SavedFile]:
-    """Write what this rank has of shards, which lie in host memory; return all ranks' files.
+    """Write this rank's part of shards in host memory; return all ranks' files.
 
-    All ranks call it; in rank 0's folder is then everything. A rank elsewhere writes on its own
-    disk, and sends its file there.  group: of the threads that write, one a rank.
+    All ranks call it; afterwards rank 0's folder has all files. A rank on another machine writes to
+    its own disk, and sends its file.  group: of the writer threads, one per rank.
     """
     rank = group.rank()
     if rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    places = _gathered((socket.gethostname(), str(folder)), group)  # and rank 0's is ready
+    # Also waits until rank 0's folder exists.
+    places = _gathered((socket.gethostname(), str(folder)), group)
     writer = _Writer(folder)
     save_shards(dict(_with_elements(shards)), storage_writer=writer, process_group=group)
     files = _gathered(writer.saved(), group)
@@ -179,19 +180,19 @@ def write(folder: Path, shards: Mapping[str, Tensor], group: ProcessGroup) -> li
 
 
 def _publish(partial_folder: Path, folder: Path) -> None:
-    """Give a folder whose files are synced its name, in place of one that had it."""
+    """Rename a folder with synced files to its final name; replaces an existing one."""
     sync_folder(partial_folder)
     shutil.rmtree(folder, ignore_errors=True)
     publish(partial_folder, folder)
 
 
 def _kind(file: SavedFile) -> str:
-    """Return shard.0 of __0_0.distcp, shard.metadata of .metadata."""
+    """Return shard.0 for __0_0.distcp, shard.metadata for .metadata."""
     return f"shard.{file.path.name.strip('_.').partition('_')[0]}"
 
 
 class _Writer(FileSystemWriter):
-    """Hashes what it writes, and tells nobody where that was."""
+    """Writer that hashes its files, and stores no local paths in the metadata."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -201,13 +202,13 @@ class _Writer(FileSystemWriter):
         return None
 
     def saved(self) -> list[SavedFile]:
-        """Return what this rank has written."""
-        found = []
+        """Return the files that this rank has written."""
+        files = []
         for path, file in self._files.written.items():
-            # torch.distributed.checkpoint renames `.metadata.tmp`, with which it ends.
+            # torch.distributed.checkpoint renames `.metadata.tmp` at the end.
             final = path.with_name(path.name.removesuffix(".tmp"))
-            found.append(SavedFile(final, final.stat().st_size, file.sha256.hexdigest()))
-        return found
+            files.append(SavedFile(final, final.stat().st_size, file.sha256.hexdigest()))
+        return files
 
 
 class _HashingFiles(FileSystem):
@@ -226,7 +227,7 @@ class _HashingFiles(FileSystem):
 
 
 class _Reader(FileSystemReader):
-    """Reads `.metadata` without running what may be in it."""
+    """Reader of `.metadata` that cannot run code."""
 
     def read_metadata(self) -> Metadata:
         with Path(self.path, ".metadata").open("rb") as file:
@@ -239,7 +240,7 @@ class _PlainUnpickler(pickle.Unpickler):
         is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_type or name in PLAIN.get(module, "").split():
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is nothing that says where shards lie")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in the metadata of shards")
 
 
 def _stands_for(leaf: Any) -> bool:
@@ -247,7 +248,7 @@ def _stands_for(leaf: Any) -> bool:
 
 
 def _with_elements(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield those that this rank has any of: rows of a weight may be fewer than ranks."""
+    """Yield tensors of which this rank has elements: a weight may have fewer rows than ranks."""
     return ((name, tensor) for name, tensor in tensors.items() if local(tensor).numel())
 
 

@@ -1,11 +1,11 @@
-"""A copy of a run's state at a step boundary, in host memory, while training continues.
+"""Copies a run's state at a step boundary to host memory while training continues.
 
-Everything mutable is copied. Of tensors the copies are by storage, so that what shares memory, tied
-weights say, shares it in the copy too, and a file made of it is the same to the last byte. On CUDA
-the copies are queued behind the work before them and ahead of what changes the weights next: the
-host waits for neither. On a CPU the next step writes in place, so the copy is made at once.
+Everything mutable is copied. Tensors are copied by storage, so tensors that share memory, such as
+tied weights, share it in the copy, and a file made of it is identical. On CUDA the copies are
+queued after earlier work and before the next change of the weights: the host waits for neither. On
+a CPU the next step writes in place, so the copy is made at once.
 
-torch.distributed.checkpoint has stagers: docs/decisions/0011 says why this is not one of them.
+torch.distributed.checkpoint has stagers: docs/decisions/0011 says why they are not used.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,28 +16,28 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-Key: TypeAlias = tuple[torch.device, int, int]  # of a storage: where it lies, and its bytes
+Key: TypeAlias = tuple[torch.device, int, int]  # of a storage: device, address and size
 ALIGNMENT = 64  # bytes: a cache line, and enough for every type
 
 
 class Snapshot(NamedTuple):
-    """A copy of a state, once `wait` has returned. It is good until the next one is taken."""
+    """A copy of a state, complete once `wait` has returned. Valid until the next snapshot."""
 
     state: Any
     arrived: torch.cuda.Event | None
 
     def wait(self) -> None:
-        """Wait for the copies that are queued on the device: for the thread that writes."""
+        """Wait for the copies queued on the device; called by the writer thread."""
         if self.arrived is not None:
             self.arrived.synchronize()
 
 
 class Staging:
-    """The memory that snapshots are made in, one at a time: as much as the state, and kept.
+    """Reusable host memory for snapshots, one at a time, as large as the state.
 
-    Copying to memory that has been used is several times as fast as to new memory, and pinning
-    takes longer than copying. On CUDA it is pinned by cudaHostRegister, because torch's own pinned
-    memory comes in powers of two: up to twice the state.
+    Copying to used memory is several times as fast as to new memory, and pinning takes longer than
+    copying. On CUDA the memory is pinned by cudaHostRegister, because torch's own pinned memory
+    comes in powers of two: up to twice the state.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,19 +46,19 @@ class Staging:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def make_room(self, size_bytes: int) -> None:
-        """Have this much memory at least, touched and pinned."""
+        """Ensure that at least this much memory is allocated, touched and pinned."""
         if self._memory.numel() >= size_bytes:
             return
-        self.close()  # first, so that there are never two of them
+        self.close()  # first, so that there are never two
         self._memory = torch.empty(size_bytes, dtype=torch.uint8).zero_()
         if self._is_pinned:
-            # Refused, in a container say: the copies then hold the loop up, and are as good.
+            # May be refused, e.g. in a container: then the copies block the loop, but are as good.
             self._is_registered = self._call_cuda(
                 "cudaHostRegister", self._memory.data_ptr(), size_bytes, 0
             )
 
     def take(self, state: Any) -> Snapshot:
-        """Copy a state of containers, numbers and tensors, over the snapshot before."""
+        """Copy a state of containers, numbers and tensors; overwrites the previous snapshot."""
         tensors = [leaf for leaf in tree_leaves(state) if _is_plain(leaf)]
         sources = list(_storages(tensors))
         self.make_room(_room_of(sources))
@@ -66,36 +66,36 @@ class Staging:
         places: dict[Key, Tensor] = {}
         for source in sources:
             size = source.numel()
-            # A tensor of its own over this part: as a view it would be saved with all the rest.
+            # A tensor of its own for this part: a view would be saved with the whole buffer.
             place = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start)
             place.copy_(source, non_blocking=True)
             places[_key(source)] = place
             start += _aligned(size)
         copies = {id(tensor): _like(tensor, places.get(_key(tensor))) for tensor in tensors}
-        copied = deepcopy(state, copies)  # which has them already
+        copied = deepcopy(state, copies)  # reuses these copies
         arrived = None
         if self._is_pinned:
-            # blocking: who waits for it sleeps, instead of spinning on a core.
+            # blocking: a waiting thread sleeps instead of spinning.
             arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             arrived.record(torch.cuda.current_stream(self._device))
         return Snapshot(copied, arrived)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self._is_registered:
             self._call_cuda("cudaHostUnregister", self._memory.data_ptr())
             self._is_registered = False
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def _call_cuda(self, name: str, *arguments: int) -> bool:
-        """Call the runtime, and tell whether it did."""
-        with torch.cuda.device(self._device):  # each thread has a current one of its own
+        """Call a function of the CUDA runtime; return whether it succeeded."""
+        with torch.cuda.device(self._device):  # the current device is per thread
             runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             return int(getattr(runtime, name)(*arguments)) == 0
 
 
 def room(state: Any) -> int:
-    """Return how many bytes a snapshot of this state takes."""
+    """Return the size of a snapshot of this state, in bytes."""
     return _room_of(_storages([leaf for leaf in tree_leaves(state) if _is_plain(leaf)]))
 
 
@@ -104,7 +104,7 @@ def _room_of(sources: Iterable[Tensor]) -> int:
 
 
 def _is_plain(leaf: Any) -> bool:
-    """Whether a leaf is memory and strides; what else there is, sparse ones say, copies itself."""
+    """Return whether a leaf is strided memory; others, e.g. sparse ones, are deep-copied."""
     return (
         type(leaf) is Tensor
         and leaf.layout == torch.strided
@@ -113,7 +113,7 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def _storages(tensors: list[Tensor]) -> Iterator[Tensor]:
-    """Yield the bytes of each storage once, where it lies."""
+    """Yield the bytes of each storage once, on its device."""
     seen: set[Key] = set()
     for tensor in tensors:
         if tensor.untyped_storage().nbytes() and _key(tensor) not in seen:
@@ -129,7 +129,7 @@ def _key(tensor: Tensor) -> Key:
 
 
 def _like(tensor: Tensor, place: Tensor | None) -> Tensor:
-    """Return the tensor as it is, but in this place; without memory it needs none."""
+    """Return a tensor with the same layout in other memory; without memory an empty one."""
     if place is None:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     return torch.empty(0, dtype=tensor.dtype).set_(

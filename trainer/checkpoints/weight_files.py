@@ -1,6 +1,6 @@
-"""Weights as others write them: .safetensors, torch.save's, and folders as Hugging Face has them.
+"""Reads weights from .safetensors, torch.save files and Hugging Face folders.
 
-Nothing that is read can run code: a pickle that holds more than tensors is refused.
+Nothing that is read can run code: pickles with other content than tensors are rejected.
 """
 
 import json
@@ -17,19 +17,19 @@ from torch import Tensor
 
 SAFETENSORS = ".safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
-#: What a folder may hold, the first of these first.
+#: Files in a folder, in order of preference.
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE = ("model.safetensors", "pytorch_model.bin")
-#: Where files of torch.save hold the weights within more: ours, Lightning's, and by custom.
+#: Keys under which files of torch.save hold the weights: ours, Lightning's, and common ones.
 PLACES = ("modules", "state_dict", "model_state_dict", "model")
 
 
 class WeightsError(Exception):
-    """Weights that a run cannot start from; the message names the file and what is wrong."""
+    """Weights that cannot be loaded; the message names the file and the problem."""
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a file or a folder by their names, on the CPU. Raises WeightsError."""
+    """Return the weights of a file or folder by name, on the CPU. Raises WeightsError."""
     if not path.is_dir():
         return _read_file(path)
     weights: dict[str, Tensor] = {}
@@ -39,20 +39,20 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files in which a folder's weights lie."""
+    """Return the files of a folder that contain its weights."""
     for name in INDICES:
         if (index := folder / name).is_file():
             return [folder / shard for shard in _shards(index)]
     for name in WHOLE:
         if (folder / name).is_file():
             return [folder / name]
-    found = sorted(folder.glob(f"*{SAFETENSORS}"))
-    if len(found) != 1:
+    files = sorted(folder.glob(f"*{SAFETENSORS}"))
+    if len(files) != 1:
         raise WeightsError(
-            f"{folder} has {len(found)} files {SAFETENSORS} and no {INDICES[0]} that says how they "
+            f"{folder} has {len(files)} files {SAFETENSORS} and no {INDICES[0]} that says how they "
             f"belong together; allowed: {WHOLE[0]}, shards with their index, or one such file"
         )
-    return found
+    return files
 
 
 def _shards(index: Path) -> list[str]:
@@ -83,20 +83,20 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         ) from error
     except WeightsError:
         raise
-    except Exception as error:  # whatever its bytes lead torch's unpickler to
+    except Exception as error:  # any error of torch's unpickler on invalid bytes
         raise WeightsError(f"{path} cannot be read: {error!r}") from error
     kinds = ", ".join((SAFETENSORS, *PICKLES))
     raise WeightsError(f"{path} is no file of weights; allowed: {kinds}, or a folder of them")
 
 
 def _load(path: Path) -> Any:
-    """Read what torch.save wrote: where it can be, the tensors stay in the file until they move."""
-    is_mapped = zipfile.is_zipfile(path)  # not as torch wrote them before 1.6
+    """Load a file of torch.save, memory-mapped if possible."""
+    is_mapped = zipfile.is_zipfile(path)  # false for torch before 1.6
     return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
 
 
 def _unpacked(path: Path, content: Any) -> dict[str, Tensor]:
-    """Return the weights out of what may be a training's whole state."""
+    """Extract the weights from a file that may hold a whole training state."""
     place = content
     while isinstance(place, Mapping):
         if weights := _tensors(place):
@@ -106,7 +106,7 @@ def _unpacked(path: Path, content: Any) -> dict[str, Tensor]:
 
 
 def _tensors(place: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a state_dict, or of several by their modules' names."""
+    """Return the tensors of a state_dict, or of several by module name."""
     if any(name in place for name in PLACES) and not _is_flat(place):
         return {}
     if _is_flat(place):

@@ -1,7 +1,7 @@
-"""Weights as .safetensors, byte for byte what the library writes, into any file.
+"""Writes .safetensors to any file object, byte for byte as the library does.
 
-The library writes to a path alone, so that its file would have to be read back to be hashed, or
-makes all of it in memory. The format is a length, a header in JSON, and the tensors' bytes.
+The library writes only to a path, so that its file would have to be read back to be hashed, or
+builds the whole file in memory. The format is a length, a header in JSON, and the tensors' bytes.
 Source: https://huggingface.co/docs/safetensors/index#format
 """
 
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 LENGTH = struct.Struct("<Q")
-METADATA = {"format": "pt"}  # what transformers and others look for before they read on
+METADATA = {"format": "pt"}  # required by transformers and other readers
 
 
 def write_weights(weights: Mapping[str, Tensor], file: Any) -> None:
-    """Write tensors that lie in host memory, one after another.
+    """Write tensors from host memory, one after another.
 
-    Tied ones are there twice, for the format holds no two names of one memory.
+    Tied tensors are written twice, because the format does not support shared memory.
     """
     header: dict[str, Any] = {"__metadata__": METADATA}
     end = 0
@@ -38,7 +38,7 @@ def write_weights(weights: Mapping[str, Tensor], file: Any) -> None:
 
 
 def _types(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the type of each tensor, in the library's words and in its order: widest first."""
+    """Return each tensor's type name in the library's order, the widest first."""
     nothing = {name: torch.empty(0, dtype=weight.dtype) for name, weight in weights.items()}
     written = safetensors.torch.save(nothing)
     (length,) = LENGTH.unpack_from(written)

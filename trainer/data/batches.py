@@ -1,9 +1,9 @@
-"""The micro-batches of each step, and the evidence that a resumed run sees the same ones.
+"""Micro-batches of each step, and the check that a resumed run sees the same ones.
 
-A recipe that follows the indices that it is given goes on with the same examples wherever it is
-resumed. Whether it does cannot be read off it: a loader of its own with its own order looks the
-same. So a checkpoint holds a fingerprint of the batch that came next, and a resumed run compares.
-That batch is drawn once: the step that follows the checkpoint takes it.
+A recipe that uses the given indices continues with the same examples wherever it is resumed.
+Whether it does is not visible: a recipe with its own loader and order looks the same. So a
+checkpoint contains a fingerprint of the next batch, which a resumed run compares. That batch is
+drawn once: the step after the checkpoint uses it.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ class _Ahead:
 
     first: Any
     others: Iterator[Any]
-    position: int  # where it begins
-    state: Any  # of a stream, before it
+    position: int  # start of the step
+    state: Any  # of a stream, before the step
 
 
 class Batches:
     """Draws the sampler's batches, at most one micro-batch ahead."""
 
     def __init__(self, sampler: Sampler, source: Source, again: Source | None) -> None:
-        """again: draws what was drawn before, and does not disturb the source."""
+        """again: draws past batches again, without affecting the source."""
         self._sampler, self._source, self._again = sampler, source, again
         self._ahead: _Ahead | None = None
-        self.waited_seconds = 0.0  # of the step that was drawn last
+        self.waited_seconds = 0.0  # for the step drawn last
 
     def __enter__(self) -> Self:
         return self
@@ -49,26 +49,26 @@ class Batches:
 
     @property
     def position(self) -> int:
-        """Where the next step begins, in examples of the sampler's stream."""
+        """Start of the next step, in examples of the sampler's stream."""
         return self._sampler.position if self._ahead is None else self._ahead.position
 
     @property
     def state(self) -> Any:
-        """Where the dataset is before the next step, if it is a stream; for a checkpoint."""
+        """State of a streaming dataset before the next step, for a checkpoint."""
         return self._source.state if self._ahead is None else self._ahead.state
 
     @property
     def examples_in_a_step(self) -> int:
-        """How far a step moves it."""
+        """Number of examples per step, over all ranks."""
         return self._sampler.examples_in_a_step
 
     def go_on_at(self, position: int, state: Any = None) -> None:
-        """Begin the next step here, a stream in this state."""
+        """Set the start of the next step, and the state of a stream."""
         self._sampler.position, self._ahead = position, None
         self._source.go_on_from(state)
 
     def step(self) -> Iterator[Any]:
-        """Yield the micro-batches of the next step, each drawn when it is asked for."""
+        """Yield the micro-batches of the next step, each drawn on demand."""
         self.waited_seconds = 0.0
         if self._ahead is None:
             yield from self._drawn()
@@ -85,7 +85,7 @@ class Batches:
         return self._again is not None
 
     def again(self, position: int) -> Iterator[Any]:
-        """Yield those of the step that begins there, and stay where we are."""
+        """Yield the micro-batches of the step that begins at a position, without moving."""
         if self._again is None:
             raise ValueError("a stream's batches cannot be drawn again")
         return map(self._again.take, self._sampler.starts_in(position))
@@ -93,7 +93,7 @@ class Batches:
     def fingerprint(self) -> str:
         """Draw the next step's first micro-batch; return 16 hexadecimal digits of its content.
 
-        The host waits for the device, if the batch lies there.
+        The host waits for the device if the batch is there.
         """
         if self._ahead is None:
             position, state, drawn = self._sampler.position, self._source.state, self._drawn()
@@ -110,7 +110,7 @@ class Batches:
 
 
 def fingerprint(batch: Any) -> str:
-    """Return a 64-bit hash of a batch: of its tensors' bytes, types and shapes, and of the rest."""
+    """Return a 64-bit hash of a batch: tensors by bytes, dtype and shape, other leaves by repr."""
     digest = hashlib.blake2b(digest_size=8)
     for leaf in tree_leaves(batch):
         if isinstance(leaf, torch.Tensor):
@@ -118,6 +118,6 @@ def fingerprint(batch: Any) -> str:
             content = leaf.detach().cpu().contiguous().reshape(-1)
             digest.update(content.view(torch.uint8).numpy().data)
         else:
-            told = ADDRESS.sub("", repr(leaf))  # another one each time
-            digest.update(f"{type(leaf).__name__} {told} ".encode())
+            text = ADDRESS.sub("", repr(leaf))  # addresses differ between processes
+            digest.update(f"{type(leaf).__name__} {text} ".encode())
     return digest.hexdigest()

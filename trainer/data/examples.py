@@ -1,7 +1,7 @@
-"""Reading the examples of a micro-batch, in a worker process or in the training itself.
+"""Reads the examples of a micro-batch, in a worker or in the training process.
 
-Each example is read with the global random generators seeded by its place in the run. So what it
-is like depends on nothing else: not on who reads it, nor on what was read before.
+Each example is read with the global random generators seeded by its position in the run. So it
+depends neither on the process that reads it nor on earlier examples.
 """
 
 import io
@@ -31,19 +31,19 @@ class RemoteTraceback(Exception):
     """The traceback of an error in a data-loader worker."""
 
     def __str__(self) -> str:
-        """Stand by itself below the name of this class."""
+        """Return the traceback, set off from the name of this class."""
         return f'\n"""\n{self.args[0]}"""'
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What comes in a batch's place: a worker's error has to go through a pipe, whatever it is."""
+    """An error in place of a batch: any error of a worker must be sent through a pipe."""
 
     sentence: str
     trace: str
 
     def error(self) -> DataError:
-        """Return it as an error, the traceback as its cause."""
+        """Return the error with the traceback as its cause."""
         error = DataError(self.sentence)
         error.__cause__ = RemoteTraceback(self.trace)
         return error
@@ -51,7 +51,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Packed:
-    """What a worker read, ready for its way: unpacked wherever it is received."""
+    """A batch serialized by a worker; it is unpickled when it is received."""
 
     content: bytes
 
@@ -60,15 +60,15 @@ class Packed:
 
 
 NOTHING = -1  # no example
-Share = tuple[int, list[int]]  # where in the stream a micro-batch begins, and its examples
+Share = tuple[int, list[int]]  # start of a micro-batch in the stream, and its examples
 Read = tuple[Any, Any]  # a batch, and the state of a stream after it
 
 
 class Examples(Dataset[Any]):
-    """A recipe's dataset as one whose items are micro-batches: what is read, or a Failure."""
+    """A recipe's dataset as micro-batches: each item is a batch, or a Failure."""
 
     def __init__(self, recipe: Recipe, seed: int, began: Callable[[int], None]) -> None:
-        """began: is told the index of each example before it is read, and NOTHING after a batch."""
+        """began: called with each example's index before it is read, and NOTHING after a batch."""
         self._dataset, self._collate, self._seed = recipe.dataset, recipe.collate, seed
         self._began = began
 
@@ -88,7 +88,7 @@ class Examples(Dataset[Any]):
 
 
 def failed(what: str, dataset: Any, error: BaseException) -> Failure:
-    """Return the Failure that the error now caught makes of a batch."""
+    """Return the Failure of a batch for the exception being handled."""
     of_dataset = f" ({type(dataset).__name__})"
     return Failure(f"{what}{of_dataset}: {said(error)}", traceback.format_exc())
 
@@ -100,9 +100,9 @@ def collated(
     seed: int,
     start: int,
 ) -> Read | Failure:
-    """Return a batch of examples, or the Failure to make one.
+    """Return a batch of examples, or a Failure.
 
-    names: their indices.  start: the place of the first one.
+    names: their indices.  start: position of the first one.
     """
     try:
         seed_by_place(seed, start, b"collate")
@@ -115,10 +115,10 @@ def collated(
 
 
 def packed(read: Read | Failure, names: list[int]) -> Read | Failure:
-    """Make a worker's batch of these examples one that is sure to be sent, or a Failure.
+    """Pickle a worker's batch of these examples, or return a Failure.
 
-    Left to its queue, which does this in a thread that nobody hears, one that cannot be pickled,
-    or for which /dev/shm has no room, would be lost, and waited for without an end.
+    DataLoader's queue pickles in a thread whose errors are lost: a batch that cannot be pickled, or
+    for which /dev/shm has no space, would never arrive.
     """
     if get_worker_info() is None or isinstance(read, Failure):
         return read
@@ -128,22 +128,23 @@ def packed(read: Read | Failure, names: list[int]) -> Read | Failure:
     except Exception as error:
         sentence = f"the batch of examples {_listed(names)} cannot be sent to the training"
         return Failure(f"{sentence}: {said(error)}", traceback.format_exc())
-    return cast("Read", Packed(content.getvalue()))  # as which it is received
+    return cast("Read", Packed(content.getvalue()))  # the type after unpickling
 
 
 def taken(read: Read | Failure) -> Read:
-    """Return what was read. Raises DataError if nothing was."""
+    """Return a batch with its state. Raises DataError for a Failure."""
     if isinstance(read, Failure):
         raise read.error()
     return read
 
 
 def seed_by_place(seed: int, place: int, purpose: bytes = b"example") -> None:
-    """Seed the host's global generators for what is at this place in the run.
+    """Seed the host's global generators for a position in the run.
 
-    Each in a way of its own: torch's and numpy's are the same one, and would draw the same bits.
+    Each generator gets its own seed: torch's and numpy's use the same algorithm, and would draw the
+    same bits.
     """
-    # Not torch.manual_seed, which seeds the device's generators too: they are the training's.
+    # Not torch.manual_seed, which would also seed the device's generators, used by the training.
     torch.default_generator.manual_seed(seed_of_place(purpose, seed, place))
     np.random.seed(seed_of_place(b"numpy" + purpose, seed, place))
     random.seed(seed_of_place(b"python" + purpose, seed, place))
@@ -151,7 +152,7 @@ def seed_by_place(seed: int, place: int, purpose: bytes = b"example") -> None:
 
 @contextmanager
 def as_in_a_worker() -> Iterator[None]:
-    """Read here as a worker would, in one thread, and leave the training's random state alone."""
+    """Read examples like a worker: in one thread, preserving the training's random state."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     threads = torch.get_num_threads()
     if threads != 1:
@@ -167,7 +168,7 @@ def as_in_a_worker() -> Iterator[None]:
 
 
 def said(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its message."""
+    """Return the class of an error and the first line of its message."""
     return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
 
 
@@ -176,11 +177,11 @@ def _listed(names: list[int]) -> str:
 
 
 def _differing_shapes(examples: list[Any], names: list[int]) -> str | None:
-    """Name two examples whose tensors have different shapes, if there are any."""
+    """Return a message about two examples whose tensors have different shapes, if any."""
     leaves = [tree_leaves(example) for example in examples]
     shapes = [[tuple(x.shape) for x in each if hasattr(x, "shape")] for each in leaves]
     for name, shape in zip(names, shapes, strict=True):
         if shape != shapes[0]:
-            told = [", ".join(map(str, each)) or "no tensor" for each in (shapes[0], shape)]
-            return f"example {names[0]} has the shape {told[0]}, example {name} {told[1]}"
+            described = [", ".join(map(str, each)) or "no tensor" for each in (shapes[0], shape)]
+            return f"example {names[0]} has the shape {described[0]}, example {name} {described[1]}"
     return None

@@ -1,8 +1,8 @@
 """Prefetching: worker processes read batches, a thread copies them to the device.
 
-torch's DataLoader does the work between processes. Its workers are forked: a dataset need not be
-pickled, the memory that it lies in is shared, and they are there in milliseconds; see decision 12.
-Batches come in the order in which they are asked for, whoever reads them.
+torch's DataLoader manages the processes. Its workers are forked: a dataset need not be picklable,
+its memory is shared, and they start within milliseconds; see decision 12. Batches arrive in the
+requested order, whichever worker reads them.
 """
 
 import atexit
@@ -27,31 +27,31 @@ from trainer.data.examples import DataError, Read, taken
 from trainer.data.to_device import OnTheWay, ToDevice
 from trainer.data.worker_pool import ENDING, WorkerPool
 
-LOOK_SECONDS = 0.5  # between looks at whether all workers live
-#: A process that is being killed closes its sockets a while before it is gone, on a busy machine.
+LOOK_SECONDS = 0.5  # between checks whether all workers are alive
+#: On a busy machine, a killed process closes its sockets a while before it exits.
 DEATH_SECONDS = 10.0
-AHEAD = 1  # batches that lie on the device, or are on their way to it, besides the one in training
+AHEAD = 1  # batches on the device, or being copied, besides the one in training
 
 
-Found = tuple[OnTheWay, Any] | Exception  # a batch and the state after it, or what was raised
+Found = tuple[OnTheWay, Any] | Exception  # a batch and the state after it, or an exception
 
 
 class Plan(Protocol):
-    """How a recipe's dataset is read."""
+    """Reading strategy of a recipe's dataset."""
 
     workers: int
 
     def begin(
         self, start: int, state: Any, began: Callable[[int], None]
     ) -> tuple[Dataset[Any], Iterator[Any] | None]:
-        """Return a dataset of micro-batches from this place on, and its items' keys, if it has any.
+        """Return a dataset of micro-batches from a position on, and its items' keys, if any.
 
-        state: of a stream, that before this place.  began: is told of each example to be read.
+        state: of a stream before this position.  began: called with each example to be read.
         """
 
 
 class Loader:
-    """Hands out micro-batches that workers read ahead, beginning wherever it is asked to."""
+    """Returns micro-batches that workers prefetch, from any start."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class Loader:
         device: torch.device,
         on_wait: Callable[[str], None],
     ) -> None:
-        """stride: from micro-batch to micro-batch.
+        """stride: between the starts of micro-batches.
 
-        on_wait: is told of a wait that is too long, and where the workers stand.
+        on_wait: called with a message about a long wait that has the workers' stacks.
         """
         self.state: Any = None
         self._plan, self._stride = plan, stride
@@ -72,7 +72,7 @@ class Loader:
         self._comes_next = 0
 
     def take(self, start: int) -> Any:
-        """Return the micro-batch that begins there, on the device. Raises DataError."""
+        """Return the micro-batch at `start`, on the device. Raises DataError."""
         if self._reader is None or self._comes_next != start:
             self.close()
             worker_pool = WorkerPool(self._plan.workers)
@@ -83,7 +83,7 @@ class Loader:
         return batch
 
     def go_on_from(self, state: Any) -> None:
-        """Begin anew, a stream in this state."""
+        """Restart, with a stream in this state."""
         self.close()
         self.state = state
 
@@ -95,12 +95,12 @@ class Loader:
 
 
 class _Reader:
-    """The workers from one place in the stream on, and the thread that hears them."""
+    """The workers from one position in the stream on, and the thread that receives from them."""
 
     def __init__(
         self,
         batches: Dataset[Any],
-        wanted: Iterator[Any] | None,
+        keys: Iterator[Any] | None,
         worker_pool: WorkerPool,
         data: Data,
         device: torch.device,
@@ -109,35 +109,36 @@ class _Reader:
         self._ready: queue.Queue[Found] = queue.Queue(AHEAD)
         self._over = threading.Event()
         begun = threading.Event()
-        begin = partial(_begin, batches, wanted, worker_pool, data)
-        # Not this thread: in the main one DataLoader raises a worker's death wherever the training
-        # is just then. Nor does it hold this object, so that one forgotten is closed all the same.
+        begin = partial(_begin, batches, keys, worker_pool, data)
+        # Not this thread: in the main thread DataLoader raises a worker's death wherever the
+        # training currently is. The thread does not refer to this object, so that an abandoned one
+        # is closed too.
         self._thread = threading.Thread(
-            target=_bring,
+            target=_prefetch,
             args=(begin, worker_pool, device, data.pin, self._ready, begun, self._over),
             name="data",
             daemon=True,
         )
         weakref.finalize(self, self._over.set).atexit = False
-        # Before multiprocessing, at its own exit, waits for workers that do not heed its SIGTERM.
+        # Runs before multiprocessing's exit handler, which waits for workers that ignore SIGTERM.
         self._at_exit = partial(_end, self._over, self._thread)
         atexit.register(self._at_exit)
         self._thread.start()
-        begun.wait()  # so that while it forks, this thread is in the middle of nothing
+        begun.wait()  # while it forks, this thread does nothing else
 
     def take(self, wait_seconds: float, on_wait: Callable[[str], None]) -> Read:
-        """Return the next batch, on the device; say so while it does not come for so long."""
+        """Return the next batch, on the device; report waits longer than wait_seconds."""
         waited, patience = 0.0, wait_seconds
-        while (found := self._taken(patience)) is None:
-            waited, patience = waited + patience, 2 * patience  # ever more rarely
+        while (item := self._taken(patience)) is None:
+            waited, patience = waited + patience, 2 * patience  # with exponential backoff
             on_wait(
                 f"training has waited {waited:g} seconds for a batch (data.wait_seconds is "
-                f"{wait_seconds:g}), and goes on waiting. This is where its workers are:\n"
+                f"{wait_seconds:g}), and continues to wait. Stacks of its workers:\n"
                 f"{self._worker_pool.stacks()}"
             )
-        if isinstance(found, Exception):
-            raise found
-        batch, state = found
+        if isinstance(item, Exception):
+            raise item
+        batch, state = item
         return batch.take(), state
 
     def _taken(self, patience: float) -> "Found | None":
@@ -146,7 +147,7 @@ class _Reader:
         return None
 
     def close(self) -> None:
-        """End the thread, and with it the workers."""
+        """End the thread and the workers."""
         _end(self._over, self._thread)
         atexit.unregister(self._at_exit)
         self._worker_pool.end()
@@ -157,7 +158,7 @@ def _end(over: threading.Event, thread: threading.Thread) -> None:
     thread.join()
 
 
-def _bring(
+def _prefetch(
     begin: Callable[[], Iterator[Any]],
     worker_pool: WorkerPool,
     device: torch.device,
@@ -166,15 +167,17 @@ def _bring(
     begun: threading.Event,
     over: threading.Event,
 ) -> None:
-    """Take batches from the workers and begin to copy them, until it is over or one raises."""
+    """Take batches from the workers and start copies, until `over` is set or an exception."""
     batches: Iterator[Any] | None = None
     try:
-        if device.type == "cuda":  # each thread has one of its own, and so it would be the first
+        if device.type == "cuda":  # the current device is per thread
             torch.cuda.set_device(device)
-        # Not DataLoader's thread: it may wait for ever for the rest of what a killed worker sent.
+        # Not DataLoader's pin thread, which may wait forever for the rest of a killed worker's
+        # batch.
         to_device = ToDevice(device, pin=pin)
         others = set(multiprocessing.active_children())
-        # In this thread, and in what it forks until that ignores them: the main thread hears them.
+        # In this thread, and in workers until they ignore these signals: the main thread handles
+        # them.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         batches = begin()
         worker_pool.remember(sorted(set(multiprocessing.active_children()) - others, key=_pid))
@@ -185,44 +188,44 @@ def _bring(
                 continue
             batch, state = taken(read)
             _put((to_device.begin(batch), state), ready, over)
-            del read, batch  # or it would live as long as the wait for the next one
-    except Exception as error:  # whatever it is, it is the training's to raise
-        is_told = isinstance(error, DataError)  # its cause says where
-        _put(error.with_traceback(None) if is_told else error, ready, over)
+            del read, batch  # otherwise they would live as long as the wait for the next one
+    except Exception as error:  # any exception is raised in the training
+        is_described = isinstance(error, DataError)  # its cause has the location
+        _put(error.with_traceback(None) if is_described else error, ready, over)
     finally:
         begun.set()
-        _let_go(batches)
+        _detach_workers(batches)
         worker_pool.kill()
         batches = None
 
 
 def _begin(
-    batches: Dataset[Any], wanted: Iterator[Any] | None, worker_pool: WorkerPool, data: Data
+    batches: Dataset[Any], keys: Iterator[Any] | None, worker_pool: WorkerPool, data: Data
 ) -> Iterator[Any]:
-    """Fork the workers; return what they read."""
-    with warnings.catch_warnings():  # of more workers than processors: they may wait for a disk
+    """Fork the workers; return an iterator of their batches."""
+    with warnings.catch_warnings():  # about more workers than processors: they may wait for a disk
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         return iter(
             DataLoader(
                 batches,
                 batch_size=None,  # an item is a batch
                 collate_fn=_as_it_is,
-                sampler=wanted,
+                sampler=keys,
                 num_workers=worker_pool.size,
                 prefetch_factor=data.prefetch,
                 timeout=LOOK_SECONDS,
                 worker_init_fn=worker_pool.join,
                 multiprocessing_context="fork",
-                generator=torch.Generator(),  # or it would draw from the training's
+                generator=torch.Generator(),  # otherwise it would use the training's generator
             )
         )
 
 
-def _let_go(batches: Any) -> None:
-    """Have DataLoader forget its workers, before they are killed.
+def _detach_workers(batches: Any) -> None:
+    """Make DataLoader forget its workers, before they are killed.
 
-    Its own way waits for each of them, 10 seconds for one that is busy; it takes a lock that one
-    killed may hold for ever; and a recipe's own DataLoader would raise their deaths.
+    Its own shutdown waits for each of them, 10 seconds for a busy one, and takes a lock that a
+    killed worker may hold forever; and a recipe's own DataLoader would raise their deaths.
     """
     if batches is None:
         return
@@ -239,26 +242,26 @@ NOTHING_YET = object()
 
 
 def _next(batches: Iterator[Any], worker_pool: WorkerPool) -> Any:
-    """Return the next batch, or NOTHING_YET after LOOK_SECONDS. Raises what a worker died of."""
+    """Return the next batch, or NOTHING_YET after LOOK_SECONDS. Raises a dead worker's error."""
     started = time.monotonic()
     try:
         return next(batches)
-    except RuntimeError:  # DataLoader's word for a wait that is over, and for a death
+    except RuntimeError:  # DataLoader's exception for a timeout and for a death
         worker_pool.check()
         if time.monotonic() - started < LOOK_SECONDS:
             raise
         return NOTHING_YET
-    except (OSError, EOFError):  # a batch's memory is handed over by its worker, which is gone
+    except (OSError, EOFError):  # a batch's memory is passed by its worker, which is gone
         worker_pool.wait(DEATH_SECONDS)
         worker_pool.check()
         raise
 
 
-def _put(found: "Found", ready: "queue.Queue[Found]", over: threading.Event) -> None:
+def _put(item: "Found", ready: "queue.Queue[Found]", over: threading.Event) -> None:
     is_put = False
     while not (is_put or over.is_set()):
         with suppress(queue.Full):
-            ready.put(found, timeout=LOOK_SECONDS)
+            ready.put(item, timeout=LOOK_SECONDS)
             is_put = True
 
 

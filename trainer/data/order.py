@@ -1,9 +1,9 @@
 """The order of examples, computed on demand without a list per epoch.
 
-An epoch's order is a Feistel network, a permutation by construction: a place is a cell of a grid
-with hardly more cells than there are examples, its column and its row are moved in turns, each by
-a hash of the other, and a place that falls outside goes through once more, until it is inside
-("cycle walking"). So the ten-millionth example costs as much as the first.
+An epoch's order is a Feistel network, which is a permutation: a position is a cell of a grid with
+hardly more cells than examples; its column and its row are shifted alternately, each by a hash of
+the other; a result outside of the range goes through the network again until it is inside ("cycle
+walking"). So the ten-millionth example costs as much as the first.
 
 Source: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.
 """
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-CHUNK = 2**14  # places that are computed at once: 2 ms, and 128 KiB
+CHUNK = 2**14  # positions computed at once: 2 ms, and 128 KiB
 ROUNDS = 12
 
 Places = NDArray[np.uint64]
@@ -26,7 +26,7 @@ Places = NDArray[np.uint64]
 class Order:
     """An endless stream of indices: the order of epoch 0, then that of epoch 1, and so on.
 
-    It keeps the chunk that was asked for last, so that each reader wants one of its own.
+    It caches the last chunk, so each reader needs its own object.
     """
 
     def __init__(self, size: int, seed: int, *, shuffle: bool, pin: bool = False) -> None:
@@ -35,7 +35,7 @@ class Order:
         self._chunk = torch.empty(0, dtype=torch.int64)
 
     def take(self, start: int, count: int) -> Tensor:
-        """Return the indices (count,) of these places, int64 on the host; pinned, if asked for."""
+        """Return the indices (count,) at these positions, int64 on the host; pinned if `pin`."""
         parts = []
         while count > 0:
             epoch, offset = divmod(start, self._size)
@@ -61,18 +61,18 @@ class Order:
 
 
 def permuted(places: Places, size: int, keys: Sequence[int]) -> Places:
-    """Return where a permutation of 0 … size − 1 takes these places; keys: one a round."""
+    """Return the images of positions under a permutation of 0 … size − 1. keys: one per round."""
     columns = math.isqrt(size - 1) + 1
-    columns += columns % 2  # of an odd number, moving the columns makes even permutations alone
+    columns += columns % 2  # with an odd number, shifts of columns would only be even permutations
     rows = -(-size // columns)
-    found = _through(places, columns, rows, keys)
-    while len(outside := np.flatnonzero(found >= size)):
-        found[outside] = _through(found[outside], columns, rows, keys)
-    return found
+    result = _through(places, columns, rows, keys)
+    while len(outside := np.flatnonzero(result >= size)):
+        result[outside] = _through(result[outside], columns, rows, keys)
+    return result
 
 
 def _through(places: Places, columns: int, rows: int, keys: Sequence[int]) -> Places:
-    """Go through the network once, on the grid."""
+    """Apply the network once, on the grid."""
     row, column = np.divmod(places, np.uint64(columns))
     for number, key in enumerate(keys):
         if number % 2:
@@ -85,8 +85,8 @@ def _through(places: Places, columns: int, rows: int, keys: Sequence[int]) -> Pl
 
 
 def _move(places: Places, by: Places, size: int) -> None:
-    """Add to the places, in place and modulo size, 64 bits scaled down to 0 … size − 1."""
-    by >>= np.uint64(32)  # and so no division is needed
+    """Add `by`, 64 bits scaled to 0 … size − 1, to the positions, in place and modulo size."""
+    by >>= np.uint64(32)  # avoids a division
     by *= np.uint64(size)
     by >>= np.uint64(32)
     places += by

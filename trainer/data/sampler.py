@@ -1,8 +1,8 @@
-"""The sampler: the examples of each step, by a seeded order of each epoch.
+"""The sampler: the examples of each step, in a seeded order per epoch.
 
 All examples form one endless stream, epoch 0's order followed by epoch 1's, and so on. The only
-state is the position in it, so a run can be resumed anywhere, at once (see order.py): the same
-seed and position give the same examples on any machine, whoever reads them.
+state is the position in it, so a run can be resumed anywhere at once (see order.py): the same seed
+and position give the same examples on any machine and in any process.
 """
 
 import itertools
@@ -20,10 +20,10 @@ UNKNOWN_SIZE = 0  # of a stream
 
 
 class Sampler:
-    """Hands out micro-batches of indices and moves on.
+    """Yields micro-batches of indices and advances the position.
 
-    With W ranks, batch size B and A accumulation steps, a step takes the next A·W·B examples of
-    the stream; rank r's share of micro-batch a is the (a·W + r)-th part of it.
+    With W ranks, batch size B and A accumulation steps, a step takes the next A·W·B examples of the
+    stream; rank r's share of micro-batch a is the (a·W + r)-th part of it.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Sampler:
         world_size: int = 1,
         pin: bool = False,
     ) -> None:
-        self.position = 0  # examples handed out, over all ranks
+        self.position = 0  # examples used, over all ranks
         self._size = size
         self._training = training
         self.rank = rank
@@ -45,37 +45,37 @@ class Sampler:
 
     @property
     def examples_in_a_step(self) -> int:
-        """How far a step moves the position."""
+        """Number of examples per step, over all ranks."""
         return self._training.accumulation_steps * self.examples_in_a_pass
 
     def starts(self) -> Iterator[int]:
-        """Yield where in the stream each micro-batch of the next step begins."""
+        """Yield the start of each micro-batch of the next step in the stream."""
         for _ in range(self._training.accumulation_steps):
             start = self.position + self.rank * self._training.batch_size
             self.position += self.examples_in_a_pass
             yield start
 
     def starts_in(self, position: int) -> Iterator[int]:
-        """Yield the same for the step that begins there, and stay where we are."""
+        """Yield the same for the step at a position, without advancing."""
         first = position + self.rank * self._training.batch_size
         for number in range(self._training.accumulation_steps):
             yield first + number * self.examples_in_a_pass
 
     def indices(self, start: int) -> Tensor:
-        """Return the indices (B,) of the micro-batch that begins there.
+        """Return the indices (B,) of the micro-batch at `start`.
 
-        They are on the host; pinned, if asked for, so that the copy to a GPU can overlap.
+        They are on the host; pinned if `pin`, so that the copy to a GPU can be asynchronous.
         """
         return self._order.take(start, self._training.batch_size)
 
     def generator(self, start: int) -> torch.Generator:
-        """Return a generator, always the same one, seeded to augment that micro-batch with."""
+        """Return the shared generator, seeded for the augmentation of a micro-batch."""
         return self._generator.manual_seed(seed_of_place(b"augment", self._training.seed, start))
 
     def shares_from(self, start: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield every micro-batch from this one on, its start and its indices, without an end.
+        """Yield the start and indices of every micro-batch from `start` on, endlessly.
 
-        On its own: another thread may go through it.
+        Independent of the sampler's state, so another thread may iterate over it.
         """
         order = self._new_order()
         for each in itertools.count(start, self.examples_in_a_pass):
@@ -83,7 +83,7 @@ class Sampler:
 
     @property
     def examples_in_a_pass(self) -> int:
-        """How far a micro-batch moves it."""
+        """Number of examples per micro-batch, over all ranks."""
         return self.world_size * self._training.batch_size
 
     def _new_order(self, *, pin: bool = False) -> Order:

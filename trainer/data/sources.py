@@ -1,4 +1,4 @@
-"""Where micro-batches come from: the recipe draws them, or they are read of its dataset."""
+"""Sources of micro-batches: drawn by the recipe, or read from its dataset."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -18,18 +18,18 @@ from trainer.data.to_device import ToDevice
 
 
 class Source(Protocol):
-    """Where micro-batches come from."""
+    """A source of micro-batches."""
 
-    state: Any  # of a stream, after the micro-batch that was taken last
+    state: Any  # of a stream, after the last micro-batch taken
 
     def take(self, start: int) -> Any:
-        """Return the micro-batch that begins at this place in the run, on the device."""
+        """Return the micro-batch at a position in the run, on the device."""
 
     def go_on_from(self, state: Any) -> None:
-        """Take a stream up in this state."""
+        """Continue a stream in this state."""
 
     def close(self) -> None:
-        """End what reads ahead, if anything does."""
+        """Stop prefetching, if any."""
 
 
 def make_sources(
@@ -39,9 +39,9 @@ def make_sources(
     device: torch.device,
     on_wait: Callable[[str], None],
 ) -> tuple[Source, Source | None]:
-    """Return what draws a recipe's batches, and what draws past ones once more, if anything can.
+    """Return the source of a recipe's batches, and one for past batches; None for a stream.
 
-    on_wait: is told of a wait for workers that is too long, and where they stand.
+    on_wait: called with a message about a long wait for workers.
     """
     if recipe.dataset is None:
         drawn = Drawn(recipe, sampler)
@@ -56,14 +56,14 @@ def make_sources(
     source: Source = ReadHere(plan, stride, device, pin=data.pin)
     if plan.workers:
         source = Loader(plan, stride, data, device, on_wait)
-    # What a stream has told it does not tell again, and not in the middle.
+    # A stream cannot be read again, nor in the middle of another pass.
     return source, None if is_stream else ReadHere(plan, stride, device, pin=data.pin)
 
 
 def drawn(recipe: Recipe, indices: Tensor, device: torch.device) -> Any:
-    """Return the batch of these examples, as it is at the beginning of a run. Raises DataError.
+    """Return the batch of these examples at the beginning of a run. Raises DataError.
 
-    Of a stream, the examples that come next, as many.
+    For a stream, the same number of its first examples.
     """
     if recipe.dataset is None:
         return recipe.batch(indices, torch.Generator().manual_seed(0))
@@ -76,7 +76,7 @@ def drawn(recipe: Recipe, indices: Tensor, device: torch.device) -> Any:
 
 
 class Drawn:
-    """Batches that the recipe draws, of data that lie on the device."""
+    """Batches that the recipe draws from data on the device."""
 
     state = None
 
@@ -84,18 +84,18 @@ class Drawn:
         self._recipe, self._sampler = recipe, sampler
 
     def take(self, start: int) -> Any:
-        """Have the recipe draw it."""
+        """Let the recipe draw the batch."""
         return self._recipe.batch(self._sampler.indices(start), self._sampler.generator(start))
 
     def go_on_from(self, state: Any) -> None:
-        """The place decides alone."""
+        """Do nothing: only the position matters."""
 
     def close(self) -> None:
-        """Nothing reads ahead."""
+        """Do nothing."""
 
 
 class ExamplesPlan:
-    """How a dataset whose examples have indices is read."""
+    """Reading strategy of a dataset with indexed examples."""
 
     def __init__(self, recipe: Recipe, sampler: Sampler, seed: int, workers: int) -> None:
         self.workers = workers
@@ -104,12 +104,12 @@ class ExamplesPlan:
     def begin(
         self, start: int, state: Any, began: Callable[[int], None]
     ) -> tuple[Examples, Iterator[Share]]:
-        """Return the dataset of micro-batches, and which come from here on."""
+        """Return the dataset of micro-batches, and the keys from `start` on."""
         return Examples(self._recipe, self._seed, began), self._sampler.shares_from(start)
 
 
 class ReadHere:
-    """Batches of a dataset that are read by the training itself."""
+    """Batches of a dataset that are read in the training process."""
 
     def __init__(self, plan: Plan, stride: int, device: torch.device, *, pin: bool) -> None:
         self.state: Any = None
@@ -119,7 +119,7 @@ class ReadHere:
         self._comes_next = 0
 
     def take(self, start: int) -> Any:
-        """Read it and copy it to the device. Raises DataError."""
+        """Read the batch and copy it to the device. Raises DataError."""
         with as_in_a_worker():
             if self._read is None or self._comes_next != start:
                 batches, keys = self._plan.begin(start, self.state, _ignore)
@@ -130,11 +130,11 @@ class ReadHere:
         return self._to_device.begin(batch).take()
 
     def go_on_from(self, state: Any) -> None:
-        """Begin anew, a stream in this state."""
+        """Restart, with a stream in this state."""
         self._read, self.state = None, state
 
     def close(self) -> None:
-        """Nothing reads ahead."""
+        """Do nothing: there is no prefetching."""
 
 
 def _ignore(_: object) -> None: ...

@@ -1,8 +1,8 @@
-"""Reading an IterableDataset that knows where it is, so that a run resumes where it was.
+"""Reads an IterableDataset with state, so that a run can be resumed within it.
 
-One process reads it, the training itself or one worker; the state of the dataset comes with each
-batch, and a checkpoint holds that after the last batch that was trained on, however far it has
-been read ahead. Of several ranks each reads all of the stream and keeps its share.
+One process reads it, the training itself or one worker. The state of the dataset is returned with
+each batch, and a checkpoint contains the state after the last batch that was trained on, regardless
+of prefetching. With several ranks each reads the whole stream and uses its share.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from trainer.data.examples import (
 
 
 class StreamPlan:
-    """How a stream is read: by one worker at most."""
+    """Reading strategy of a stream: at most one worker."""
 
     def __init__(
         self, recipe: Recipe, training: Training, workers: int, rank: int, world_size: int
@@ -45,7 +45,7 @@ class StreamPlan:
 
 
 class Stream(IterableDataset[Any]):
-    """A recipe's stream of examples as one of micro-batches, over and over, without an end."""
+    """A recipe's stream of examples as an endless stream of micro-batches."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Stream(IterableDataset[Any]):
         state: Any,
         began: Callable[[int], None],
     ) -> None:
-        """shares: rank, ranks and batch size.  place: where in the run the stream is.
+        """shares: rank, ranks and batch size.  place: position of the stream in the run.
 
-        state: in which it is there; None: at its beginning.
+        state: at this position; None: at the beginning.
         """
         self._dataset: Any = recipe.dataset
         self._collate, self._seed, self._shares = recipe.collate, seed, shares
@@ -72,7 +72,7 @@ class Stream(IterableDataset[Any]):
                 self._dataset.load_state_dict(deepcopy(self._state))
             examples = self._examples()
         except (Exception, SystemExit) as error:
-            yield failed("the stream cannot go on", self._dataset, error)
+            yield failed("the stream cannot continue", self._dataset, error)
             return
         while True:
             read: list[Any] = []
@@ -102,4 +102,4 @@ class Stream(IterableDataset[Any]):
                 count += 1
             if not (count or is_resumed):
                 raise ValueError("it ends before its first example")
-            is_resumed = False  # it may have stood at its end
+            is_resumed = False  # it may have been at its end

@@ -8,10 +8,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 class ToDevice:
-    """Copies batches on a stream of its own. On the CPU a batch is where it belongs."""
+    """Copies batches on its own CUDA stream; on a CPU no copy is needed."""
 
     def __init__(self, device: torch.device, *, pin: bool = False) -> None:
-        """pin: put what comes into pinned memory first, from where the host need not wait."""
+        """pin: copy batches to pinned memory first, so that the host does not wait."""
         self._device, self._pin = device, pin and device.type == "cuda"
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -38,11 +38,11 @@ class OnTheWay:
         self._batch, self._arrives = batch, arrives
 
     def take(self) -> Any:
-        """Return the batch: what is queued from here on waits for the copy, on the device."""
+        """Return the batch; work queued from now on waits for the copy, on the device."""
         if self._arrives is not None:
             stream = torch.cuda.current_stream()
             stream.wait_event(self._arrives)
             for leaf in tree_leaves(self._batch):
                 if isinstance(leaf, Tensor):
-                    leaf.record_stream(stream)  # its memory is the copying stream's
+                    leaf.record_stream(stream)  # its memory belongs to the copying stream
         return self._batch

@@ -1,8 +1,8 @@
 """Recipe checks before a long training: `python -m trainer.diagnosis.check mine.py`.
 
-Runs five steps of the real loop in each precision on the CPU, with CUDA's autocast; a step on the
+Runs five steps of the real loop in each precision on the CPU, with CUDA's autocast; one step on the
 meta device, whose tensors have no values, so that any synchronisation raises; and compares four
-steps with two, a resume and two more. Findings name the line. Exit code 1 if there is an error.
+steps with two, a resume and two more. Findings have source lines. Exit code 1 if there is an error.
 """
 
 import argparse
@@ -55,20 +55,20 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 
 @dataclass
 class Report:
-    """What came out: the steps in each precision, and each finding with its precisions."""
+    """Results: the steps in each precision, and each finding with its precisions."""
 
     steps: dict[str, Steps] = field(default_factory=dict)
     findings: dict[Finding, list[str]] = field(default_factory=dict)
 
     def add(self, finding: Finding, precision: str | None = None) -> None:
-        """Keep a finding; the same one in several precisions is one."""
+        """Add a finding; the same one in several precisions is stored once."""
         precisions = self.findings.setdefault(finding, [])
         if precision:
             precisions.append(precision)
 
     @property
     def errors(self) -> list[Finding]:
-        """The findings that are mistakes for certain."""
+        """Findings that are certainly mistakes."""
         return [finding for finding in self.findings if finding.severity == "error"]
 
 
@@ -107,7 +107,7 @@ def tell(arguments: list[str] | None = None) -> tuple[str, Report]:
 
 
 def note(reference: str, report: Report) -> None:
-    """Write it down for the page of recipes, where a worker offers the class."""
+    """Store the findings for the page of recipes, if the class is registered."""
     if file_of(reference):
         registered_recipes.note_check(reference, _findings(report))
 
@@ -160,7 +160,7 @@ def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
         asked_of_the_device,
         asked_of_a_resume,
     ):
-        if report.errors:  # of a recipe that does not run there is no more to ask
+        if report.errors:  # the further checks need a recipe that runs
             break
         for finding in _answers(question, recipe_class, values):
             report.add(finding)
@@ -181,7 +181,7 @@ def _answers(
 
 
 def _train(recipe_class: type[Recipe], config: RunConfig[Any], op_recorder: OpRecorder) -> Steps:
-    """Run the real loop with a witness; return the records of its steps."""
+    """Run the real loop with the op recorder; return the records of its steps."""
     records: list[Steps] = [np.zeros(0, STEP_DTYPE)]
     try:
         with _watched_scalers(op_recorder):
@@ -205,7 +205,7 @@ def _train(recipe_class: type[Recipe], config: RunConfig[Any], op_recorder: OpRe
 def _observed(
     recipe_class: type[Recipe], config: RunConfig[Any], op_recorder: OpRecorder
 ) -> type[Recipe]:
-    """Return the recipe with a witness in each of its methods that the loop calls."""
+    """Return a subclass of the recipe that records operations in the methods called by the loop."""
 
     class Observed(recipe_class):  # type: ignore[misc, valid-type]
         name = recipe_class.name
@@ -230,7 +230,7 @@ def _observed(
                     loss = next(losses, None)
                 if before is not None and _weights_state(self) != before:
                     op_recorder.see_own_step()
-                before = None  # from here on the loop has stepped, too
+                before = None  # from here on the loop may have stepped
                 if loss is None:
                     return
                 for each in as_losses(loss):
@@ -275,7 +275,7 @@ def _observed(
 
 
 def _weights_state(recipe: Recipe) -> list[tuple[int, int]]:
-    """Return a version of each weight and of its gradient; any change in place changes them."""
+    """Return version counters of each weight and gradient, which change with in-place updates."""
     return [
         (p._version, -1 if p.grad is None else p.grad._version)
         for module in recipe.modules.values()
@@ -318,7 +318,7 @@ def _see_step(op_recorder: OpRecorder, *_: object) -> None:
 
 
 def _see_momentum(recipe: Recipe, op_recorder: OpRecorder) -> None:
-    """Look for momentum that a fused SGD will leave unfilled, should its next step be skipped."""
+    """Report fused SGD whose momentum stays uninitialised if its next step is skipped."""
     for name, optimizer in recipe.optimizers.items():
         for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
             is_at_risk = group["fused"] and group["momentum"] and recipe.scaler.is_enabled()
@@ -338,7 +338,7 @@ def _see_momentum(recipe: Recipe, op_recorder: OpRecorder) -> None:
 def _looks_for_nondeterminism(
     config: RunConfig[Any], op_recorder: OpRecorder
 ) -> AbstractContextManager[Any]:
-    # A compiler would not compile under it.
+    # The compiler does not work under this mode.
     if config.training.deterministic and not config.training.compile:
         return Nondeterminism(op_recorder.see_nondeterminism)
     return nullcontext()
@@ -346,7 +346,7 @@ def _looks_for_nondeterminism(
 
 @contextmanager
 def _watched_scalers(op_recorder: OpRecorder) -> Iterator[None]:
-    """Look for loss scalers of a recipe's own that are on where the loop's is off."""
+    """Report a recipe's own loss scalers that are enabled although the loop's is not."""
     original = GradScaler.__init__
 
     def made(self: GradScaler, *args: Any, **kwargs: Any) -> None:
@@ -397,7 +397,7 @@ def _see_event(event: Event, op_recorder: OpRecorder) -> None:
 
 
 def _compare(steps: dict[str, Steps], init_scale: float) -> Iterator[Finding]:
-    """Say how fp16 differs from fp32 in a way that is no rounding."""
+    """Report differences of fp16 from fp32 that rounding does not explain."""
     plain, half = steps["fp32"]["loss"], steps["fp16"]["loss"]
     for number, (expected, loss) in enumerate(zip(plain, half, strict=False), 1):
         if math.isfinite(expected) and not math.isfinite(loss):

@@ -1,11 +1,11 @@
-"""CUDA's autocast on a CPU, which has one of its own that leaves more in fp16.
+"""Emulates CUDA's autocast on a CPU, whose own autocast leaves more in fp16.
 
-A CPU's autocast does softmax, layer_norm, pow, sum and others in fp16 that CUDA takes to fp32, and
-refuses types that CUDA promotes. `recipe check` is to say what will happen on a GPU: within
-`cudas_autocast` the operations of CUDA's lists get kernels that cast as CUDA does. (The other way
-round, a few of linear algebra and pooling stay in fp32 as the CPU has them.)
+A CPU's autocast runs softmax, layer_norm, pow, sum and others in fp16 that CUDA runs in fp32, and
+rejects types that CUDA promotes. `recipe check` predicts the behaviour on a GPU: within
+`cudas_autocast` the operations of CUDA's lists get kernels that cast as CUDA does. (Conversely, a
+few operations of linear algebra and pooling stay in fp32 as on the CPU.)
 
-Source: aten/src/ATen/autocast_mode.h, whose lists these are, and autocast_mode.cpp.
+Source: the lists in aten/src/ATen/autocast_mode.h, and autocast_mode.cpp.
 """
 
 import warnings
@@ -50,7 +50,7 @@ WIDEST = [
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
     "index_put", "tensordot", "scatter_add",
 ]  # fmt: skip
-#: On CUDA cuDNN's, in fp16. A CPU has no kernel for them, so they are rounded before and after.
+#: cuDNN runs these in fp16. A CPU has no kernel for that, so values are rounded before and after.
 RECURRENT = [
     "lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_relu.input",
 ]  # fmt: skip
@@ -58,10 +58,10 @@ RECURRENT = [
 
 @contextmanager
 def cudas_autocast() -> Iterator[None]:
-    """Let the regions of autocast on the CPU cast as they would on CUDA."""
+    """Make regions of autocast on the CPU cast as on CUDA."""
     library = torch.library.Library("aten", "IMPL", KEY)  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that kernels of torch's own are overridden
+        warnings.simplefilter("ignore")  # about overriding torch's own kernels
         for names, kernel in (
             ([name for name in LOWER_PRECISION if not _has_kernel(name)], _in_lower_precision),
             (FP32, _in_fp32),
@@ -103,8 +103,8 @@ def _in_fp32(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_fp32_unless_told(operation: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        is_told = any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values()))
-        cast = (args, kwargs) if is_told else _cast((args, kwargs), torch.float32)
+        has_dtype = any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values()))
+        cast = (args, kwargs) if has_dtype else _cast((args, kwargs), torch.float32)
         return _call(operation, *cast)
 
     return kernel
@@ -138,5 +138,5 @@ def _cast(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def _is_cast(value: Any) -> bool:
-    """Return whether autocast casts it: a floating-point tensor, and none of float64."""
+    """Return whether autocast casts a value: a floating-point tensor other than float64."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64

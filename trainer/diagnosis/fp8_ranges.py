@@ -33,41 +33,41 @@ class Fp8Ranges(Observer):
         config: RunConfig[Any],
         on_event: Callable[[Event], None],
     ) -> None:
-        is_looked_at = config.precision == "fp8" and not config.training.compile
-        self._every_steps = config.diagnosis.headroom_every_steps if is_looked_at else 0
-        self._names = dict(_in_fp8(modules)) if is_looked_at else {}
+        is_enabled = config.precision == "fp8" and not config.training.compile
+        self._every_steps = config.diagnosis.headroom_every_steps if is_enabled else 0
+        self._names = dict(_in_fp8(modules)) if is_enabled else {}
         self._on_event = on_event
         self._step = 0
         self._is_set_aside = False
         self._hooks: list[RemovableHandle] = []
-        self._found: dict[tuple[str, str], Tensor] = {}
-        self._parcels = HostCopies()
+        self._ranges: dict[tuple[str, str], Tensor] = {}
+        self._host_copies = HostCopies()
 
     def before_step(self, step: int) -> None:
-        """Hook in, if the step is due."""
+        """Register the hooks, if the step is due."""
         self._step = step
         if self._every_steps and step % self._every_steps == 0:
-            self._found = {}
+            self._ranges = {}
             self._hooks = [each.register_forward_hook(self._passed) for each in self._names]
 
     def after_step(self, result: StepResult) -> None:
-        """Queue the copy of the measurements, and report those that have arrived."""
+        """Queue the copy of the measurements, and report complete copies."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if self._found:
-            report = partial(self._report, self._step, list(self._found))
-            self._parcels.send(report, torch.stack([*self._found.values()]))
-            self._found = {}
-        self._parcels.report()
+        if self._ranges:
+            report = partial(self._report, self._step, list(self._ranges))
+            self._host_copies.send(report, torch.stack([*self._ranges.values()]))
+            self._ranges = {}
+        self._host_copies.report()
 
     def drain(self) -> None:
         """Wait for the device and report the rest."""
-        self._parcels.report(wait=True)
+        self._host_copies.report(wait=True)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Measure nothing meanwhile: what passes is no part of the step."""
+        """Suspend the measurement: the work is not part of the step."""
         self._is_set_aside = True
         try:
             yield
@@ -87,10 +87,10 @@ class Fp8Ranges(Observer):
 
         if not self._hooks or not tensor.numel():
             return
-        found = ranges(layer, kind, tensor)
-        before = self._found.get(key := (self._names[layer], kind), torch.zeros_like(found))
-        largest = torch.maximum(before[:1], found[:1])
-        self._found[key] = torch.cat([largest, before[1:] + found[1:]])
+        measured = ranges(layer, kind, tensor)
+        before = self._ranges.get(key := (self._names[layer], kind), torch.zeros_like(measured))
+        largest = torch.maximum(before[:1], measured[:1])
+        self._ranges[key] = torch.cat([largest, before[1:] + measured[1:]])
 
     def _report(self, step: int, keys: list[tuple[str, str]], arrived: list[Tensor]) -> None:
         modules: dict[str, dict[str, Any]] = {}
@@ -105,7 +105,7 @@ class Fp8Ranges(Observer):
 
 
 def _in_fp8(modules: Mapping[str, nn.Module]) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the layers that multiply in fp8; of one that is there twice, its first name last."""
+    """Yield the layers that multiply in fp8; a shared layer's first name comes last."""
     from torchao.float8.float8_linear import Float8Linear
 
     for name, module in reversed(list(named(modules))):

@@ -23,7 +23,7 @@ from trainer.precision.module_names import named
 
 
 class Headroom(Observer):
-    """Measures in the steps that are due; otherwise costs a comparison."""
+    """Measures in steps that are due; otherwise costs a comparison."""
 
     is_diagnosis = True
 
@@ -40,10 +40,10 @@ class Headroom(Observer):
         self._names = evaluated_at(names)
         self._measuring = headroom.Headroom(with_smallest=True)
         self._step = 0
-        self._parcels = HostCopies()
+        self._host_copies = HostCopies()
 
     def before_step(self, step: int) -> None:
-        """Hook in, if the step is due."""
+        """Start the measurement, if the step is due."""
         self._step = step
         if not self._every_steps or step % self._every_steps:
             return
@@ -56,22 +56,22 @@ class Headroom(Observer):
             sys.stderr.write(f"Halfstep: no headroom is measured. {error}.\n")
 
     def after_step(self, result: StepResult) -> None:
-        """Queue the copy of the measurements, and report those that have arrived."""
+        """Queue the copy of the measurements, and report complete copies."""
         if self._measuring.is_on:
             self._measuring.end()
             measured, numbers = self._measuring.measured()
             if measured:
                 report = partial(self._report, self._step, measured)
-                self._parcels.send(report, result.scale, numbers)
-        self._parcels.report()
+                self._host_copies.send(report, result.scale, numbers)
+        self._host_copies.report()
 
     def drain(self) -> None:
         """Wait for the device and report the rest."""
-        self._parcels.report(wait=True)
+        self._host_copies.report(wait=True)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Measure nothing meanwhile: what passes is no part of the step."""
+        """Suspend the measurement: the work is not part of the step."""
         with self._measuring.set_aside():
             yield
 

@@ -20,7 +20,7 @@ from trainer.optimizers import StepResult, WatchedOptimizer
 
 
 class Histogram(Observer):
-    """Counts in the steps that are due; otherwise costs a comparison."""
+    """Counts in steps that are due; otherwise costs a comparison."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Histogram(Observer):
         self.is_diagnosis = self._shared_with is None
         self._step = 0
         self._counts: Tensor | None = None  # while a step is counted
-        self._parcels = HostCopies()
+        self._host_copies = HostCopies()
 
     def before_step(self, step: int) -> None:
-        """Say which step comes."""
+        """Prepare counts, if the step is due."""
         self._step = step
         if self._every_steps and step % self._every_steps == 0:
             self._counts = self._exponents.nothing()
@@ -54,16 +54,16 @@ class Histogram(Observer):
         self._exponents.count(self._counts, zip(optimizer.names, gradients, strict=True))
 
     def after_step(self, result: StepResult) -> None:
-        """Queue the copy of the counts, and report those that have arrived."""
+        """Queue the copy of the counts, and report complete copies."""
         if self._counts is not None:
             report = partial(self._report, self._step)
-            self._parcels.send(report, result.scale, sum_(self._counts, self._shared_with))
+            self._host_copies.send(report, result.scale, sum_(self._counts, self._shared_with))
             self._counts = None
-        self._parcels.report()
+        self._host_copies.report()
 
     def drain(self) -> None:
         """Wait for the device and report the rest."""
-        self._parcels.report(wait=True)
+        self._host_copies.report(wait=True)
 
     def _report(self, step: int, arrived: list[Tensor]) -> None:
         scale, counts = arrived

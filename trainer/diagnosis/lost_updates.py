@@ -1,13 +1,13 @@
-"""Lost updates: updates of bf16 weights that round to nothing, counted at an interval.
+"""Lost updates: updates of bf16 weights that rounding cancels, counted at an interval.
 
-A weight whose gradient is not 0 and that is what it was before the step: the optimizer's update is
-less than half the distance to the next number of its type. Of fp32 weights next to none are, so
-those are not looked at. In steps that are due it costs a copy of the weights, otherwise nothing.
+An update is lost if a weight with a nonzero gradient is unchanged by the step: the update is less
+than half the distance to the next number of its dtype. This hardly happens with fp32 weights, which
+are ignored. A step that is due costs a copy of the weights, others nothing.
 
-Of an optimizer that rounds by chance, it is counted what that has saved: the weights that have
-moved, and would not have if they were rounded to the nearest.
+For optimizers with stochastic rounding it also counts saved updates: weights that changed, but
+would not have with rounding to nearest.
 
-Of weights in shards each rank compares its own, and the counts are added up.
+With sharded weights each rank compares its own part, and the counts are summed.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,16 +27,16 @@ from trainer.optimizers import StepResult, WatchedOptimizer
 
 
 class _Before(NamedTuple):
-    """A weight as it was before its update."""
+    """A weight before its update."""
 
     name: str
     weight: nn.Parameter
     values: Tensor  # of this rank's part
-    wanted: Tensor  # bool: where it has a gradient
-    would_stay: list[Tensor]  # bool: where it would not move, of one that rounds by chance
+    wanted: Tensor  # bool: where it has a nonzero gradient
+    would_stay: list[Tensor]  # bool: where rounding to nearest would not change it
 
     def counts(self) -> Tensor:
-        """Return (3,): elements with a gradient, those of them that have not moved, those saved."""
+        """Return (3,): elements with a gradient, those of them unchanged, and those saved."""
         stayed = local(self.weight.detach()) == self.values
         saved = [self.wanted & each & ~stayed for each in self.would_stay]
         counted = [self.wanted, self.wanted & stayed, *(saved or [torch.zeros_like(stayed)])]
@@ -44,7 +44,7 @@ class _Before(NamedTuple):
 
 
 class Updates(Observer):
-    """Compares weights in bf16 before and after a step that is due."""
+    """Compares bf16 weights before and after a step that is due."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class Updates(Observer):
     ) -> None:
         weights = [weight for watched in optimizers.values() for weight in watched.parameters]
         self._shared_with = group_of(weights)
-        self.is_diagnosis = self._shared_with is None  # else none of the ranks may give up alone
+        self.is_diagnosis = self._shared_with is None  # else all ranks must fail together
         has_bf16 = any(weight.dtype == torch.bfloat16 for weight in weights)
         self._every_steps = settings.updates_every_steps if has_bf16 else 0
         self._on_event = on_event
         self._step, self._is_due = 0, False
         self._before: list[_Before] = []
-        self._parcels = HostCopies()
+        self._host_copies = HostCopies()
         self._error: Exception | None = None
         self._rounds_by_chance = False
         for watched in optimizers.values():
@@ -70,7 +70,7 @@ class Updates(Observer):
                 watched.optimizer.register_step_pre_hook(looking)
 
     def before_step(self, step: int) -> None:
-        """Say which step comes."""
+        """Announce the next step."""
         self._step, self._before = step, []
         self._is_due = bool(self._every_steps) and step % self._every_steps == 0
 
@@ -90,9 +90,9 @@ class Updates(Observer):
         _args: object,
         _kwargs: object,
     ) -> None:
-        """Note where its weights would stay; by now their gradients are clipped.
+        """Record where weights would not change; their gradients are clipped by now.
 
-        What is raised here, for want of memory say, would end the run: `after_step` may raise it.
+        An exception here, e.g. for lack of memory, would end the run, so `after_step` raises it.
         """
         own = {weight for group in optimizer.param_groups for weight in group["params"]}
         try:
@@ -103,31 +103,31 @@ class Updates(Observer):
             self._before, self._error = [], error
 
     def after_step(self, result: StepResult) -> None:
-        """Queue the copy of the counts, and report those that have arrived."""
+        """Queue the copy of the counts, and report complete copies."""
         if self._error is not None:
             raise self._error
         if self._before:
             counts = sum_(torch.stack([each.counts() for each in self._before]), self._shared_with)
             names = [each.name for each in self._before]
-            self._parcels.send(partial(self._report, self._step, names), counts)
+            self._host_copies.send(partial(self._report, self._step, names), counts)
             self._before = []
-        self._parcels.report()
+        self._host_copies.report()
 
     def drain(self) -> None:
         """Wait for the device and report the rest."""
-        self._parcels.report(wait=True)
+        self._host_copies.report(wait=True)
 
     def _report(self, step: int, names: list[str], arrived: list[Tensor]) -> None:
         modules: dict[str, list[int]] = {}
         for name, counts in zip(names, arrived[0].tolist(), strict=True):
             before = modules.get(module := name.rpartition(".")[0], [0, 0, 0])
             modules[module] = [a + b for a, b in zip(before, counts, strict=True)]
-        found = [
+        counted = [
             {"name": name, "wanted": wanted, "lost": lost}
             | ({"saved": saved} if self._rounds_by_chance else {})
             for name, (wanted, lost, saved) in modules.items()
         ]
-        self._on_event({"event": "updates", "step": step, "modules": found})
+        self._on_event({"event": "updates", "step": step, "modules": counted})
 
 
 def _is_not_zero(gradient: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Parameters that receive no gradient, reported once it is certain enough.
+"""Reports parameters that receive no gradient, once it is sufficiently certain.
 
-An optimizer none of whose parameters has one is reported after 10 steps, single parameters after
-100: rarely used experts may follow later.
+An optimizer without any gradient is reported after 10 steps, single parameters after 100: rarely
+used experts may get one later.
 """
 
 from collections.abc import Callable
@@ -11,26 +11,26 @@ from trainer.observers import Observer
 from trainer.optimizers import WatchedOptimizer
 
 STEPS, STEPS_OF_A_PARAMETER = 10, 100
-NAMES = 50  # of an event, at most
+NAMES = 50  # maximum per event
 
 
 class MissingGradients(Observer):
-    """Checks which gradients exist, in the first steps of each optimizer."""
+    """Checks which gradients exist in the first steps of each optimizer."""
 
     is_diagnosis = True
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
         self._step = 0
-        self._steps: dict[int, int] = {}  # by an optimizer's id, of this process
-        self._without: dict[int, set[int]] = {}  # positions of parameters without one so far
+        self._steps: dict[int, int] = {}  # by an optimizer's id, in this process
+        self._without: dict[int, set[int]] = {}  # positions of parameters without a gradient so far
 
     def before_step(self, step: int) -> None:
-        """Note the step."""
+        """Store the step's number."""
         self._step = step
 
     def unscaled(self, optimizer: WatchedOptimizer) -> None:
-        """Look which parameters have a gradient."""
+        """Check which parameters have a gradient."""
         key = id(optimizer)
         steps = self._steps.get(key, 0) + 1
         if steps > STEPS_OF_A_PARAMETER:

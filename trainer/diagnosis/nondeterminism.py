@@ -1,8 +1,9 @@
 """Operations that raise on CUDA with deterministic algorithms.
 
-On a CPU they have deterministic kernels, and a check that passes there says nothing of them.
-Source: the documentation of `torch.use_deterministic_algorithms`. (interpolate falls back to a
-deterministic form for its modes bilinear and trilinear, and a loss of rows is no loss of images.)
+On a CPU they have deterministic kernels, so a check that passes there does not cover them.
+Source: the documentation of `torch.use_deterministic_algorithms`. (interpolate has a deterministic
+fallback for the modes bilinear and trilinear, and only the loss of images is affected, not that of
+rows.)
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: ATen's names, and those that a person knows them by. These have no backward of that kind,
+#: ATen names and user-facing names of operations without a deterministic backward.
 BACKWARD = {
     "avg_pool3d": "avg_pool3d",
     "_adaptive_avg_pool2d": "adaptive_avg_pool2d",
@@ -31,7 +32,7 @@ BACKWARD = {
     "grid_sampler_3d": "grid_sample",
     "_embedding_bag": 'embedding_bag(mode="max")',
 }
-#: and these no forward.
+#: Operations without a deterministic forward.
 FORWARD = {
     "max_unpool2d": "max_unpool",
     "max_unpool3d": "max_unpool",
@@ -50,11 +51,11 @@ EMBEDDING_BAG_OF_MAXIMA = 2  # the mode's number
 
 
 class Nondeterminism(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Calls `found` with the name of each such operation while the context is active."""
+    """Calls `on_found` with the name of each such operation while the context is active."""
 
-    def __init__(self, found: Callable[[str], None]) -> None:
+    def __init__(self, on_found: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._found = found
+        self._found = on_found
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

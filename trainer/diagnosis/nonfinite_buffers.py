@@ -1,10 +1,10 @@
 """Buffers that an overflow left with an inf or NaN, reported after a skip.
 
-A skipped step leaves the weights alone, but a BatchNorm's running statistics have taken the batch
-in, and no later batch takes an inf out again: so it is enough to look when the skip's row has come
-to the host, steps later. Buffers that are not finite before the first step are so by design, such
-as a causal mask of -inf, and are never named. A run without skips pays for that one look, and no
-step waits for an answer.
+A skipped step does not change the weights, but a BatchNorm's running statistics contain the batch,
+and no later batch removes an inf from them. So a check is enough when the skip's row arrives on the
+host, steps later. Buffers that are nonfinite before the first step are so by design, such as a
+causal mask of -inf, and are never reported. A run without skips makes only that first check, and no
+step waits for its result.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,48 +30,48 @@ class NonfiniteBuffers(Observer):
     def __init__(self, modules: Mapping[str, nn.Module], on_event: Callable[[Event], None]) -> None:
         self._modules, self._on_event = modules, on_event
         self._has_begun = False
-        self._by_design: set[str] | None = None  # not finite before the first step; None: not known
-        self._since: dict[str, int] = {}  # the others: the skip after which they were not
-        self._told: set[str] = set()
-        self._parcels = HostCopies()
+        self._by_design: set[str] | None = None  # nonfinite before the first step; None: unknown
+        self._since: dict[str, int] = {}  # others: the skip after which they were nonfinite
+        self._reported: set[str] = set()
+        self._host_copies = HostCopies()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the nonfinite buffers, since when, and which of them are reported."""
         if self._by_design is None:
             return {}
-        by_design, told = sorted(self._by_design), sorted(self._told)
-        return {"by_design": by_design, "since": dict(self._since), "told": told}
+        by_design, reported = sorted(self._by_design), sorted(self._reported)
+        return {"by_design": by_design, "since": dict(self._since), "told": reported}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put it back."""
+        """Restore the state."""
         self._has_begun = True
-        self._by_design, self._told = set(state["by_design"]), set(state["told"])
+        self._by_design, self._reported = set(state["by_design"]), set(state["told"])
         self._since = dict(state["since"])
 
     def before_step(self, step: int) -> None:
         """Check the buffers before the first step."""
         if not self._has_begun:
             self._has_begun = True
-            self._look(None)
+            self._check(None)
 
     def arrived(self, records: Steps) -> None:
         """Check the buffers if any of these steps was skipped."""
         skipped = records["step"][records["flags"] & SKIPPED != 0]
         if len(skipped):
-            self._look(int(skipped[0]))
+            self._check(int(skipped[0]))
 
     def after_step(self, result: StepResult) -> None:
-        """Report the results that have arrived."""
-        self._parcels.report()
+        """Report complete results."""
+        self._host_copies.report()
 
     def drain(self) -> None:
         """Wait for the device and report the rest."""
-        self._parcels.report(wait=True)
+        self._host_copies.report(wait=True)
 
-    def _look(self, step: int | None) -> None:
-        """Send off which buffers are finite: two kernels a device.
+    def _check(self, step: int | None) -> None:
+        """Queue the check of all buffers: two kernels per device.
 
-        step: the first skip that may have poisoned them, None before the first step.
+        step: the first skip that may have caused nonfinite values, None before the first step.
         """
         groups: dict[torch.device, dict[str, Tensor]] = {}
         for name, module in self._modules.items():
@@ -81,9 +81,9 @@ class NonfiniteBuffers(Observer):
         if groups:
             names = [name for group in groups.values() for name in group]
             is_finite = [_is_finite(list(group.values())) for group in groups.values()]
-            self._parcels.send(partial(self._tell, step, names), *is_finite)
+            self._host_copies.send(partial(self._report, step, names), *is_finite)
 
-    def _tell(self, step: int | None, names: list[str], arrived: list[Tensor]) -> None:
+    def _report(self, step: int | None, names: list[str], arrived: list[Tensor]) -> None:
         is_finite = [is_sound for group in arrived for is_sound in group.tolist()]
         infinite = [name for name, is_sound in zip(names, is_finite, strict=True) if not is_sound]
         if step is None:
@@ -91,16 +91,16 @@ class NonfiniteBuffers(Observer):
             return
         new: dict[int, list[str]] = {}
         for name in infinite:
-            if name not in (self._by_design or ()) and name not in self._told:
+            if name not in (self._by_design or ()) and name not in self._reported:
                 new.setdefault(self._since.setdefault(name, step), []).append(name)
         for since, poisoned in sorted(new.items()):
-            self._told.update(poisoned)
-            count, told = len(poisoned), poisoned[:NAMES_TOLD]
-            self._on_event({"event": "poison", "step": since, "count": count, "buffers": told})
+            self._reported.update(poisoned)
+            count, shown = len(poisoned), poisoned[:NAMES_TOLD]
+            self._on_event({"event": "poison", "step": since, "count": count, "buffers": shown})
 
 
 def _has_norm(buffer: Tensor) -> bool:
-    """Whether torch has a norm of it, unlike of fp8 and sparse ones."""
+    """Return whether torch computes norms of a buffer, unlike fp8 and sparse ones."""
     is_dense = buffer.layout == torch.strided and buffer.numel() > 0
     return is_dense and buffer.is_floating_point() and buffer.itemsize > 1
 

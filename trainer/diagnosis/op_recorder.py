@@ -28,7 +28,7 @@ CLAMPS = {"clamp", "clamp_", "clamp_min", "clamp_min_"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, in words, and where."""
+    """A problem of a recipe, as text, with its location."""
 
     severity: Literal["error", "warning"]
     text: str
@@ -36,10 +36,10 @@ class Finding:
 
 
 class OpRecorder(TorchFunctionMode):
-    """Sees a recipe's calls in one precision, and says which of them are mistakes.
+    """Observes a recipe's calls in one precision, and reports mistakes.
 
-    file: the recipe's own; places are lines of it.  zeros_in_fp32: where zeros are no news,
-    because fp32 has them too.
+    file: the recipe's own; locations are lines in it.  zeros_in_fp32: locations where zeros are not
+    reported, because they also occur in fp32.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class OpRecorder(TorchFunctionMode):
         super().__init__()
         self.precision, self.device_type, self.file = precision, device_type, file
         self.in_batch = False
-        self.is_looking = False  # the recipe runs, and not the loop
+        self.is_looking = False  # the recipe runs, not the loop
         self.has_stepped_itself = False
-        self.findings: dict[Finding, None] = {}  # a set that keeps its order
+        self.findings: dict[Finding, None] = {}  # an ordered set
         self.zeros: set[str] = set()
         self._zeros_in_fp32 = zeros_in_fp32
         self._products = {True: 0, False: 0}  # by whether autocast was on
 
     def found(self, severity: Literal["error", "warning"], text: str, place: str = "") -> None:
-        """Keep a finding, once."""
+        """Add a finding, once."""
         self.findings.setdefault(Finding(severity, text, place))
 
     def __enter__(self) -> Self:
@@ -66,12 +66,12 @@ class OpRecorder(TorchFunctionMode):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Look away."""
+        """Stop observing."""
         self.is_looking = False
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def see_own_step(self, place: str = "") -> None:
-        """Say that the recipe does what is the loop's; once is enough."""
+        """Report, once, that the recipe does the loop's work."""
         if not self.has_stepped_itself:
             self.has_stepped_itself = True
             self.found(
@@ -82,7 +82,7 @@ class OpRecorder(TorchFunctionMode):
             )
 
     def see_nondeterminism(self, operation: str) -> None:
-        """Say that an operation will raise on CUDA."""
+        """Report an operation that raises on CUDA."""
         self.found(
             "error",
             f"{operation} has no deterministic form on CUDA, where training.deterministic makes it "
@@ -91,7 +91,7 @@ class OpRecorder(TorchFunctionMode):
         )
 
     def summarise(self) -> None:
-        """Say what only all steps together show."""
+        """Report findings that depend on all steps."""
         if self.precision != "fp32" and self._products[False] and not self._products[True]:
             self.found(
                 "error",
@@ -107,11 +107,15 @@ class OpRecorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function, then look at it; calls inside of it are torch's own and not seen."""
+        """Call the function, then check it.
+
+        Calls inside of it, by torch itself, are not observed.
+        """
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name == "backward" and not kwargs.get("inputs"):  # an attack's, on what goes in, is fine
+        # An adversarial attack on inputs is allowed.
+        if name == "backward" and not kwargs.get("inputs"):
             self.see_own_step(self.place())
         elif name in PRODUCTS:
             self._see_product(result)
@@ -199,7 +203,7 @@ class OpRecorder(TorchFunctionMode):
     def _see_floor(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Look at what keeps a value away from 0: x + ε, or clamp(min=ε)."""
+        """Check a lower bound that keeps a value away from 0: x + ε, or clamp(min=ε)."""
         if not isinstance(result, Tensor):
             return
         floor = next((a for a in args if isinstance(a, float)), kwargs.get("min"))

@@ -1,4 +1,4 @@
-"""Recipe checks besides its steps, each with its own instance on the CPU.
+"""Additional recipe checks, each with its own recipe instance on the CPU.
 
 Only `check` uses them.
 """
@@ -36,12 +36,12 @@ from trainer.setup import make_recipe
 from trainer.step import as_losses, make_autocast, make_scaler
 
 STEPS = 5
-BATCH_SIZE = 8  # at most, unless it is set: fp16 is slow on a CPU
+BATCH_SIZE = 8  # at most, unless set: fp16 is slow on a CPU
 RESUMED, RESUMED_AT = 4, 2  # steps
-#: Of a checkpoint: what shows, in this order, that a resumed run is another one.
+#: Parts of a checkpoint that reveal a different resumed run, in order of precedence.
 DECIDING = ("modules", "optimizers", "recipe_state", "scaler", "random", "next_batch")
-LARGE_SCALE = 2.0**16  # torch's first one; a power of two changes no bit in fp32
-#: Have no kernel on the meta device because the shape of their result is in the values.
+LARGE_SCALE = 2.0**16  # torch's default; a power of two does not change results in fp32
+#: Operations without meta kernel, because the shape of their result depends on values.
 SHAPED_BY_VALUES = ("unique", "bincount", "nonzero", "masked_select")
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -66,7 +66,7 @@ def small_config(
 
 
 def asked_of_the_loss(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
-    """Ask whether the losses are means: over the batch, and not over accumulated batches."""
+    """Check that losses are means over the batch, not divided by accumulation_steps."""
     config = small_config(recipe_class, values, "fp32")
     count = config.training.batch_size // 2 or 1
     once = _losses(recipe_class, config, count, 1)
@@ -93,12 +93,12 @@ def asked_of_the_loss(recipe_class: type[Recipe], values: dict[str, Any]) -> Ite
 def _losses(
     recipe_class: type[Recipe], config: RunConfig[Any], count: int, times: int
 ) -> dict[str, float]:
-    """Return the losses of a batch in which each of `count` examples comes so many times."""
+    """Return the losses of a batch that repeats `count` examples `times` times."""
     seed_everything(0)
     recipe = make_recipe(recipe_class, config, CPU)
     recipe.scaler = make_scaler(config, CPU)
     for module in recipe.modules.values():
-        module.eval()  # no dropout: only the batch shall differ
+        module.eval()  # no dropout: only the batch may differ
     batch = drawn(recipe, torch.arange(count).repeat(times), CPU)
     seed_everything(0)
     return {
@@ -109,12 +109,12 @@ def _losses(
 
 
 def optimizers_of(loss: Loss) -> str:
-    """Return the names of the optimizers that a loss is for, as a sentence has them."""
+    """Return the quoted names of a loss's optimizers, joined for a message."""
     return " and ".join(f'"{name}"' for name in loss.optimizers)
 
 
 class _Pass(NamedTuple):
-    """A forward and a backward pass at one scale."""
+    """Results of a forward and a backward pass at one scale."""
 
     losses: dict[str, float]
     gradients: dict[str, Tensor]  # unscaled
@@ -125,14 +125,14 @@ class _Inner(NamedTuple):
     """A gradient taken within a step to be differentiated again."""
 
     norm: float
-    is_half: bool  # fp16 or bf16 was computed on the way
+    is_half: bool  # part of its graph was computed in fp16 or bf16
     place: str
 
 
 def asked_of_the_scale(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
-    """Ask whether losses, and gradients once unscaled, are the same whatever the scale."""
+    """Check that losses and unscaled gradients do not depend on the scale."""
     fp32, fp16 = (small_config(recipe_class, values, each) for each in ("fp32", "fp16"))
-    small, large = (_gone_through(recipe_class, fp32, scale) for scale in (1.0, LARGE_SCALE))
+    small, large = (_run_step(recipe_class, fp32, scale) for scale in (1.0, LARGE_SCALE))
     for name, loss in small.losses.items():
         other = large.losses[name]
         if math.isfinite(loss) and not math.isclose(loss, other, rel_tol=1e-3, abs_tol=1e-6):
@@ -148,7 +148,7 @@ def asked_of_the_scale(recipe_class: type[Recipe], values: dict[str, Any]) -> It
         for number, (one, other) in enumerate(zip(small.inner, large.inner, strict=True))
         if one.norm and other.norm < 2 * one.norm
     ]
-    halves = _gone_through(recipe_class, fp16, 1.0).inner if unscaled else []
+    halves = _run_step(recipe_class, fp16, 1.0).inner if unscaled else []
     for number in unscaled:
         if halves[number].is_half:
             yield Finding(
@@ -171,8 +171,8 @@ def asked_of_the_scale(recipe_class: type[Recipe], values: dict[str, Any]) -> It
             return
 
 
-def _gone_through(recipe_class: type[Recipe], config: RunConfig[Any], scale: float) -> _Pass:
-    """Go through one step at this scale, and update nothing."""
+def _run_step(recipe_class: type[Recipe], config: RunConfig[Any], scale: float) -> _Pass:
+    """Run one step at a scale, without updates."""
     seed_everything(0)
     recipe = make_recipe(recipe_class, config, CPU)
     recipe.scaler = GradScaler("cpu", init_scale=scale)
@@ -205,7 +205,7 @@ def _gone_through(recipe_class: type[Recipe], config: RunConfig[Any], scale: flo
 
 
 class _InnerGradients(TorchFunctionMode):
-    """Sees `torch.autograd.grad(…, create_graph=True)`."""
+    """Observes `torch.autograd.grad(…, create_graph=True)`."""
 
     def __init__(self, file: str) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ def _has_half_precision(output: Tensor) -> bool:
 
 
 def asked_of_the_compiler(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
-    """Ask whether torch.compile can build on this machine, if it is to."""
+    """Check that torch.compile works on this machine, if it is enabled."""
     if not small_config(recipe_class, values, "fp32").training.compile:
         return
     for path in (TORCH_LIB_PATH, sysconfig.get_config_var("LIBDIR") or ""):
@@ -258,12 +258,12 @@ def asked_of_the_compiler(recipe_class: type[Recipe], values: dict[str, Any]) ->
 
 
 def asked_of_the_batch(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
-    """Ask whether the indices decide what comes next, as a resumed run takes for granted."""
+    """Check that the indices determine the batch, as a resumed run requires."""
     config = small_config(recipe_class, values, "fp32")
     seed_everything(0)
     recipe = make_recipe(recipe_class, config, CPU)
     if isinstance(recipe.dataset, IterableDataset):
-        return  # what comes next follows from its own state, which a resume is asked about
+        return  # its state determines the next batch, which the check of a resume covers
     source = "batch()" if recipe.dataset is None else type(recipe.dataset).__name__
     state = deepcopy(recipe.state_dict())
     indices = torch.arange(config.training.batch_size)
@@ -276,13 +276,13 @@ def asked_of_the_batch(recipe_class: type[Recipe], values: dict[str, Any]) -> It
 
     batch = again(indices)
     first = fingerprint(batch)
-    # Of an object of a kind of its own a fingerprint tells little.
+    # The fingerprint of an object of another type is not conclusive.
     is_seen = any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch))
     if fingerprint(again(indices)) != first:
         yield Finding(
             "error",
             f"{source} returns other examples for the same indices: it has an order of its own, "
-            "and a resumed run would go on with others. Follow indices, or keep the place in "
+            "and a resumed run would continue with others. Follow indices, or keep the place in "
             "state_dict()",
         )
         return
@@ -296,8 +296,8 @@ def asked_of_the_batch(recipe_class: type[Recipe], values: dict[str, Any]) -> It
 
 
 def asked_of_a_resume(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
-    """Ask whether steps in a row, and the same with a resume among them, lead to the same bits."""
-    # At a scale of 1 steps are applied: of skipped ones every resume would be exact.
+    """Check that a run with a resume in between gives bit-identical results."""
+    # At a scale of 1 steps are applied: skipped ones would make every resume exact.
     scaler = values.get("scaler", {}) | {"init_scale": 1.0}
     changed = {"checkpoints": {"every_steps": RESUMED_AT}, "scaler": scaler}
     config = small_config(recipe_class, values | changed, "fp16", steps=RESUMED)
@@ -321,11 +321,11 @@ def asked_of_a_resume(recipe_class: type[Recipe], values: dict[str, Any]) -> Ite
         try:
             expected = run(whole)
             middle = f"step-{RESUMED_AT:08d}.pt"
-            found = run(resumed, (whole / middle).rename(resumed / middle))
+            actual = run(resumed, (whole / middle).rename(resumed / middle))
         except (Exception, SystemExit) as error:
             yield Finding("error", f"it cannot be resumed: {first_line(error)}")
             return
-    if other := [name for name in expected if found.get(name) != expected[name]]:
+    if other := [name for name in expected if actual.get(name) != expected[name]]:
         named = ", ".join([*other[:3], *(["…"] if len(other) > 3 else [])])
         yield Finding(
             "error",
@@ -341,7 +341,7 @@ def asked_of_a_resume(recipe_class: type[Recipe], values: dict[str, Any]) -> Ite
 
 
 def _fingerprints(state: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each value of a checkpoint that decides a step, by its place, and its fingerprint."""
+    """Yield the path and fingerprint of each value of a checkpoint that determines a step."""
     if not place:
         state = {name: state[name] for name in DECIDING}
     if not isinstance(state, Mapping | list | tuple):
@@ -355,8 +355,8 @@ def _ignore(_: object) -> None: ...
 
 
 def asked_of_the_device(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
-    """Look for values that a step asks the device for; on the meta device there are none."""
-    # Unfused, because meta has no fused kernels; no optimizer steps here.
+    """Check for synchronisation with the device, on the meta device, which has no values."""
+    # Unfused, because the meta device has no fused kernels; no optimizer steps here.
     config = small_config(recipe_class, values, "fp16", fused=False)
     file = inspect.getfile(recipe_class)
     with _autocast_takes_meta():
@@ -370,7 +370,8 @@ def asked_of_the_device(recipe_class: type[Recipe], values: dict[str, Any]) -> I
                 place(file, error),
             )
             return
-        recipe.scaler = make_scaler(config, CPU)  # its tensors go where the losses are
+        # Its tensors are created on the device of the losses.
+        recipe.scaler = make_scaler(config, CPU)
         if left := [name for name, each in recipe.modules.items() if not _is_on(META, each)]:
             for name in left:
                 yield Finding("error", f'module "{name}" was left on the CPU: .to(device)')
@@ -387,11 +388,11 @@ def asked_of_the_device(recipe_class: type[Recipe], values: dict[str, Any]) -> I
                 total = torch.stack([each.value for each in as_losses(loss)]).sum()
                 recipe.scaler.scale(total).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
-            yield _told_by_meta(error, file)
+            yield _finding_of_meta_error(error, file)
 
 
-def _told_by_meta(error: Exception, file: str) -> Finding:
-    """Return what an error says that a step has raised on the meta device."""
+def _finding_of_meta_error(error: Exception, file: str) -> Finding:
+    """Interpret an error raised by a step on the meta device."""
     text, where = first_line(error), place(file, error)
     if "Tensor on device cpu is not on the expected device meta" in text:
         return Finding(
@@ -422,7 +423,7 @@ def _is_on(device: torch.device, module: nn.Module) -> bool:
 
 @contextmanager
 def _autocast_takes_meta() -> Iterator[None]:
-    """Let regions that a recipe opens for its device be opened on meta, as the CPU's."""
+    """Make autocast regions for the meta device open as regions for the CPU."""
     original = torch.autocast.__init__
 
     def opened(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:

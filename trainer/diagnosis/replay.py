@@ -1,32 +1,32 @@
-"""Replay: a skipped step once more, under hooks, to name the operation that overflowed.
+"""Replay: repeats a skipped step under hooks, to name the operation that overflowed.
 
-A batch is kept as what made it: the sampler's position and the state of every random generator.
-A skipped step leaves the weights as they were, so going through it again with the same examples,
-random numbers, buffers and scale computes the same bits, up to the first inf or NaN.
+A batch is stored as its inputs: the sampler's position and the state of every random generator.
+A skipped step does not change the weights, so repeating it with the same examples, random numbers,
+buffers and scale computes the same bits, up to the first inf or NaN.
 
-When. The host learns of a skip after the device has gone on, and the next update would move the
-weights. So while replay watches, the host waits, in step n + 1, between queueing the backward pass
-and queueing the update, for the flag of step n. At that point the weights are still those of step
-n. The device has a whole forward and backward pass queued: the host waits for it, but it never
-runs dry, and that is what watching costs, apart from copies of generator states and buffers.
-It watches for WATCHED_STEPS after calibration, and again after a skip was heard of, until it has
-replayed as many as are wanted; never longer, for most runs are healthy. When it does so depends on
-steps alone: it hears of a flag so many steps late as it may at the latest have come to the host.
+When: the host learns of a skip after the device has continued, and the next update would change
+the weights. So while replay watches, the host waits in step n + 1 for the flag of step n, between
+queueing the backward pass and queueing the update. At that point the weights are still those of
+step n. The device has a whole forward and backward pass queued, so it does not idle. Watching costs
+this wait of the host, and copies of generator states and buffers. Replay watches for WATCHED_STEPS
+after calibration, and again after each skip, until it has replayed the configured number; not
+longer, because most runs are healthy. The watched steps depend only on step numbers: a flag is read
+as late as it may at the latest have arrived on the host.
 
-Without a scaler the weights have moved before anyone knows. Then only the batch of the first step
-whose loss was not finite is drawn again, to see whether it is finite itself.
+Without a scaler the weights have changed by the time the host knows. Then only the batch of the
+first step with a nonfinite loss is drawn again, to check whether it is finite itself.
 
-What is exact. One optimizer, or several of which all were skipped, in one process, not compiled.
-With several of which one has stepped, its weights have moved. Of several devices, the first replays
-its own examples, and an overflow in another's is not found. A compiled network is replayed
-uncompiled. A step asked for by hand that was not skipped, or is past, has other weights. The event
-says so: `exact` and `notes`.
+Exactness: a replay is exact with one optimizer, or several that were all skipped, in one process,
+not compiled. If one of several optimizers has stepped, its weights have changed. With several
+devices, the first one replays its own examples, and does not find an overflow in another's. A
+compiled network is replayed uncompiled. A requested step that was not skipped, or is past, has
+other weights. The event reports this as `exact` and `notes`.
 
-The run goes on as if nothing had happened: generators, buffers, the sampler and the recipe's own
-state (`Recipe.state_dict`) are put back, no gradient is touched (`torch.autograd.grad` returns
-them). What stands after the last loss of a step does not run; what stands between two losses does,
-so with several optimizers the weights are put back too. A recipe that keeps count of its own calls
-in an attribute that is not in its state counts the replay as well.
+The run is not affected: generators, buffers, the sampler and the recipe's own state
+(`Recipe.state_dict`) are restored, and gradients are not changed (`torch.autograd.grad` returns
+them). Code after the last loss of a step does not run; code between two losses does, so with
+several optimizers the weights are restored too. A recipe that counts its own calls in an attribute
+outside of its state also counts the replay.
 """
 
 from collections import deque
@@ -57,23 +57,23 @@ from trainer.precision.scale_policies import Calibration
 if TYPE_CHECKING:
     from trainer.step import StepContext
 
-SCALES_KEPT = 1000  # of skipped steps, for a replay by hand
-#: How long to watch: the default growth interval of a scale, and some more.
+SCALES_KEPT = 1000  # scales of skipped steps, for requested replays
+#: Number of steps to watch: the default growth interval of a scale, and some more.
 WATCHED_STEPS = 2500
-#: Skips in a row, more than lead from 2^24 to 16: some other cause than the scale is likely.
+#: Consecutive skips, more than lead from 2^24 to 16: a cause other than the scale is likely.
 LONG_SEARCH = 20
-#: Until calibration is over a GPU's flags come this many steps late. The host is never so far
-#: ahead that the device would run dry while it waits for one.
+#: Until calibration is over, a GPU's flags are read this many steps late: the host is never so far
+#: ahead that the device idles while it waits for one.
 FLAG_LATE_STEPS = 32
-#: And afterwards as late as any row of the ring.
+#: Afterwards skips are read as late as any row of the ring.
 ROW_LATE_STEPS = RING_ROWS + 1
-INPUTS = 50  # of an event, at most
-SHARDED = "not with training.parallel fsdp: a rank alone has not the weights of a step"
+INPUTS = 50  # maximum per event
+SHARDED = "not with training.parallel fsdp: a single rank does not have all weights of a step"
 
 
 @dataclass
 class _Flags:
-    """Whether the optimizers of a step were skipped, on the way to the host."""
+    """Skip flags of the optimizers of a step, copied to the host."""
 
     step: int
     found_inf: Tensor  # (O,) on the host, of the optimizers that took part; wait before reading
@@ -91,7 +91,7 @@ class _Flags:
         return cls(step, host, arrived)
 
     def skipped(self) -> Tensor:
-        """Wait for them; return (O,) bool."""
+        """Wait for the flags; return (O,) bool."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.found_inf != 0
@@ -99,15 +99,15 @@ class _Flags:
 
 @dataclass
 class _Step:
-    """What makes a step again."""
+    """What is needed to repeat a step."""
 
     number: int
-    position: int  # the sampler's, before the step
-    random: dict[str, Any] | None  # None: not known any more
+    position: int  # of the sampler, before the step
+    random: dict[str, Any] | None  # None: unknown
     buffers: list[Tensor]
-    state: dict[str, Any] | None  # the recipe's own; None: not known any more
+    state: dict[str, Any] | None  # the recipe's own; None: unknown
     scale: Tensor | float = 1.0
-    losses: int | None = None  # how often training_step yielded; None: not known any more
+    losses: int | None = None  # number of times training_step yielded; None: unknown
     flags: _Flags | None = None
 
 
@@ -127,9 +127,11 @@ class Replay(Observer):
         left_out: list[tuple[int, int]],
         set_aside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """left_out: steps after which the stream goes on so many examples later; it may grow.
+        """left_out: for each rollback a step and the number of examples skipped after it.
 
-        set_aside: has those look away who take in what a step does.
+        May grow.
+
+        set_aside: suspends the observers of a step's work.
         """
         self._left_out, self._set_aside = left_out, set_aside
         self._context, self._modules = context, dict(modules)
@@ -141,24 +143,25 @@ class Replay(Observer):
             if self._most:
                 on_event({"event": "left_out", "step": 0, "diagnosis": "replay", "reason": SHARDED})
             self._most, self._can_replay = 0, False
-        self._replayed = 0  # of those, by themselves
+        self._replayed = 0  # automatic replays
         self._calibration = Calibration()
         self._late = FLAG_LATE_STEPS if device.type == "cuda" else 0
         self._flags: deque[_Flags] = deque()  # until calibration is over
-        self._heard: deque[int] = deque()  # skipped steps, that count from a later step on
-        self._watched_until = 0  # the last step to watch
+        # Skipped steps that have arrived, processed some steps later.
+        self._arrived_skips: deque[int] = deque()
+        self._watched_until = 0  # last step to watch
         self._scales: dict[int, float] = {}  # of skipped steps
-        self._asked: dict[int, list[int]] = {}  # steps to come: the requests for them
+        self._requested: dict[int, list[int]] = {}  # requests for future steps
         self._looks_at_batch = not context.scaler.is_enabled() and self._can_replay
-        self._lost_at: int | None = None  # the first step whose loss was not finite
+        self._lost_at: int | None = None  # first step with a nonfinite loss
         self._now = 0
         self._coming: _Step | None = None
-        self._kept: _Step | None = None
+        self._stored: _Step | None = None
 
     def arrived(self, records: Steps) -> None:
-        """Read the arrived steps: which were skipped, and at what scale."""
+        """Record which of the arrived steps were skipped, at what scale."""
         for record in records[records["flags"] & SKIPPED != 0]:
-            self._heard.append(int(record["step"]))
+            self._arrived_skips.append(int(record["step"]))
             self._scales[int(record["step"])] = float(record["scale"])
         lost = records["step"][records["flags"] & NONFINITE_LOSS != 0]
         if len(lost) and self._looks_at_batch:
@@ -172,17 +175,17 @@ class Replay(Observer):
             "calibration": self._calibration.state_dict(),
             "replayed": self._replayed,
             "scales": self._scales,
-            "heard": list(self._heard),
+            "heard": list(self._arrived_skips),
             "watched_until": self._watched_until,
             "looks_at_batch": self._looks_at_batch,
             "flags": [(each.step, bool(each.skipped().any())) for each in self._flags],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put it back."""
+        """Restore the state."""
         self._calibration.load_state_dict(state["calibration"])
         self._replayed, self._scales = state["replayed"], dict(state["scales"])
-        self._heard = deque(state.get("heard", ()))
+        self._arrived_skips = deque(state.get("heard", ()))
         self._watched_until = state.get("watched_until", 0)
         self._looks_at_batch &= state.get("looks_at_batch", True)
         self._flags = deque(
@@ -192,11 +195,11 @@ class Replay(Observer):
 
     def before_step(self, step: int) -> None:
         """Save what this step needs for a replay, before its batch is drawn."""
-        self._look_at_batch(step)
+        self._check_batch(step)
         self._now, self._coming = step, None
-        self._listen()
+        self._process_skips()
         watches = self._replayed < self._most and step <= self._watched_until
-        if watches or step in self._asked:
+        if watches or step in self._requested:
             self._coming = _Step(
                 step,
                 self._batches.position,
@@ -205,74 +208,75 @@ class Replay(Observer):
                 deepcopy(self._context.recipe.state_dict()),
             )
 
-    def _listen(self) -> None:
-        """Hear of skips so late as they may at the latest have come, whenever they came."""
+    def _process_skips(self) -> None:
+        """Process skips a fixed number of steps late, whenever they arrived."""
         while self._flags and self._flags[0].step < self._now - self._late:
             self._calibration.count(bool(self._flags.popleft().skipped().any()))
-            if self._calibration.skipped_in_a_row == LONG_SEARCH:  # it will find no scale
+            if self._calibration.skipped_in_a_row == LONG_SEARCH:  # it will not find a scale
                 self._watched_until = max(self._watched_until, self._now + WATCHED_STEPS)
             if self._calibration.is_over:
                 self._watched_until = self._now + WATCHED_STEPS
                 self._flags.clear()
-        while self._heard and self._heard[0] <= self._now - ROW_LATE_STEPS:
-            late = self._heard.popleft() + ROW_LATE_STEPS
+        while self._arrived_skips and self._arrived_skips[0] <= self._now - ROW_LATE_STEPS:
+            late = self._arrived_skips.popleft() + ROW_LATE_STEPS
             if self._calibration.is_over:
                 self._watched_until = max(self._watched_until, late + WATCHED_STEPS)
 
     def after_step(self, result: StepResult) -> None:
-        """Send the flags of the step just queued on their way to the host."""
+        """Start copying the flags of the queued step to the host."""
         is_calibrating = self._replayed < self._most and not self._calibration.is_over
         if not (is_calibrating or self._coming):
             return
         flags = _Flags.send(self._now, result)
         if is_calibrating:
             self._flags.append(flags)
-        if kept := self._coming:
-            self._kept = kept
-            kept.scale, kept.losses, kept.flags = result.scale, result.losses, flags
+        if stored := self._coming:
+            self._stored = stored
+            stored.scale, stored.losses, stored.flags = result.scale, result.losses, flags
 
     def drain(self) -> None:
         """Replay the last step, if it was skipped."""
         self.before_update()
-        self._look_at_batch(self._now + 1)
+        self._check_batch(self._now + 1)
 
-    def _look_at_batch(self, coming: int) -> None:
-        """Draw the batch of the first lost step again, and report what of it is not finite.
+    def _check_batch(self, coming: int) -> None:
+        """Draw the batch of the first lost step again, and report its nonfinite tensors.
 
-        What is not finite in the batch before, whose loss was finite, is so by design.
+        Tensors that are also nonfinite in the batch before, which had a finite loss, are so by
+        design.
         """
         step, self._lost_at = self._lost_at, None
         if step is None:
             return
-        with self._set_aside(), self._put_back():
-            found = self._nonfinite(step, coming)
+        with self._set_aside(), self._restored_afterwards():
+            nonfinite = self._nonfinite(step, coming)
             by_design = {each["name"] for each in self._nonfinite(step - 1, coming)}
-        if inputs := [each for each in found if each["name"] not in by_design]:
+        if inputs := [each for each in nonfinite if each["name"] not in by_design]:
             self._on_event({"event": "bad_inputs", "step": step, "inputs": inputs[:INPUTS]})
 
     def _nonfinite(self, step: int, coming: int) -> list[dict[str, Any]]:
-        """Return the tensors of a past step's batch that are not finite. The host waits."""
+        """Return the nonfinite tensors of a past step's batch. The host waits."""
         position = self._position_of(step, coming)
         batches = self._batches.again(position) if position >= 0 else ()
-        found = {
+        tensors = {
             name: {"name": name[:200], "inf": inf, "nan": nan}
             for batch in batches
             for name, inf, nan in nonfinite_tensors("batch", batch)
         }
-        return list(found.values())
+        return list(tensors.values())
 
     def _position_of(self, step: int, coming: int) -> int:
-        """Return where a past step's examples begin. coming: the step that is drawn next."""
+        """Return the position of a past step's examples. coming: the next step to be drawn."""
         position = self._batches.position - (coming - step) * self._batches.examples_in_a_step
         return position - sum(examples for last, examples in self._left_out if step <= last)
 
     def before_update(self) -> None:
         """Replay the previous step if it was skipped: its weights are still unchanged."""
-        kept, self._kept = self._kept, None
-        if kept is None or kept.flags is None:
+        stored, self._stored = self._stored, None
+        if stored is None or stored.flags is None:
             return
-        skipped = kept.flags.skipped()  # the host waits here, and only while replay watches
-        requests, notes = self._asked.pop(kept.number, []), []
+        skipped = stored.flags.skipped()  # the host waits here, but only while replay is active
+        requests, notes = self._requested.pop(stored.number, []), []
         if not skipped.any():
             notes.append("the step was not skipped: the weights are those after it")
         elif not skipped.all():
@@ -280,19 +284,19 @@ class Replay(Observer):
         if skipped.any() and not requests:
             self._replayed += 1
         if skipped.any() or requests:
-            self._replay(kept, notes, requests)
+            self._replay(stored, notes, requests)
 
     def request(self, step: int, request: int) -> None:
-        """Replay a step by hand: a past one now, one to come when it has been attempted."""
-        if not self._can_replay:  # obeyed as far as it can be
-            self._tell([request])
+        """Replay a requested step: a past one now, a future one after it was attempted."""
+        if not self._can_replay:  # acknowledged without a replay
+            self._acknowledge([request])
             return
         if step > self._now:
-            self._asked.setdefault(step, []).append(request)
+            self._requested.setdefault(step, []).append(request)
             return
         position = self._position_of(step, self._now + 1)
         if position < 0:  # before this run's data: it began from another run's checkpoint
-            self._tell([request])
+            self._acknowledge([request])
             return
         past = _Step(step, position, None, [], None)
         past.scale = self._scales.get(step) or self._context.scaler.get_scale()
@@ -301,67 +305,69 @@ class Replay(Observer):
             notes.append("the scale is the present one")
         self._replay(past, notes, [request])
 
-    def _replay(self, kept: _Step, notes: list[str], requests: list[int]) -> None:
+    def _replay(self, stored: _Step, notes: list[str], requests: list[int]) -> None:
         try:
-            self._replay_and_tell(kept, notes, is_requested=bool(requests))
+            self._replay_and_report(stored, notes, is_requested=bool(requests))
         finally:
-            self._tell(requests)  # obeyed as far as it could be: what raised is told by itself
+            self._acknowledge(
+                requests
+            )  # acknowledged even after an error, which is reported separately
 
-    def _replay_and_tell(self, kept: _Step, notes: list[str], *, is_requested: bool) -> None:
+    def _replay_and_report(self, stored: _Step, notes: list[str], *, is_requested: bool) -> None:
         recipe, networks = self._context.recipe, self._context.recipe.modules
         if any(networks[name] is not module for name, module in self._modules.items()):
             notes = [*notes, "the plain network was replayed, on this process's examples"]
-        scale = float(kept.scale)  # from here on the host may wait
-        with self._set_aside(), self._put_back():
+        scale = float(stored.scale)  # from here on the host may wait
+        with self._set_aside(), self._restored_afterwards():
             recipe.modules = self._modules
-            # A gradient penalty asks the scaler for the scale of this step, not of the next one.
+            # A gradient penalty needs the scale of this step, not of the next one.
             recipe.scaler = GradScaler(
                 self._device.type, init_scale=scale, enabled=recipe.scaler.is_enabled()
             )
-            if kept.random is not None:
-                restore_random_state(kept.random, self._device)
-            if kept.state is not None:
-                recipe.load_state_dict(kept.state)
-            self._set_buffers(kept.buffers)
+            if stored.random is not None:
+                restore_random_state(stored.random, self._device)
+            if stored.state is not None:
+                recipe.load_state_dict(stored.state)
+            self._set_buffers(stored.buffers)
             trace = Trace(self._modules)
-            loss, gradients = self._go_through(trace, kept.position, scale, kept.losses)
+            loss, gradients = self._repeat_passes(trace, stored.position, scale, stored.losses)
             culprits = self._culprits(gradients)
-        found = trace.finding
+        finding = trace.finding
         self._on_event(
             {
                 "event": "replay",
-                "step": kept.number,
+                "step": stored.number,
                 "exact": not notes,
                 "notes": notes,
                 "requested": is_requested,
                 "scale": scale,
-                "found": found is not None,
-                "module": found and found.module,
-                "direction": found and found.direction,
-                "operation": found and found.operation,
-                "kind": kind_of(found.operation, found.dtype)
-                if found and found.direction == "backward"
+                "found": finding is not None,
+                "module": finding and finding.module,
+                "direction": finding and finding.direction,
+                "operation": finding and finding.operation,
+                "kind": kind_of(finding.operation, finding.dtype)
+                if finding and finding.direction == "backward"
                 else None,
-                "dtype": found and found.dtype,
-                "largest_input": found and found.largest_input,
-                "limit": found and found.limit,
+                "dtype": finding and finding.dtype,
+                "largest_input": finding and finding.largest_input,
+                "limit": finding and finding.limit,
                 "loss_nonfinite": not bool(loss.isfinite()),
                 "culprits": culprits,
             }
         )
 
-    def _tell(self, acknowledged: list[int]) -> None:
+    def _acknowledge(self, acknowledged: list[int]) -> None:
         for request in acknowledged:
             self._on_event({"event": "obeyed", "step": self._now, "request": request})
 
     @contextmanager
-    def _put_back(self) -> Iterator[None]:
-        """Put everything back that a replay changes, however it ends."""
+    def _restored_afterwards(self) -> Iterator[None]:
+        """Restore everything that a replay changes, also after an error."""
         recipe = self._context.recipe
         networks, scaler = recipe.modules, recipe.scaler
         random, state = random_state(self._device), deepcopy(recipe.state_dict())
         buffers = [buffer.clone() for buffer in self._buffers()]
-        # Between two losses a recipe may change weights, by a clip of them, say.
+        # Between two losses a recipe may change weights, e.g. clip them.
         weights = self._weights() if len(recipe.optimizers) > 1 else []
         copies = [weight.detach().clone() for weight in weights]
         try:
@@ -375,12 +381,12 @@ class Replay(Observer):
             recipe.load_state_dict(state)
             restore_random_state(random, self._device)
 
-    def _go_through(
+    def _repeat_passes(
         self, trace: Trace, position: int, scale: float, losses: int | None
     ) -> tuple[Tensor, dict[Tensor, Tensor]]:
-        """Do what the step did, in its order, without updates; return its loss and its gradients.
+        """Repeat the step's passes without updates; return its loss and its gradients.
 
-        losses: how often training_step yields, so that it is not asked to go on after the last.
+        losses: number of times training_step yields, to avoid running code after the last loss.
         """
         gradients: dict[Tensor, Tensor] = {}
         context, total = self._context, torch.zeros((), device=self._device)
@@ -403,8 +409,8 @@ class Replay(Observer):
                     total += mean_loss.detach()
                     trained = [p for p in context.parameters(loss) if p.requires_grad]
                     retain = loss is not yielded[-1]
-                    found = trace.backward(mean_loss * scale, trained, retain=retain)
-                    for parameter, gradient in zip(trained, found, strict=True):
+                    own_gradients = trace.backward(mean_loss * scale, trained, retain=retain)
+                    for parameter, gradient in zip(trained, own_gradients, strict=True):
                         if gradient is not None:
                             before = gradients.get(parameter)
                             gradients[parameter] = gradient if before is None else before + gradient
@@ -413,7 +419,7 @@ class Replay(Observer):
         return total, gradients
 
     def _culprits(self, gradients: Mapping[Tensor, Tensor]) -> list[dict[str, Any]]:
-        """Count what is not finite, parameter by parameter: on a GPU only here, for it waits."""
+        """Count nonfinite elements by parameter; on a GPU the host waits."""
         counted = []
         for optimizer, watched in self._context.optimizers.items():
             for name, parameter in zip(watched.names, watched.parameters, strict=True):

@@ -1,9 +1,9 @@
 """Layer sizes that are unsuitable for tensor cores, reported before the first step.
 
-Tensor cores take fp16 and bf16 numbers in pieces of 16 bytes, eight at a time. A matrix product
-one of whose sizes is no multiple of 8 is padded, or left to slower kernels. The sizes are those
-that modules declare: nothing is looked at while a network trains.
-Source: NVIDIA, "Train With Mixed Precision", on the shapes that tensor cores want.
+Tensor cores process fp16 and bf16 numbers in units of 16 bytes, eight at a time. A matrix product
+with a size that is not a multiple of 8 is padded, or uses slower kernels. Only the sizes that
+modules declare are checked, nothing during training.
+Source: NVIDIA, "Train With Mixed Precision", on shapes for tensor cores.
 """
 
 import math
@@ -16,9 +16,9 @@ from halfstep.run_config import RunConfig
 from halfstep.telemetry.spool import Event
 
 MULTIPLE = 8
-#: Up to this size the ends of a network are what the data have them be: colours, classes.
+#: Up to this size the ends of a network are determined by the data: colours, classes.
 LARGEST_OF_DATA = 256
-SHARE = 0.1  # of the weights: where fewer are concerned, there is no time to win
+SHARE = 0.1  # of the weights: below it, no time can be gained
 LISTED = 4
 
 Convolution: TypeAlias = (
@@ -27,18 +27,18 @@ Convolution: TypeAlias = (
 
 
 def misfits(modules: Mapping[str, nn.Module], config: RunConfig[Any]) -> Event | None:
-    """Return the event that names the layers whose sizes are no multiples of 8, if it matters.
+    """Return an event with the layers whose sizes are not multiples of 8, if it matters.
 
-    It does in half precision, where they hold a tenth of the weights. Left out are grouped
-    convolutions, and the first inputs and the last outputs of a network, where the data decide.
+    It does in half precision if they have a tenth of the weights. Grouped convolutions are ignored,
+    and so are the first inputs and the last outputs of a network, which the data determine.
     """
     if config.precision == "fp32":
         return None
     batch_size = config.training.batch_size
-    found: list[tuple[int, str]] = []  # weights, and the layer in words
+    misfitting: list[tuple[int, str]] = []  # weights, and the layer as text
     all_weights, odd_batch = 0, False
     for name, network in modules.items():
-        # Where all layers are linear, and none reads a sequence, a row is an example.
+        # If all layers are linear, and none reads a sequence, a row is an example.
         is_flat = not any(isinstance(m, Convolution | nn.Embedding) for m in network.modules())
         odd_rows = is_flat and batch_size % MULTIPLE != 0
         layers = list(_layers(network))
@@ -50,26 +50,26 @@ def misfits(modules: Mapping[str, nn.Module], config: RunConfig[Any]) -> Event |
             if odd_rows or any(size % MULTIPLE for size in sizes):
                 odd_batch |= odd_rows
                 text = f"{name}.{path}".rstrip(".") + f" ({inputs} to {outputs})"
-                found.append((weights, text))
-    concerned = sum(weights for weights, _ in found)
-    if not found or concerned < SHARE * all_weights:
+                misfitting.append((weights, text))
+    concerned = sum(weights for weights, _ in misfitting)
+    if not misfitting or concerned < SHARE * all_weights:
         return None
-    found.sort(key=lambda each: -each[0])
+    misfitting.sort(key=lambda each: -each[0])
     return {
         "event": "shapes",
         "step": 0,
         "share": concerned / all_weights,
-        "count": len(found),
-        "layers": [text for _, text in found[:LISTED]],
+        "count": len(misfitting),
+        "layers": [text for _, text in misfitting[:LISTED]],
         "batch_size": batch_size if odd_batch else None,
     }
 
 
 def _layers(network: nn.Module) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the path of each layer that multiplies matrices, its weights, inputs and outputs."""
+    """Yield path, number of weights, inputs and outputs of each layer with a matrix product."""
     for path, layer in network.named_modules():
         if isinstance(layer, nn.Linear):
-            # (Not of layer.weight: reading a parametrized one computes it, and may change it.)
+            # (Not from layer.weight: reading a parametrized one computes it, and may change it.)
             inputs, outputs = layer.in_features, layer.out_features
             yield path, inputs * outputs, inputs, outputs
         elif isinstance(layer, Convolution) and layer.groups == 1:

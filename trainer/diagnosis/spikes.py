@@ -1,11 +1,12 @@
 """Spikes of the loss, detected in records on the host, without synchronisation.
 
-A spike is a loss above every one of the window before it, and so many robust standard deviations
-above their median: z = (loss - median) / (1.4826 · median absolute deviation). What comes later has
-no say, and how records were handed over has none either, so that a run repeated finds the same. Of
-an excursion the first step is told: for as long as a window no other is.
+A spike is a loss above every one in the window before it, and a number of robust standard
+deviations above their median: z = (loss - median)
+(1.4826 · median absolute deviation). Later losses do not matter, nor does the grouping of records,
+so a repeated run finds the same spikes. Only the first step of an excursion is reported: for the
+length of a window no other is.
 
-A loss that is not finite in a step that was applied is a spike too, of infinite z.
+A nonfinite loss in an applied step is a spike too, with infinite z.
 """
 
 import math
@@ -21,16 +22,16 @@ from halfstep.config_groups import Spike
 from halfstep.telemetry.spool import SKIPPED, Event, Steps
 from trainer.observers import Observer
 
-#: The median absolute deviation of a normal distribution, times this, is its standard deviation.
+#: Ratio of standard deviation to median absolute deviation of a normal distribution.
 CONSISTENCY = 1.4826
-#: A loss that hardly varies is not left to deviations of its last bits: a share of its median.
+#: Minimum spread as a share of the median, for losses that hardly vary.
 LEAST_SPREAD = 1e-3
 
 Floats = NDArray[np.float64]
 
 
 class Spikes(Observer):
-    """Reports spikes, and holds the first that needs a rollback."""
+    """Reports spikes, and stores the first that needs a rollback."""
 
     is_diagnosis = True
 
@@ -38,11 +39,11 @@ class Spikes(Observer):
         self._threshold, self._window = settings.threshold, settings.window_steps
         self._rollbacks = settings.rollback
         self._on_event = on_event
-        self._losses: Floats = np.zeros(0)  # the last finite ones, a window at most
-        self._quiet_until = 0  # the step after which another is told
+        self._losses: Floats = np.zeros(0)  # latest finite ones, at most a window
+        self._quiet_until = 0  # spikes up to this step are not reported
         self.pending: Event | None = None
-        self.rollbacks = 0  # how often the run went back
-        #: Of each time that counts still: after which step, and how many examples are left out.
+        self.rollbacks = 0  # number of rollbacks
+        #: For each rollback that still counts: its step, and the number of examples left out.
         self.left_out: list[tuple[int, int]] = []
 
     def arrived(self, records: Steps) -> None:
@@ -51,15 +52,15 @@ class Spikes(Observer):
             return
         steps, losses = records["step"], records["loss"].astype(np.float64)
         is_finite = np.isfinite(losses)
-        found = {} if is_finite.all() else self._lost(records, is_finite)
+        spikes = {} if is_finite.all() else self._lost(records, is_finite)
         for index, z in self._risen(losses[is_finite]):
-            found[int(steps[is_finite][index])] = (float(losses[is_finite][index]), z)
-        for step in sorted(found):
+            spikes[int(steps[is_finite][index])] = (float(losses[is_finite][index]), z)
+        for step in sorted(spikes):
             if step > self._quiet_until:
-                self._tell(step, *found[step])
+                self._report(step, *spikes[step])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides whether the next step is one."""
+        """Return the state that determines the detection in later steps."""
         return {
             "losses": torch.from_numpy(self._losses.copy()),
             "quiet_until": self._quiet_until,
@@ -69,19 +70,19 @@ class Spikes(Observer):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put it back."""
+        """Restore the state."""
         self._losses = state["losses"].numpy().copy()[-self._window :]
         self._quiet_until, self.pending = state["quiet_until"], state["pending"]
         self.rollbacks = state["rollbacks"]
-        self.left_out[:] = state["left_out"]  # others look at this very list
+        self.left_out[:] = state["left_out"]  # in place, because other objects refer to this list
 
     def _lost(self, records: Steps, is_finite: NDArray[np.bool_]) -> dict[int, tuple[float, float]]:
-        """Return the applied steps whose loss is not finite."""
+        """Return the applied steps with a nonfinite loss."""
         lost = records[~is_finite & (records["flags"] & SKIPPED == 0)]
         return {int(each["step"]): (float(each["loss"]), math.inf) for each in lost}
 
     def _risen(self, losses: Floats) -> list[tuple[int, float]]:
-        """Return which of some losses are spikes, each with its z; remember them all."""
+        """Return the indices of spikes among losses with their z, and update the window."""
         window, before = self._window, len(self._losses)
         joined = np.concatenate([self._losses, losses])
         self._losses = joined[-window:]
@@ -89,16 +90,16 @@ class Spikes(Observer):
             return []
         windows = np.lib.stride_tricks.sliding_window_view(joined[:-1], window)
         judged = joined[window:]  # each after its window
-        # Nearly always none is above its whole window, which is cheap to know.
+        # A cheap test: nearly always no loss is above its whole window.
         above = np.flatnonzero(judged > windows.max(axis=1))
-        found = []
+        spikes = []
         for index in above.tolist():
             z = robust_z(float(judged[index]), windows[index])
             if self._threshold is not None and z >= self._threshold:
-                found.append((index + window - before, z))
-        return found
+                spikes.append((index + window - before, z))
+        return spikes
 
-    def _tell(self, step: int, loss: float, z: float) -> None:
+    def _report(self, step: int, loss: float, z: float) -> None:
         self._quiet_until = step + self._window
         event: Event = {"event": "spike", "step": step, "loss": loss, "z": z}
         if self._rollbacks:

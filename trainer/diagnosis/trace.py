@@ -1,11 +1,11 @@
-"""Trace: the operation and module that produce the first inf or NaN from finite numbers.
+"""Trace: finds the operation and module that produce the first inf or NaN.
 
-Forward, a dispatch mode sees every operation with its inputs and outputs, below autocast: what it
-shows as fp16 was computed in fp16. Backward, each node of the autograd graph is hooked; a node
-belongs to the module in whose call it was made. An operation that is given an inf is not to blame
-for one, which also excuses masks: `masked_fill(scores, mask, -inf)` has the inf as an argument.
+Forward, a dispatch mode observes every operation with its inputs and outputs, below autocast: an
+fp16 tensor there was computed in fp16. Backward, each node of the autograd graph is hooked; a node
+belongs to the module in whose call it was created. Operations with a nonfinite input are ignored,
+including masks: `masked_fill(scores, mask, -inf)` has the inf as an argument.
 
-The host waits at every operation. That is fine for a step now and then, and for no more.
+The host waits at every operation, which is acceptable only for occasional steps.
 """
 
 import math
@@ -19,22 +19,22 @@ from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-OUTSIDE = "training_step"  # where no module is being called: the loss, mostly
+OUTSIDE = "training_step"  # outside of any module's call: mostly the loss
 
 
 class Finding(NamedTuple):
-    """Where the first inf or NaN came from."""
+    """Origin of the first inf or NaN."""
 
     module: str  # "<module>.<submodule>", or OUTSIDE
     direction: str  # "forward" | "backward"
     operation: str  # an ATen operation, such as "addmm", or a node, such as "AddmmBackward0"
     dtype: str  # of its result
     largest_input: float
-    limit: float  # the largest number of that type: 65504 in fp16
+    limit: float  # largest number of that dtype: 65504 in fp16
 
 
 class Trace:
-    """Attached to modules while it is entered; `finding` is the first one."""
+    """Traces modules while its context is active; `finding` is the first one."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.finding: Finding | None = None
@@ -43,7 +43,7 @@ class Trace:
             for name, module in modules.items()
             for path, child in module.named_modules()
         }
-        self._calls: list[str] = []  # names of the modules that are being called, outermost first
+        self._calls: list[str] = []  # names of the modules being called, outermost first
         self._owners: dict[Node, str] = {}
         self._attached = ExitStack()
 
@@ -51,7 +51,7 @@ class Trace:
         for module in self._names:
             for handle in (
                 module.register_forward_pre_hook(self._enter_module, with_kwargs=True),
-                # always_call: a module that raises must not stay the one that is being called
+                # always_call: a module that raises must be removed from the calls too
                 module.register_forward_hook(self._leave_module, always_call=True),
             ):
                 self._attached.callback(handle.remove)
@@ -62,14 +62,14 @@ class Trace:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Watch the operations of a forward pass."""
+        """Observe the operations of a forward pass."""
         with _Operations(self):
             yield
 
     def backward(
         self, scaled_loss: Tensor, parameters: Sequence[Tensor], *, retain: bool = False
     ) -> tuple[Tensor | None, ...]:
-        """Watch the nodes of a backward pass; return the gradients, and add to none.
+        """Observe the nodes of a backward pass; return the gradients without accumulating them.
 
         parameters: those that are trained.  retain: keep the graph.
         """
@@ -84,7 +84,7 @@ class Trace:
         inputs: list[Tensor],
         outputs: list[Tensor],
     ) -> None:
-        """Keep the finding, if it is the first."""
+        """Store the finding, if it is the first."""
         if self.finding is None:
             culprit = next(t for t in outputs if not _is_finite(t))
             self.finding = Finding(
@@ -97,23 +97,23 @@ class Trace:
             )
 
     def module(self) -> str:
-        """Return the name of the module that is being called."""
+        """Return the name of the module being called."""
         return self._calls[-1] if self._calls else OUTSIDE
 
     def _enter_module(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._claim([args, kwargs], self.module())  # made by whoever calls
+        self._claim([args, kwargs], self.module())  # created by the caller
         self._calls.append(self._names[module])
 
     def _leave_module(self, module: nn.Module, _args: Any, output: Any) -> None:
         self._claim(output, self._calls.pop())
 
     def _claim(self, tree: Any, owner: str) -> None:
-        """Give every node that leads to these tensors, and has no owner yet, this one."""
+        """Assign an owner to all nodes below these tensors that have none."""
         nodes = [t.grad_fn for t in tree_leaves(tree) if isinstance(t, Tensor) and t.grad_fn]
         while nodes:
             node = nodes.pop()
             if node in self._owners or hasattr(node, "variable"):
-                continue  # a parameter's own node, which outlives the pass: a hook would stay
+                continue  # a parameter's own node outlives the pass: a hook would stay
             self._owners[node] = owner
             node.register_hook(self._node_hook(node.name(), owner))
             nodes += [before for before, _ in node.next_functions if before is not None]
@@ -143,11 +143,12 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         name: str = func.overloadpacket.__name__
-        is_backward = torch._C._current_graph_task_id() != -1  # of a gradient penalty: nodes' hooks
+        # Of a gradient penalty: checked by hooks on nodes.
+        is_backward = torch._C._current_graph_task_id() != -1
         if self._trace.finding is not None or is_backward or "empty" in name:
             return func(*args, **kwargs)
         arguments = tree_leaves([args, kwargs])
-        # Before the call: it may write into its inputs.
+        # Before the call, because it may write into its inputs.
         inputs = _floating(arguments)
         innocent = not _all_finite(inputs) or any(
             isinstance(a, float) and not math.isfinite(a) for a in arguments
@@ -161,8 +162,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _floating(values: Iterable[Any]) -> list[Tensor]:
-    found = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
-    return [v._values() if v.is_sparse else v for v in found]
+    tensors = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    return [v._values() if v.is_sparse else v for v in tensors]
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:

@@ -1,7 +1,7 @@
-"""Nonfinite numbers of a recipe in fp32, hence in every precision and at every loss scale.
+"""Nonfinite values of a recipe in fp32, and so in every precision at any loss scale.
 
-The evidence is that of a watched script (halfstep.evidence.origin): one step under hooks, and the
-first module or operation whose number is not finite.
+Uses the evidence of watched scripts (halfstep.evidence.origin): one step with hooks, and the first
+module or operation with a nonfinite value.
 """
 
 import math
@@ -32,7 +32,10 @@ ADVICE = (
 def undefined_in_fp32(
     recipe_class: type[Recipe], values: dict[str, Any], steps: Steps
 ) -> Iterator[Finding]:
-    """Yield what is not finite, or never learns. steps: records of the check's fp32 steps."""
+    """Yield findings about nonfinite values and all-zero gradients.
+
+    steps: records of the check's fp32 steps.
+    """
     if not len(steps):
         return
     if not steps["grad_norm"].any():
@@ -51,7 +54,7 @@ def undefined_in_fp32(
 
 
 def _origin(recipe_class: type[Recipe], values: dict[str, Any]) -> Event | None:
-    """Return what the first step shows; None if all of it is finite."""
+    """Return the origin event of the first step; None if all values in it are finite."""
     config = small_config(recipe_class, values, "fp32")
     seed_everything(0)
     recipe = make_recipe(recipe_class, config, CPU)
@@ -92,9 +95,9 @@ def _origin(recipe_class: type[Recipe], values: dict[str, Any]) -> Event | None:
 def _words(event: Event | None, first: int) -> str:
     if event is None:
         return (
-            f"not finite in fp32 from step {first} on, and step 1 is: no precision and no loss "
-            "scale mends that. Look for a learning rate that is too large, or for values of a "
-            "later batch"
+            f"not finite in fp32 from step {first} on, and step 1 is: neither precision nor "
+            "loss scale can fix that. Look for a learning rate that is too large, or for values "
+            "of a later batch"
         )
     where = " of ".join(filter(None, (event["operation"], event["module"])))
     if event["direction"] == "backward":

@@ -1,7 +1,7 @@
 """Modules that a setting names but the first step does not call.
 
-Such is the out_proj of a MultiheadAttention, whose weights that one uses by itself. Hooks are there
-for the first step alone, and not at all in a compiled network, which would be compiled anew.
+An example is the out_proj of a MultiheadAttention, which uses its weights directly. Hooks exist
+only in the first step, and never in a compiled network, which they would recompile.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from trainer.precision.module_names import chosen
 
 
 class UnusedModules(Observer):
-    """Sees which modules the first step calls."""
+    """Checks which modules the first step calls."""
 
     is_diagnosis = True
 
@@ -39,7 +39,7 @@ class UnusedModules(Observer):
         self._step = 0
 
     def before_step(self, step: int) -> None:
-        """Hook the modules in."""
+        """Register hooks on the modules."""
         self._step = step
         for name, module in self._waiting.items():
             self._hooks.append(module.register_forward_pre_hook(self._called(name)))

@@ -1,8 +1,8 @@
-"""Whether DistributedDataParallel averages the gradients of a static graph.
+"""Checks that DistributedDataParallel averages the gradients of a static graph.
 
-It learns the graph from the first step. Where that step differentiates a gradient or goes backward
-through a network twice (WGAN-GP does both), it learns wrongly, leaves gradients on their ranks, and
-says nothing: each rank would train a model of its own.
+It records the graph in the first step. If that step differentiates a gradient or runs a network's
+backward pass twice (WGAN-GP does both), the recorded graph is wrong, and gradients silently are not
+averaged: each rank would train a different model.
 """
 
 import numpy as np
@@ -12,12 +12,15 @@ from trainer.distributed.ranks import Ranks
 from trainer.observers import Observer
 from trainer.optimizers import WatchedOptimizer
 
-#: The step that the graph is learnt from, and one that goes by what was learnt.
+#: The step that records the graph, and one that uses it.
 STEPS_COMPARED = 2
 
 
 class AveragingCheck(Observer):
-    """Ends a run whose ranks have unlike gradients. The host waits for the device in two steps."""
+    """Ends a run whose ranks have different gradients.
+
+    The host waits for the device in two steps.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -28,11 +31,11 @@ class AveragingCheck(Observer):
         self._steps += 1
 
     def unscaled(self, optimizer: WatchedOptimizer) -> None:
-        """Compare the norms of the gradients. Raises RecipeError if they were not averaged."""
+        """Compare the gradient norms. Raises RecipeError if they were not averaged."""
         if self._steps > STEPS_COMPARED:
             return
         first, *others = self._ranks.gather(optimizer.gradient_norms().tolist())
-        # Not to the last bit: the ranks may be devices of two kinds, which sum in other orders.
+        # Not bit-exactly: ranks on different kinds of devices sum in different orders.
         if not all(np.allclose(first, each, rtol=1e-3, equal_nan=True) for each in others):
             raise RecipeError(
                 "training.static_graph is on, and gradients are not averaged over the devices: "

@@ -1,6 +1,6 @@
-"""The ranks of one node: a process a device, each tied to our life as we are to our supervisor's.
+"""Starts the ranks of one node, one process per device, which end with this process.
 
-Imports nothing heavy: the ranks load torch, and nobody else need.
+Imports nothing heavy: only the ranks need torch.
 """
 
 import os
@@ -17,22 +17,23 @@ LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class NodeRank:
-    """A node's place among those of its attempt: node 0 has the first ranks."""
+    """Position of a node in its attempt: node 0 has the first ranks."""
 
-    devices: int = 1  # of each node
+    devices: int = 1  # per node
     nodes: int = 1
     node: int = 0
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Total number of ranks."""
         return self.nodes * self.devices
 
 
 def start_ranks(files: AttemptFiles, place: NodeRank) -> int:
-    """Start a rank a device and wait; return an exit code that is not 0 if any rank has one.
+    """Start one rank per device and wait; return a nonzero exit code if any rank has one.
 
-    One that ends so ends them all: the others could only wait for it. Restarts are the lease's.
+    When one rank fails, all are killed, because the others would wait for it forever. There are no
+    restarts here: the lease handles them.
     """
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "WORLD_SIZE": str(place.world_size)}
     argv = [sys.executable, "-m", "trainer.process", str(files.folder), str(files.attempt)]
@@ -51,14 +52,14 @@ def start_ranks(files: AttemptFiles, place: NodeRank) -> int:
         rank.kill()
         rank.wait()
     if any(code < 0 for code in failed):
-        # When one rank is killed the others raise, and say so in the outcome. The cause is the
-        # signal, so this process dies of one too, for the supervisor to see.
+        # When one rank is killed, the others raise, and report that as the outcome. The cause is
+        # the signal, so this process kills itself with one too, which the supervisor sees.
         os.kill(os.getpid(), signal.SIGKILL)
     return next(iter(failed), 0)
 
 
 class _Stops:
-    """Passes SIGTERM and SIGINT on, also to ranks that are started after they have come."""
+    """Forwards SIGTERM and SIGINT, also to ranks that are started after the signal."""
 
     def __init__(self) -> None:
         self.ranks: list[subprocess.Popen[bytes]] = []

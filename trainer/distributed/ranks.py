@@ -1,8 +1,8 @@
-"""The ranks of one run: one process a device, on one machine or several, or a single one alone.
+"""The ranks of a run: one process per device on one or several machines, or a single one.
 
-Gradients travel between devices by the device's own backend (NCCL, or gloo on the CPU). What ranks
-have to agree on, such as a request to stop, travels between hosts by gloo, so that agreeing does
-not make anybody wait for a device.
+Gradients are exchanged between devices by the device's backend (NCCL, or gloo on the CPU).
+Decisions common to all ranks, such as a request to stop, are exchanged between hosts by gloo, so
+that agreeing does not wait for a device.
 """
 
 import json
@@ -32,19 +32,20 @@ from trainer.checkpoints.files import PIECE_BYTES, write_whole
 from trainer.distributed.shards import Calls, shard
 
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
-STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")  # the last ones prevail
+# The last ones take precedence.
+STOPS: tuple[Stop | None, ...] = (None, "preempt", "pause", "cancel")
 Kind: TypeAlias = Literal["checkpoint", "scale", "replay"]
 KINDS: tuple[Kind, ...] = ("checkpoint", "scale", "replay")
 
-AGREE_SECONDS = 0.2  # between two looks at what the outside wants
-MOST_STEPS_ALONE = 1000  # however quick they are
+AGREE_SECONDS = 0.2  # between two polls of control requests
+MOST_STEPS_ALONE = 1000  # maximum number of steps between two polls
 LONGEST_SAVE = timedelta(days=1)
-LOOK_SECONDS = 0.05  # between two looks for where to meet
+LOOK_SECONDS = 0.05  # between two polls for the rendezvous file
 
 
 @dataclass(frozen=True)
 class Request:
-    """Something to do once. value: the scale to go on with, or the step to replay."""
+    """A one-time request. value: the new scale, or the step to replay."""
 
     id: int
     kind: Kind
@@ -53,14 +54,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Control:
-    """What the outside wants at a step boundary: that training stops, or one request, or both."""
+    """Control input at a step boundary: a stop, a request, or both."""
 
     stop: Stop | None = None
     request: Request | None = None
 
 
 class Ranks:
-    """A single process. Everything that ranks do together is nothing here."""
+    """A single process: all collective operations are trivial."""
 
     rank, world_size = 0, 1
 
@@ -71,22 +72,22 @@ class Ranks:
         config: RunConfig[Any],
         device: torch.device,
     ) -> dict[str, nn.Module]:
-        """Return the modules as they are trained: with their gradients averaged over the ranks."""
+        """Return the modules for training, with gradients averaged over the ranks."""
         return dict(modules)
 
     def mean_(self, value: Tensor) -> Tensor:
-        """Average a device tensor over the ranks, in place, without waiting for it."""
+        """Average a device tensor over the ranks, in place, without waiting for the device."""
         return value
 
     @contextmanager
     def local_gradients(self) -> Iterator[None]:
-        """Leave gradients on their rank: all but the last pass of an accumulation need no more."""
+        """Skip averaging of gradients, for all but the last pass of an accumulation."""
         yield
 
     def agree(self, control: Callable[[], Control]) -> Control:
-        """Return what all ranks will obey: the strongest stop, and the request one of them has.
+        """Return the same control for all ranks: the strongest stop, and any rank's request.
 
-        control: what this rank has heard of, asked when the ranks are due to agree.
+        control: returns this rank's control input; called when the ranks are due to agree.
         """
         return control()
 
@@ -95,19 +96,19 @@ class Ranks:
         return [value]
 
     def hand_out(self, path: Path) -> bool:
-        """Have a file that rank 0 has on every machine's disk; tell whether this rank brought it.
+        """Copy rank 0's file to every machine; return whether this rank wrote it.
 
-        path: where this rank looks for it, which may be where rank 0 does.
+        path: of the file on this rank, which may be the same as on rank 0.
         """
         return False
 
     def another_group(self) -> Any:
-        """Return a process group on hosts for a thread of each rank; all ranks ask at once."""
+        """Return a gloo process group for a thread of each rank; all ranks call it."""
         return None
 
 
 class ProcessGroup(Ranks):
-    """The ranks that were started together, after `init_process_group`."""
+    """The ranks of a process group, after `init_process_group`."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -115,7 +116,7 @@ class ProcessGroup(Ranks):
         self._hosts = self.another_group()
         self._steps_until_agreed = self._steps_between = 1
         self._agreed_at = time.monotonic()
-        # Kept here, because the recipe may call them through a wrapper of torch.compile.
+        # Stored here, because the recipe may call them through a wrapper of torch.compile.
         self._averaged: list[DistributedDataParallel] = []
         self._calls = Calls()
 
@@ -126,35 +127,38 @@ class ProcessGroup(Ranks):
         config: RunConfig[Any],
         device: torch.device,
     ) -> dict[str, nn.Module]:
-        """Return the modules in DistributedDataParallel, or themselves in shards."""
+        """Return the modules in DistributedDataParallel, or sharded in place."""
         if config.training.parallel == "fsdp":
             self._calls = shard(modules, optimizers, config, device)
             return dict(modules)
         return {name: self._averaging(m, config.training) for name, m in modules.items()}
 
     def _averaging(self, module: nn.Module, training: Training) -> nn.Module:
-        """Return the module in DistributedDataParallel; one without parameters as it is."""
+        """Return the module in DistributedDataParallel.
+
+        Unchanged if it has no trainable parameters.
+        """
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return module
         averaged = DistributedDataParallel(
             module,
             find_unused_parameters=training.unused_parameters,
             static_graph=training.static_graph,
-            gradient_as_bucket_view=True,  # gradients lie where they are averaged, once
+            gradient_as_bucket_view=True,  # gradients are views of the buckets, without copies
         )
         self._averaged.append(averaged)
         return averaged
 
     def mean_(self, value: Tensor) -> Tensor:
-        """Average a device tensor over the ranks; NCCL queues it behind the work before."""
+        """Average a device tensor over the ranks; NCCL queues it behind earlier work."""
         dist.all_reduce(value.div_(self.world_size))
         return value
 
     @contextmanager
     def local_gradients(self) -> Iterator[None]:
-        """Leave gradients on their rank. Forward and backward have both to be inside.
+        """Skip averaging of gradients; forward and backward must both be inside.
 
-        Not those of shards: they would be whole on each rank until the last pass.
+        Not for shards, whose gradients would be whole on each rank until the last pass.
         """
         with ExitStack() as stack:
             for module in self._averaged:
@@ -162,31 +166,31 @@ class ProcessGroup(Ranks):
             yield
 
     def agree(self, control: Callable[[], Control]) -> Control:
-        """Return what all ranks will obey: the strongest stop, and the request one of them has.
+        """Return the same control for all ranks: the strongest stop, and any rank's request.
 
-        Every so many steps, the same on all ranks: as many as make AGREE_SECONDS.  Raises
-        RecipeError if their shards do not belong together any more.
+        The ranks communicate once in as many steps as take AGREE_SECONDS, the same on all ranks.
+        Raises RecipeError if their shards no longer belong together.
         """
         self._steps_until_agreed -= 1
         if self._steps_until_agreed > 0:
             return Control()
-        heard = control()
-        request = heard.request
+        own = control()
+        request = own.request
         numbers = [0.0, 0.0, 0.0]
         if request:
             numbers = [request.id, KINDS.index(request.kind), request.value]
         seconds = (time.monotonic() - self._agreed_at) / self._steps_between
         calls = self._calls.checksum
-        own = [STOPS.index(heard.stop), *numbers, seconds, calls, -calls]
-        wanted = torch.tensor(own, dtype=torch.float64)
-        dist.all_reduce(wanted, op=dist.ReduceOp.MAX, group=self._hosts)
-        # On hosts: nobody waits for a device.
-        stop, id_, kind, value, seconds, most, least = wanted.tolist()
+        values = [STOPS.index(own.stop), *numbers, seconds, calls, -calls]
+        strongest = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(strongest, op=dist.ReduceOp.MAX, group=self._hosts)
+        # On hosts: no wait for a device.
+        stop, id_, kind, value, seconds, most, least = strongest.tolist()
         if most != -least:
             raise RecipeError(
-                "training.parallel is fsdp, and the ranks have called modules in unlike orders, so "
-                "that weights of one were taken for another's; call the same ones on all ranks, or "
-                "name what holds them in modules.sharded"
+                "training.parallel is fsdp, and the ranks have called modules in different "
+                "orders, so that weights were mixed up; call the same ones on all ranks, or "
+                "name modules that contain them in modules.sharded"
             )
         self._agreed_at = time.monotonic()
         self._steps_between = max(1, min(int(AGREE_SECONDS / max(seconds, 1e-6)), MOST_STEPS_ALONE))
@@ -201,12 +205,13 @@ class ProcessGroup(Ranks):
         return values
 
     def hand_out(self, path: Path) -> bool:
-        """Have rank 0's file on every machine's disk; tell whether this rank brought it there."""
+        """Copy rank 0's file to every machine; return whether this rank wrote it."""
         place = socket.gethostname(), str(path)
         places = self.gather(place)
         if all(each == places[0] for each in places):
             return False
-        brings = places.index(place) == self.rank > 0  # the first of its machine does, for all
+        # The first rank of its machine writes for all.
+        writes = places.index(place) == self.rank > 0
         [size_bytes, *_] = self.gather(path.stat().st_size if self.rank == 0 else 0)
         pieces = self._read_by_first(path, size_bytes)
 
@@ -214,16 +219,16 @@ class ProcessGroup(Ranks):
             for piece in pieces:
                 file.write(piece)
 
-        if brings:
+        if writes:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, take)
         else:
-            deque(pieces, maxlen=0)  # each takes part
-        self.gather(None)  # the others of its machine read what it brought
-        return brings
+            deque(pieces, maxlen=0)  # every rank takes part
+        self.gather(None)  # then the other ranks of the machine can read it
+        return writes
 
     def _read_by_first(self, path: Path, left: int) -> Iterator[memoryview]:
-        """Yield on all ranks what rank 0 reads of a file of so many bytes."""
+        """Yield on all ranks the pieces of a file that rank 0 reads. left: its size."""
         with path.open("rb") if self.rank == 0 else nullcontext() as file:
             while left:
                 piece = torch.empty(min(left, PIECE_BYTES), dtype=torch.uint8)
@@ -234,21 +239,22 @@ class ProcessGroup(Ranks):
                 left -= len(piece)
 
     def another_group(self) -> Any:
-        """Return a process group on hosts for a thread of each rank; all ranks ask at once."""
+        """Return a gloo process group for a thread of each rank; all ranks call it."""
         return dist.new_group(backend="gloo", timeout=LONGEST_SAVE)
 
 
 def is_desertion(error: BaseException) -> bool:
-    """Tell whether an error says no more than that another rank does not answer."""
-    is_gloo = isinstance(error, RuntimeError) and "gloo/" in str(error)  # which has no class for it
+    """Return whether an error only means that another rank does not respond."""
+    # Gloo has no exception class.
+    is_gloo = isinstance(error, RuntimeError) and "gloo/" in str(error)
     return is_gloo or isinstance(error, dist.DistError)
 
 
 def rendezvous(files: AttemptFiles, host: str) -> Store:
-    """Return the store by which the ranks of an attempt find each other.
+    """Return the rendezvous store of an attempt's ranks.
 
-    Rank 0 opens it, on a free port, and says where in a file; the others wait for that file, which
-    supervisors bring to the other nodes.  host: by which these reach rank 0's machine.
+    Rank 0 opens it on a free port, and writes its address to a file; other ranks wait for that
+    file, which supervisors copy to the other nodes.  host: address of rank 0's machine for these.
     """
     if os.environ["RANK"] == "0":
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
@@ -267,10 +273,11 @@ def joined(
     store: Callable[[], Store] | None = None,
     timeout_seconds: float | None = None,
 ) -> Iterator[tuple[Ranks, torch.device]]:
-    """Join the ranks that the environment names; yield them and this rank's device.
+    """Join the ranks given by the environment; yield them and this rank's device.
 
-    store: where they meet; by the environment's MASTER_ADDR and MASTER_PORT, as torchrun sets them,
-    if there is none.  timeout_seconds: how long they wait for each other at most.
+    store: rendezvous; by default MASTER_ADDR and MASTER_PORT of the environment, as set by
+    torchrun.
+    timeout_seconds: of collective operations.
     """
     if "RANK" not in os.environ:
         yield Ranks(), device

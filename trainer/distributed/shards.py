@@ -1,9 +1,9 @@
-"""Weights in shards, by training.parallel fsdp: each rank keeps a part of each weight.
+"""Sharded weights, by training.parallel fsdp: each rank stores a part of each weight.
 
-torch's fully_shard gathers the weights of a block before it computes, going forward and backward,
-and lets go of them afterwards; gradients are averaged into the shard that updates. A shard is a
-DTensor: the scaler and the optimizers know what to do with one, and where nobody does, this module
-does. Its functions take a tensor that is whole as well, and leave it so.
+torch's fully_shard gathers the weights of a block before it computes, forward and backward, and
+frees them afterwards; gradients are reduced into the shard that is updated. A shard is a DTensor,
+which the scaler and the optimizers support; this module handles the other cases. Its functions also
+accept whole tensors, and return them unchanged.
 """
 
 import zlib
@@ -25,7 +25,7 @@ from halfstep.run_config import RunConfig
 from trainer.precision.buffers import in_a_row, is_expanded, kinds, put_back
 from trainer.precision.module_names import called, chosen
 
-#: Optimizers that update each element by itself, and with whose kernels torch shards them.
+#: Elementwise optimizers whose kernels torch can shard.
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
 UNFUSED = (
     *FUSED,
@@ -42,16 +42,16 @@ Group: TypeAlias = "dist.ProcessGroup | None"
 
 
 class Calls:
-    """Which modules this rank has called, in order, of those whose weights are gathered.
+    """Checksum of the order in which this rank calls modules with gathered weights.
 
-    Were they others on another rank, weights of unlike modules would be gathered into one.
+    If ranks called them in different orders, weights of different modules would be mixed.
     """
 
     def __init__(self) -> None:
         self.checksum = 0
 
     def count(self, name: str, module: nn.Module) -> None:
-        """Count each call."""
+        """Register a hook that counts the module's calls."""
         module.register_forward_pre_hook(partial(self._count, name.encode()))
 
     def _count(self, name: bytes, _module: nn.Module, _inputs: object) -> None:
@@ -64,11 +64,11 @@ def shard(
     config: RunConfig[Any],
     device: torch.device,
 ) -> Calls:
-    """Leave each rank a part of the weights that rank 0 has drawn, and of what optimizers know.
+    """Shard rank 0's initial weights and the optimizers' state in place.
 
-    In place: a module is the same object with other parameters. One that nothing trains stays
-    whole on each rank. Returned is what counts their calls.  Raises RecipeError for what cannot be
-    sharded, ConfigError for names in modules.sharded that no module has.
+    A module is the same object with other parameters. A module without trainable weights stays
+    whole on each rank. Returns the counter of calls.  Raises RecipeError for what cannot be
+    sharded, ConfigError for unknown names in modules.sharded.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
@@ -81,7 +81,7 @@ def shard(
         for name, network in modules.items()
         if any(parameter.requires_grad for parameter in network.parameters())
     }
-    world: Any = dist.group.WORLD  # joined by now
+    world: Any = dist.group.WORLD  # already initialised
     mesh = DeviceMesh.from_group(world, device.type)
     before = _named_parameters(modules)
     drawn = {name: parameter.detach() for name, parameter in before.items()}
@@ -89,37 +89,39 @@ def shard(
     for name, network in trained.items():
         _check_network(name, network)
         inner = {path: block for path, block in blocks.items() if path.startswith(f"{name}.")}
-        for path, module in {**inner, name: network}.items():  # which has what no block has
+        # The network has all weights outside of blocks.
+        for path, module in {**inner, name: network}.items():
             calls.count(path, module)
             cut = [parameter for parameter in module.parameters() if not is_shard(parameter)]
             try:
-                # Always, the network's own too: whoever changes shards changes what is computed.
+                # Also for the root module: it then uses the shards' current values in each pass.
                 policy = _policy(config, is_network=module is network)
                 fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
             except (ValueError, NotImplementedError) as error:
                 raise RecipeError(f"training.parallel is fsdp: {error}") from error
-            for parameter in cut:  # the optimizers have it still, and so it would be whole here
+            # The optimizers still refer to the whole weight, which would stay in memory.
+            for parameter in cut:
                 parameter.data = parameter.data.new_empty(0)
         if kinds([network]):
-            network.register_forward_pre_hook(_take_buffers_of_first)
+            network.register_forward_pre_hook(_broadcast_buffers)
         network.register_forward_hook(_watch_for_second_order)
     after = _named_parameters(modules)
     _check_tied(before, after)
     for name, network in modules.items():
         if name not in trained:
             network.to(device)
-        _give_buffers_of_first(network, device)
-    _give_weights_of_first(drawn, after, device)
+        _broadcast_all_buffers(network, device)
+    _broadcast_weights(drawn, after, device)
     shards = {whole: after[name] for name, whole in before.items()}
     for optimizer in optimizers.values():
-        _go_over(optimizer, shards)
+        _shard_optimizer(optimizer, shards)
     return calls
 
 
 def _policy(config: RunConfig[Any], *, is_network: bool) -> Any:
-    """Return what a module's weights and inputs are cast to, and its outputs, as torch has it.
+    """Return torch's policy for casts of a module's weights, inputs and outputs.
 
-    A network's own outputs are fp32: a loss is computed of them.
+    A network's own outputs are fp32, because the loss is computed from them.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -133,12 +135,12 @@ def _policy(config: RunConfig[Any], *, is_network: bool) -> Any:
 
 
 def is_shard(tensor: object) -> bool:
-    """Tell whether other ranks have the rest of a tensor."""
+    """Return whether a tensor is sharded over ranks."""
     return hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return what this rank has of a tensor, in the same memory; no gradient goes through it."""
+    """Return this rank's part of a tensor, in the same memory, without a gradient."""
     if not is_shard(tensor):
         return tensor
     with torch.no_grad():
@@ -147,23 +149,23 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def group_of(tensors: Iterable[Tensor]) -> Group:
-    """Return the ranks that have parts of these tensors; None if each has all of them."""
+    """Return the process group over which tensors are sharded; None if all are whole."""
     meshes = (tensor.device_mesh for tensor in tensors if is_shard(tensor))  # type: ignore[attr-defined]
     mesh = next(meshes, None)
     return None if mesh is None else mesh.get_group()
 
 
-def sum_(found: Tensor, group: Group) -> Tensor:
-    """Add up what each rank found in its parts, in place, without waiting for it."""
+def sum_(values: Tensor, group: Group) -> Tensor:
+    """Sum the values of all ranks' parts, in place, without waiting for the device."""
     if group is not None:
-        dist.all_reduce(found, group=group)
-    return found
+        dist.all_reduce(values, group=group)
+    return values
 
 
 def norms_of_whole(norms: Tensor, group: Group) -> Tensor:
-    """Return the L2 norms of tensors, (P,), by those of this rank's parts of them.
+    """Return the L2 norms of whole tensors, (P,), from those of this rank's parts.
 
-    One sum over the ranks for all. In fp64, whose squares neither overflow nor underflow.
+    One sum over the ranks for all, in fp64, whose squares neither overflow nor underflow.
     """
     if group is None:
         return norms
@@ -171,7 +173,7 @@ def norms_of_whole(norms: Tensor, group: Group) -> Tensor:
 
 
 def counts_of_whole(counts: Counts, group: Group) -> Counts:
-    """Return counts of whole tensors, by those of parts of the same ones. The host waits."""
+    """Return counts for whole tensors, from those of this rank's parts. The host waits."""
     if group is None or not counts:
         return counts
     total = sum_(torch.tensor(list(counts.values())), group).tolist()
@@ -179,7 +181,7 @@ def counts_of_whole(counts: Counts, group: Group) -> Counts:
 
 
 def maker(modules: Mapping[str, nn.Module]) -> Callable[..., Tensor]:
-    """Return what makes an empty tensor to read into: in shards where these modules' are."""
+    """Return a factory of empty tensors to load into: sharded if these modules are."""
     weights = (weight for module in modules.values() for weight in module.parameters())
     like: Any = next(filter(is_shard, weights), None)
     if like is None:
@@ -191,14 +193,14 @@ def maker(modules: Mapping[str, nn.Module]) -> Callable[..., Tensor]:
 
 
 def host_mesh(group: dist.ProcessGroup) -> Any:
-    """Return the ranks as holders of shards in host memory.  group: by gloo."""
+    """Return a device mesh of the ranks for shards in host memory.  group: a gloo group."""
     from torch.distributed.device_mesh import DeviceMesh
 
     return DeviceMesh.from_group(group, "cpu")
 
 
 def host_copy(shard: Tensor, own: Tensor, mesh: Any) -> Tensor:
-    """Return a shard whose part of this rank is another tensor, in host memory."""
+    """Return a copy of a shard with this rank's part in host memory."""
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -212,19 +214,20 @@ def host_copy(shard: Tensor, own: Tensor, mesh: Any) -> Tensor:
 
 
 def part(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of a whole tensor, as a shard like another; whole, if that is."""
+    """Return a whole tensor sharded like another tensor; unchanged if that is whole."""
     if not is_shard(like) or is_shard(tensor):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
     mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)  # each has the whole
+    # Each rank has the whole tensor.
+    return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
 
 
 def parts_of_module(state: Mapping[str, Any], module: nn.Module) -> Mapping[str, Any]:
-    """Return a module's whole state as the module has it now."""
+    """Return a module's whole state, sharded like the module."""
     own = module.state_dict()
-    placed: Any = copy(state)  # with the versions that torch keeps in it
+    placed: Any = copy(state)  # includes the version metadata of torch
     for name, like in own.items():
         if name in placed:
             placed[name] = part(placed[name], like)
@@ -232,26 +235,26 @@ def parts_of_module(state: Mapping[str, Any], module: nn.Module) -> Mapping[str,
 
 
 def parts_of_optimizer(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer's whole state as the optimizer has it now."""
+    """Return an optimizer's whole state, sharded like its parameters."""
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
     placed = dict(state["state"])
-    for number, parameter in zip(numbers, parameters, strict=False):  # torch says what is amiss
+    for number, parameter in zip(numbers, parameters, strict=False):  # torch reports a mismatch
         if number in placed:
             placed[number] = _moments(placed[number], parameter)
     return {**state, "state": placed}
 
 
 def check_one_loss(losses: Sequence[tuple[str, ...]], optimizers: Iterable[str]) -> None:
-    """Raise RecipeError unless a step has one loss, of all optimizers.
+    """Raise RecipeError unless a step has one loss for all optimizers.
 
-    losses: the optimizers of each.  A backward pass for some parameters alone would find those of
-    the pass, gathered, and not the shards.
+    losses: the optimizers of each loss.  A backward pass for only some parameters would find
+    gathered weights instead of the shards.
     """
     if len(losses) > 1 or set(losses[0]) != set(optimizers):
-        told = " and ".join(f"a loss of {', '.join(each)}" for each in losses)
+        listed = " and ".join(f"a loss of {', '.join(each)}" for each in losses)
         raise RecipeError(
-            f"training.parallel is fsdp, and training_step yields {told}; allowed: one loss "
+            f"training.parallel is fsdp, and training_step yields {listed}; allowed: one loss "
             f"a step, of all optimizers ({', '.join(optimizers)}); or training.parallel ddp"
         )
 
@@ -269,7 +272,7 @@ def _check_optimizer(name: str, optimizer: Optimizer) -> None:
         )
     allowed = ", ".join(each.__name__ for each in known)
     raise RecipeError(
-        f'optimizer "{name}" is {kind}, which is not known to update each element by itself, as '
+        f'optimizer "{name}" is {kind}, which is not known to be elementwise, as '
         f"shards need it; with training.parallel fsdp allowed: {allowed}"
     )
 
@@ -283,15 +286,15 @@ def _check_network(name: str, network: nn.Module) -> None:
             )
     types = {parameter.dtype for parameter in network.parameters() if parameter.requires_grad}
     if len(types) > 1:
-        told = ", ".join(sorted(str(each) for each in types))
+        names = ", ".join(sorted(str(each) for each in types))
         raise RecipeError(
-            f"the weights of {name} are of several types, {told}, which torch does not shard "
+            f"the weights of {name} are of several types, {names}, which torch does not shard "
             "together; with training.parallel fsdp allowed: one type (see training.weights)"
         )
 
 
 def _check_tied(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]) -> None:
-    """Raise RecipeError if a weight of two names became two weights."""
+    """Raise RecipeError if a weight with two names became two weights."""
     first: dict[nn.Parameter, str] = {}
     for name, weight in before.items():
         other = first.setdefault(weight, name)
@@ -304,23 +307,25 @@ def _check_tied(before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Param
 
 
 def _repeated(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the children of the outermost lists of modules: the blocks of a network."""
-    found: dict[str, nn.Module] = {}
+    """Return the children of the outermost module lists: the blocks of a network."""
+    blocks: dict[str, nn.Module] = {}
     for name, module in modules.items():
         is_list = isinstance(module, nn.ModuleList | nn.Sequential)
         children = {f"{name}.{path}": child for path, child in module.named_children()}
         if not is_list:
-            found |= _repeated(children)
+            blocks |= _repeated(children)
             continue
         for path, child in children.items():
-            found |= dict(called(path, child))
-    return {name: each for name, each in found.items() if next(each.parameters(), None) is not None}
+            blocks |= dict(called(path, child))
+    return {
+        name: each for name, each in blocks.items() if next(each.parameters(), None) is not None
+    }
 
 
-def _give_weights_of_first(
+def _broadcast_weights(
     drawn: dict[str, Tensor], weights: Mapping[str, nn.Parameter], device: torch.device
 ) -> None:
-    """Have what rank 0 has drawn, or its part of it: a tensor at a time is whole on a device."""
+    """Load rank 0's weights, or the own part; one whole tensor at a time is on a device."""
     from torch.distributed.tensor import distribute_tensor
 
     for name in list({id(weight): name for name, weight in weights.items()}.values()):
@@ -332,8 +337,8 @@ def _give_weights_of_first(
         weight.copy_(value)
 
 
-def _give_buffers_of_first(network: nn.Module, device: torch.device) -> None:
-    """Have rank 0's buffers, once: also those that no step changes."""
+def _broadcast_all_buffers(network: nn.Module, device: torch.device) -> None:
+    """Copy rank 0's buffers once, including those that no step changes."""
     for owner in network.modules():
         for name, buffer in owner._buffers.items():
             if buffer is not None:
@@ -345,8 +350,8 @@ def _give_buffers_of_first(network: nn.Module, device: torch.device) -> None:
                     buffer.copy_(value)
 
 
-def _take_buffers_of_first(network: nn.Module, _inputs: object) -> None:
-    """Have rank 0's buffers, such as running statistics, before a pass, as with ddp."""
+def _broadcast_buffers(network: nn.Module, _inputs: object) -> None:
+    """Copy rank 0's buffers, e.g. running statistics, before a pass, as DDP does."""
     for buffers in kinds([network]):
         row = in_a_row(buffers)
         dist.broadcast(row, 0)
@@ -360,18 +365,19 @@ def _watch_for_second_order(_network: nn.Module, _inputs: object, outputs: Any) 
 
 
 def _check_order(_gradient: Tensor) -> None:
-    """Raise RecipeError if this gradient is to be differentiated: the weights gathered for it are
-    gone by then, and so would be some gradients.
+    """Raise RecipeError if a gradient is to be differentiated.
+
+    The weights gathered for it would be freed by then, and some gradients would be lost.
     """
-    if torch.is_grad_enabled():  # going backward, for create_graph alone
+    if torch.is_grad_enabled():  # in a backward pass only with create_graph
         raise RecipeError(
             "training.parallel is fsdp, and training_step differentiates a gradient "
             "(create_graph=True); allowed: training.parallel ddp"
         )
 
 
-def _go_over(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Have an optimizer update shards, with what it has kept of whole weights."""
+def _shard_optimizer(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Replace an optimizer's parameters by shards, and shard its state."""
     for group in optimizer.param_groups:
         group["params"] = [shards.get(parameter, parameter) for parameter in group["params"]]
     for whole_weight, weight in shards.items():

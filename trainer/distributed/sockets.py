@@ -1,6 +1,6 @@
-"""Where processes that share data meet, however deep the data folder lies.
+"""Shortens the path of multiprocessing's sockets, whatever the depth of the data folder.
 
-multiprocessing makes its sockets in TMPDIR, which is a folder of the run's own.
+multiprocessing creates its sockets in TMPDIR, which is a folder of the run.
 """
 
 import tempfile
@@ -10,7 +10,7 @@ from halfstep.telemetry.socket_folder import short_path
 
 
 def shorten() -> None:
-    """Have multiprocessing reach a TMPDIR whose path is too long by a short one, from here on."""
+    """Make multiprocessing use a short path to TMPDIR, if its path is too long for sockets."""
     folder = tempfile.gettempdir()
     if (short := short_path(folder)) != folder:
         config = process.current_process()._config  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Activation checkpoints: modules whose activations are computed again, going backward.
+"""Activation checkpointing: recomputes activations of modules in the backward pass.
 
-To the same bits: with the random numbers, the autocast and the buffers of the first time. Buffers
-are not torch's to keep: a BatchNorm would count its batch twice, a spectral norm take another
-weight. So the second time has copies of its own, made before the first.
+The recomputation is bit-identical: same random numbers, autocast state and buffers. torch does not
+restore buffers: a BatchNorm would count its batch twice, a spectral norm would use another weight.
+So the recomputation uses copies made before the forward pass.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ Place: TypeAlias = tuple[nn.Module, str]  # of a buffer
 
 
 def set_checkpoints(modules: Mapping[str, nn.Module], config: RunConfig[Any]) -> None:
-    """Have the modules that the configuration names keep no activations.
+    """Enable activation checkpointing for the modules in the configuration.
 
     modules: the recipe's, not wrapped or compiled yet.  Raises ConfigError for unknown names.
     """
@@ -31,7 +31,7 @@ def set_checkpoints(modules: Mapping[str, nn.Module], config: RunConfig[Any]) ->
 
 
 def keep_no_activations(module: nn.Module) -> None:
-    """Have a module compute its activations again, going backward."""
+    """Make a module recompute its activations in the backward pass."""
     places = [(owner, name) for owner in module.modules() for name in owner._buffers]
 
     def forward_checkpointed(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -45,7 +45,7 @@ def keep_no_activations(module: nn.Module) -> None:
     wrap_forward(module, forward_checkpointed)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # no compiler follows what it does
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the compiler cannot trace it
 def _forward_with_buffers(places: Sequence[Place], call: Callable[..., Any], *args: Any) -> Any:
     before = [_copy(owner._buffers[name]) for owner, name in places]
 
@@ -57,7 +57,7 @@ def _forward_with_buffers(places: Sequence[Place], call: Callable[..., Any], *ar
 
 @contextmanager
 def _buffers(places: Sequence[Place], values: Sequence[Tensor | None]) -> Iterator[None]:
-    """Let the modules have copies of these values as buffers, and then their own again."""
+    """Temporarily replace the modules' buffers by copies of these values."""
     now = [owner._buffers[name] for owner, name in places]
     for (owner, name), value in zip(places, values, strict=True):
         owner._buffers[name] = _copy(value)

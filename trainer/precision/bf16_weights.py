@@ -1,7 +1,7 @@
-"""Weights in bf16, without masters, by training.weights: half the memory, at a price.
+"""Weights in bf16 without fp32 masters, by training.weights: halves the memory.
 
-bf16 holds 8 bits, so that an update below a 512th of a weight or so rounds away, and does so again
-in every step: trainer.diagnosis.lost_updates says how many do.
+bf16 has 8 bits of precision, so an update below about 1/512 of a weight is lost to rounding, in
+every step again: trainer.diagnosis.lost_updates counts these.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 
 def set_bf16_weights(modules: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-    """Cast the weights in place; parameters stay the objects that optimizers know.
+    """Cast the weights in place; parameters stay the same objects for the optimizers.
 
-    Norms that keep running statistics stay in fp32, as these do: their kernels take no mixture.
+    Norms with running statistics stay in fp32 like those: their kernels need one dtype.
     """
     for network in modules.values():
         for module in network.modules():
@@ -24,7 +24,7 @@ def set_bf16_weights(modules: Mapping[str, nn.Module], optimizers: Mapping[str, 
             for weight in module.parameters(recurse=False):
                 if weight.dtype == torch.float32:
                     weight.data = weight.data.to(torch.bfloat16)
-    for optimizer in optimizers.values():  # of some the moments are there already
+    for optimizer in optimizers.values():  # some have already created their moments
         for parameter, state in optimizer.state.items():
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:

@@ -1,8 +1,8 @@
-"""Linear layers in fp8, by precision fp8: torchao.float8's, which train with its scales.
+"""Linear layers in fp8 for precision fp8, by torchao.float8.
 
-Inputs, weights and the gradients of outputs are scaled to fill fp8's range, tensor by tensor or row
-by row (training.fp8), cast, and multiplied; what comes out is bf16. All else runs in bf16, by
-autocast, and weights stay fp32. A scale is computed anew for each tensor: nothing is to be saved.
+Inputs, weights and output gradients are scaled to the range of fp8 per tensor or per row
+(training.fp8), cast, and multiplied; results are bf16. Everything else runs in bf16 by autocast,
+and weights stay fp32. Scales are computed for each tensor, so there is no state to save.
 Imports torchao.
 """
 
@@ -22,54 +22,54 @@ from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
 from halfstep.run_config import ConfigError, RunConfig
 from trainer.precision.module_names import chosen, named
 
-#: The first with fp8: Ada, then Hopper.
+#: Lowest compute capability with fp8: Ada, then Hopper.
 CAPABILITY = (8, 9)
-#: Tensor cores take fp8 numbers in pieces of 16 bytes.
+#: Tensor cores process fp8 numbers in units of 16 bytes.
 MULTIPLE = 16
-#: For tests: the same casts on a CPU, whose products are those of fp32.
+#: For tests: the same casts on a CPU, with products in fp32.
 EMULATE = "HALFSTEP_EMULATE_FP8"
 NAMES_SHOWN = 6
 
 
 def set_fp8(modules: Mapping[str, nn.Module], config: RunConfig[Any], device: torch.device) -> None:
-    """Have linear layers multiply in fp8, but for those in modules.fp32 and modules.bf16.
+    """Convert linear layers to fp8, except those in modules.fp32 and modules.bf16.
 
-    They stay the objects that they are, and so do their weights. What has other sizes stays in
-    bf16, and is named in the run's log.  modules: the recipe's, not wrapped or compiled yet.
-    Raises ConfigError for a device without fp8, and where no layer can have it.
+    Layers and weights stay the same objects. Layers of unsuitable sizes stay in bf16 and are listed
+    in the run's log.  modules: the recipe's, not wrapped or compiled yet.
+    Raises ConfigError for a device without fp8, or if no layer can be converted.
     """
     is_emulated = device.type == "cpu" and EMULATE in os.environ
     check_device(device, is_emulated=is_emulated)
-    # Padded: of a gradient of weights the inner size is that of the batch, which may be any.
+    # Padded, because the inner size of weight gradients is the batch size, which may be any.
     scaling = replace(
         Float8LinearConfig.from_recipe_name(config.training.fp8),
         emulate=is_emulated,
         pad_inner_dim=not is_emulated,
     )
-    linear = dict(_wanted(modules, config))
+    linear = dict(_convertible(modules, config))
     unfit = {name for name, layer in linear.items() if not _fits(layer)}
     for name in linear.keys() - unfit:
         _convert(linear[name], scaling)
-    told = ", ".join(_in_words(name, linear[name]) for name in sorted(unfit)[:NAMES_SHOWN])
+    names = ", ".join(_described(name, linear[name]) for name in sorted(unfit)[:NAMES_SHOWN])
     if len(unfit) > NAMES_SHOWN:
-        told += f" and {len(unfit) - NAMES_SHOWN:,} more"
+        names += f" and {len(unfit) - NAMES_SHOWN:,} more"
     if len(unfit) == len(linear):
-        those = f", its sizes being no multiples of {MULTIPLE}: {told}" if told else ""
+        reason = f", its sizes being no multiples of {MULTIPLE}: {names}" if names else ""
         raise ConfigError(
-            f"precision is fp8, but no linear layer can have it{those}; allowed: bf16"
+            f"precision is fp8, but no linear layer can have it{reason}; allowed: bf16"
         )
     if unfit:
-        text = f"in bf16, their sizes being no multiples of {MULTIPLE}: {told}"
+        text = f"in bf16, their sizes being no multiples of {MULTIPLE}: {names}"
         sys.stderr.write(f"Halfstep: these layers are not in fp8 but {text}.\n")
 
 
 def check_device(device: torch.device, *, is_emulated: bool) -> None:
-    """Raise ConfigError for one without fp8."""
+    """Raise ConfigError for a device without fp8."""
     if device.type == "cuda":
-        found = torch.cuda.get_device_capability(device)
-        if found >= CAPABILITY:
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= CAPABILITY:
             return
-        kind = f"{torch.cuda.get_device_name(device)} with {'.'.join(map(str, found))}"
+        kind = f"{torch.cuda.get_device_name(device)} with {'.'.join(map(str, capability))}"
     elif is_emulated:
         return
     else:
@@ -83,9 +83,9 @@ def check_device(device: torch.device, *, is_emulated: bool) -> None:
 
 @torch.no_grad()
 def ranges(layer: Float8Linear, kind: str, tensor: Tensor) -> Tensor:
-    """Return (3,): the largest magnitude, how many elements become 0 in fp8, how many are not 0.
+    """Return (3,): the largest magnitude, and the numbers of underflowed and of nonzero elements.
 
-    kind: as what the layer casts it, activation, weight or gradient.
+    kind: the layer's cast: activation, weight or gradient.
     """
     scaling = layer.config
     cast = {
@@ -93,7 +93,7 @@ def ranges(layer: Float8Linear, kind: str, tensor: Tensor) -> Tensor:
         "weight": scaling.cast_config_weight,
         "gradient": scaling.cast_config_grad_output,
     }[kind]
-    rows = tensor.detach().reshape(-1, tensor.shape[-1])  # (any, the size that is summed over)
+    rows = tensor.detach().reshape(-1, tensor.shape[-1])  # (any, size of the reduction)
     scale = tensor_to_scale(
         rows,
         cast.target_dtype,
@@ -107,10 +107,10 @@ def ranges(layer: Float8Linear, kind: str, tensor: Tensor) -> Tensor:
     return torch.stack([rows.abs().amax().float(), is_lost.sum().float(), is_there.sum().float()])
 
 
-def _wanted(
+def _convertible(
     modules: Mapping[str, nn.Module], config: RunConfig[Any]
 ) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the linear layers that nobody wants otherwise, each once, by their names."""
+    """Yield the linear layers without other settings, each once, by name."""
     settings = config.modules
     others = {
         **chosen(modules, "modules.fp32", settings.fp32),
@@ -119,7 +119,7 @@ def _wanted(
     left_out = {inner for module in others.values() for inner in module.modules()}
     seen = set(left_out)
     for name, module in named(modules):
-        # Not of a class of its own: what such a one computes is not known.
+        # Subclasses are left out: what they compute is unknown.
         if type(module) is nn.Linear and module not in seen:
             seen.add(module)
             yield name, module
@@ -130,12 +130,12 @@ def _fits(layer: nn.Linear) -> bool:
 
 
 def _convert(layer: nn.Linear, scaling: Float8LinearConfig) -> None:
-    """Make a layer torchao's in place: recipes and hooks know it as an object, copies copy it."""
+    """Convert a layer to torchao's class in place, so that recipes and hooks keep working."""
     [made] = convert_to_float8_training(nn.Sequential(layer), config=scaling)
     layer.__class__ = type(made)
     for name in vars(made).keys() - vars(layer).keys():
         vars(layer)[name] = vars(made)[name]
 
 
-def _in_words(name: str, layer: nn.Linear) -> str:
+def _described(name: str, layer: nn.Linear) -> str:
     return f"{name} ({layer.in_features} to {layer.out_features})"

@@ -1,6 +1,6 @@
-"""Which modules of a recipe a name or a pattern of a setting means: "model.blocks.*.norm".
+"""Selects a recipe's modules by names or patterns in settings: "model.blocks.*.norm".
 
-A name is that of the recipe's module and the path within it, as culprits and replays are told.
+A name is the name of the recipe's module and the path within it, as in culprits and replays.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +17,11 @@ NAMES_SHOWN = 12
 def chosen(
     modules: Mapping[str, nn.Module], field: str, patterns: Sequence[str]
 ) -> dict[str, nn.Module]:
-    """Return the outermost modules that the patterns name; what is in them comes with them.
+    """Return the outermost modules that match the patterns; submodules are implied.
 
-    field: of the configuration, for the message.  Raises ConfigError for a pattern without any.
+    field: of the configuration, for messages.  Raises ConfigError for a pattern without a match.
     """
-    found: dict[str, nn.Module] = {}
+    result: dict[str, nn.Module] = {}
     for pattern in patterns:
         matches = {name: m for name, m in named(modules) if _is_named(name, pattern)}
         if not matches:
@@ -32,24 +32,24 @@ def chosen(
                 f"{', '.join(names[:NAMES_SHOWN])}{more}"
             )
         for name, module in matches.items():
-            those = dict(called(name, module))
-            if not those:
+            callable_modules = dict(called(name, module))
+            if not callable_modules:
                 kind = type(module).__name__
                 raise ConfigError(
-                    f"{field} names {name}, a {kind}: it holds nothing that is called"
+                    f"{field} names {name}, a {kind}: it contains no module with a forward method"
                 )
-            found |= those
-    once = {id(module): name for name, module in reversed(found.items())}  # tied: its first name
-    names_found = set(once.values())
+            result |= callable_modules
+    once = {id(module): name for name, module in reversed(result.items())}  # tied: first name
+    selected = set(once.values())
     return {
         name: module
-        for name, module in found.items()
-        if name in names_found and not any(above in names_found for above in _above(name))
+        for name, module in result.items()
+        if name in selected and not any(above in selected for above in _above(name))
     }
 
 
 def named(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module with its name; one that is there twice, by both."""
+    """Yield every module with its name; a shared one with each of its names."""
     for name, network in modules.items():
         for path, module in network.named_modules(remove_duplicate=False):
             yield f"{name}.{path}".rstrip("."), module
@@ -60,7 +60,7 @@ def _is_named(name: str, pattern: str) -> bool:
 
 
 def called(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the module; of a list of modules, which nobody calls, those in it."""
+    """Yield the module, or for a container without forward the modules in it."""
     forward: Any = type(module).forward
     if forward is not nn.Module.forward or "forward" in vars(module):
         yield name, module

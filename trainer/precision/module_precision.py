@@ -1,10 +1,11 @@
-"""Modules that run in a precision of their own, by modules.fp32 and modules.bf16.
+"""Modules with a precision of their own, by modules.fp32 and modules.bf16.
 
     with torch.autocast(device, enabled=False):
         return forward(inputs.float())
 
-is what a person would write into the module's forward, to the last bit, and what is put round it
-here. Where the loop's own region is off, in fp32 and in a retry in fp32, nothing is different.
+is the usual code in a module's forward; this module wraps forward in the same way, with
+bit-identical results. If the loop's own autocast is off (fp32, or a retry in fp32), nothing
+changes.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +26,14 @@ HALF = (torch.float16, torch.bfloat16)
 def set_precisions(
     modules: Mapping[str, nn.Module], config: RunConfig[Any], device: torch.device
 ) -> None:
-    """Have each module run in the precision that the configuration gives it.
+    """Make modules run in the precision that the configuration specifies.
 
     modules: the recipe's, not wrapped or compiled yet.  Raises ConfigError for unknown names.
     """
     settings = config.modules
     bf16 = chosen(modules, "modules.bf16", settings.bf16)
     fp32 = chosen(modules, "modules.fp32", settings.fp32)
-    # In this order: of a module that both name, fp32 is outermost, and bf16 finds autocast off.
+    # In this order: for a module in both settings fp32 is the outer wrapper and disables bf16.
     if config.precision == "fp16":
         for module in bf16.values():
             run_in(torch.bfloat16, module, device.type)
@@ -42,7 +43,7 @@ def set_precisions(
 
 
 def run_in(dtype: torch.dtype, module: nn.Module, device_type: str) -> None:
-    """Have a module run in this type wherever autocast is on: float32, or bfloat16."""
+    """Make a module run in this dtype, float32 or bfloat16, wherever autocast is on."""
 
     def cast(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.dtype in HALF else value
@@ -50,7 +51,8 @@ def run_in(dtype: torch.dtype, module: nn.Module, device_type: str) -> None:
     def forward_in(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_autocast_enabled(device_type):
             return inner(*args, **kwargs)
-        # Without the cache: it has one cast of a weight, and a tied one may be cast to fp16, too.
+        # Without the cache: it stores one cast per weight, and a tied weight may also be cast to
+        # fp16.
         region = torch.autocast(
             device_type, torch.bfloat16, enabled=dtype == torch.bfloat16, cache_enabled=False
         )
@@ -61,15 +63,15 @@ def run_in(dtype: torch.dtype, module: nn.Module, device_type: str) -> None:
 
 
 def wrap_forward(module: nn.Module, around: Callable[..., Any]) -> None:
-    """Put a function round a module's forward; it gets that first, then what forward gets.
+    """Wrap a module's forward: `around` gets the original forward and its arguments.
 
-    Names, hooks and type stay, and a copy of the module calls its own.
+    Names, hooks and type are unchanged, and a copy of the module calls its own forward.
     """
     before: Any = vars(module).get("forward")
     inner: Callable[..., Any]
     if isinstance(before, MethodType):
         inner = before.__func__
-    elif before is not None:  # somebody's plain function, which has no module to be given
+    elif before is not None:  # a plain function, which takes no module
 
         def inner(_self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return before(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""What can be wanted of a loss scale beyond PyTorch's scaler: bounds, patience, and an end.
+"""Loss-scale policies beyond PyTorch's scaler: bounds, hysteresis, and stopping.
 
 `ScaleRule` decides on the device, with tensors: the host never waits to learn of a skip.
-`StopRule` decides on the host, from the records that telemetry brings there some steps later.
+`StopRule` decides on the host, from telemetry records that arrive some steps later.
 """
 
 from typing import Any
@@ -14,31 +14,32 @@ from halfstep.config_groups import LARGEST_SCALE, SMALLEST_SCALE, Scaler
 from halfstep.telemetry.spool import SKIPPED, Steps
 from trainer.observers import Observer
 
-#: Applied steps in a row after which a run's first search for its scale is over. (A scale that
-#: starts too high is halved in almost every step until then.)
+#: Consecutive applied steps after which the initial calibration of the scale is over. (Until then,
+#: a scale that starts too high is halved in almost every step.)
 CALIBRATED_AFTER = 25
 
 
 class RuleError(RuntimeError):
-    """A rule that the configuration sets has ended the run: no fault of code or machine."""
+    """A configured rule has ended the run: not a failure of code or machine."""
 
 
 class ScaleUnusableError(RuleError):
-    """The loss scale will not come right; the message says which rule found so, and when."""
+    """The loss scale is unusable; the message has the rule and the step."""
 
 
 class ScaleRule:
-    """How the scale moves after a step. With nothing switched on, exactly as PyTorch moves it.
+    """Update rule of the scale; with default settings exactly PyTorch's.
 
-    Hysteresis, as in DeepSpeed and Megatron: so many skips until the scale backs off, counted anew
-    when it grows. Tolerance, as in fairseq: it backs off only if the share of skipped steps, since
-    it last changed, has reached this. Either may hold a back-off back; floor and ceiling come last.
+    Hysteresis, as in DeepSpeed and Megatron: number of skips until the scale backs off, reset when
+    it grows. Tolerance, as in fairseq: the scale backs off only if the share of skipped steps since
+    its last change has reached this. Either may delay a back-off; floor and ceiling are applied
+    last.
     """
 
     def __init__(self, settings: Scaler, device: torch.device) -> None:
         self._hysteresis, self._tolerance = settings.hysteresis, settings.tolerance
-        # At a scale of 0, or one whose reciprocal is infinite, torch finds nothing wrong with
-        # gradients of 0, unscales them to NaN, and the step is applied.
+        # At a scale of 0, or one with an infinite reciprocal, torch finds no inf in gradients of 0,
+        # unscales them to NaN, and applies the step.
         self._floor = settings.floor or SMALLEST_SCALE
         self._ceiling = settings.ceiling or LARGEST_SCALE
         self._is_patient = settings.hysteresis > 1 or settings.tolerance > 0
@@ -49,9 +50,9 @@ class ScaleRule:
         self._skips = torch.zeros((), dtype=torch.int64, device=device)
 
     def update(self, scaler: GradScaler, before: Tensor, found_inf: list[Tensor]) -> Tensor:
-        """Move the scale once a step, after all optimizers; return what it is now.
+        """Update the scale once per step, after all optimizers; return the new one.
 
-        before: the scale of this step.  found_inf: one an optimizer. All are 0-dim, on the device.
+        before: the scale of this step.  found_inf: one per optimizer. All are 0-dim, on the device.
         """
         if not scaler.is_enabled():
             return before
@@ -65,25 +66,25 @@ class ScaleRule:
         return after
 
     def set(self, scaler: GradScaler, scale: float) -> None:
-        """Go on with this scale, within the bounds; ignore what is no scale.
+        """Set the scale, within the bounds; ignore an invalid one.
 
-        `GradScaler.update` wants a float: it has no `requires_grad` to find in an int.
+        `GradScaler.update` needs a float: an int has no `requires_grad`.
         """
         if scaler.is_enabled() and SMALLEST_SCALE <= scale <= LARGEST_SCALE:
             scaler.update(float(min(max(scale, self._floor), self._ceiling)))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the counters; a run that is resumed without them backs off at another step."""
+        """Return the counters; without them a resumed run would back off at another step."""
         return {"patience": self._patience, "steps": self._steps, "skips": self._skips}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Put the counters back; with less hysteresis than before, no more patience than that."""
+        """Restore the counters; patience is limited to the current hysteresis."""
         for name, counter in self.state_dict().items():
             counter.copy_(state[name])
         self._patience.clamp_(max=self._hysteresis)
 
     def _held_back(self, before: Tensor, after: Tensor, found_inf: list[Tensor]) -> Tensor:
-        """Count the step; return the scale, before the bounds, with patience and tolerance."""
+        """Count the step; return the scale after hysteresis and tolerance, before the bounds."""
         skipped = torch.stack(found_inf).amax().to(torch.int64)  # 0 or 1
         self._steps += 1
         self._skips += skipped
@@ -92,7 +93,7 @@ class ScaleRule:
         is_tolerable = self._skips < self._tolerance * self._steps
         after = torch.where((skipped == 1) & (is_patient | is_tolerable), before, after)
 
-        has_grown = after > before  # before the ceiling, where it tries to grow for ever
+        has_grown = after > before  # before the ceiling, where it grows forever
         self._patience.masked_fill_(has_grown, self._hysteresis)
         for counter in (self._steps, self._skips):
             counter.masked_fill_(after != before, 0)
@@ -100,7 +101,7 @@ class ScaleRule:
 
 
 class Calibration:
-    """Whether the search for a first scale is over, as far as the host has heard."""
+    """Whether the initial calibration of the scale is over, as far as the host knows."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -114,7 +115,7 @@ class Calibration:
         self.is_over = self.is_over or self._applied_in_a_row >= CALIBRATED_AFTER
 
     def state_dict(self) -> dict[str, int]:
-        """Return what a resumed run has to know, so as not to calibrate anew."""
+        """Return the state that a resumed run needs to continue the calibration."""
         return {
             "is_over": int(self.is_over),
             "applied_in_a_row": self._applied_in_a_row,
@@ -122,14 +123,14 @@ class Calibration:
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Put it back."""
+        """Restore the state."""
         self.is_over = bool(state["is_over"])
         self._applied_in_a_row = state["applied_in_a_row"]
         self.skipped_in_a_row = state.get("skipped_in_a_row", 0)
 
 
 class StopRule(Observer):
-    """Ends a run whose scale cannot come right. Decides at drain, so some steps late, for free."""
+    """Ends a run with an unusable scale; decides at drain, some steps late, at no cost."""
 
     def __init__(self, settings: Scaler) -> None:
         self._settings = settings
@@ -138,7 +139,7 @@ class StopRule(Observer):
         self._reason: str | None = None
 
     def arrived(self, records: Steps) -> None:
-        """Look at the steps that have arrived, in order."""
+        """Process the steps that have arrived, in order."""
         for record, flags in zip(records, records["flags"].tolist(), strict=True):
             was_skipped = bool(flags & SKIPPED)
             self._calibration.count(was_skipped)
@@ -152,12 +153,12 @@ class StopRule(Observer):
             raise ScaleUnusableError(self._reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts; a run that is resumed without them is stopped late."""
+        """Return the counts; without them a resumed run would stop later."""
         calibration = self._calibration.state_dict()
         return {"calibration": calibration, "skips_in_a_row": self._skips_in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the counts back."""
+        """Restore the counts."""
         self._calibration.load_state_dict(state["calibration"])
         self._skips_in_a_row = state["skips_in_a_row"]
 

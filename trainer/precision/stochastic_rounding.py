@@ -1,7 +1,7 @@
-"""Weights in bf16 that round by chance, by training.rounding: small updates add up on the whole.
+"""Stochastic rounding of bf16 weights, by training.rounding: small updates are not lost.
 
-torchao's AdamW computes each update in fp32 and rounds the weight up or down, the likelier the
-nearer, so that what is expected of it is what fp32 would have. Imports torchao.
+torchao's AdamW computes each update in fp32 and rounds the weight up or down with a probability by
+distance, so that its expected value is the fp32 result. Imports torchao.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from trainer.repeatability import seed_of_place
 
 
 def set_stochastic_rounding(optimizers: dict[str, Optimizer], training: Training) -> None:
-    """Put each optimizer's twin that rounds by chance in its place. Raises ConfigError."""
+    """Replace each optimizer by one with stochastic rounding. Raises ConfigError."""
     for name, optimizer in optimizers.items():
         check_has_twin(name, optimizer)
         optimizers[name] = StochasticAdamW(
@@ -28,26 +28,26 @@ def set_stochastic_rounding(optimizers: dict[str, Optimizer], training: Training
 
 
 def check_has_twin(name: str, optimizer: Optimizer) -> None:
-    """Raise ConfigError for an optimizer that torchao has not, or that something else steers."""
-    wanted = f'training.rounding is stochastic, but optimizer "{name}"'
+    """Raise ConfigError for an optimizer unknown to torchao or with its own scheduler."""
+    prefix = f'training.rounding is stochastic, but optimizer "{name}"'
     groups = optimizer.param_groups
-    # Without a decay of weights the two are the same.
+    # Without weight decay the two are identical.
     is_adamw = type(optimizer) is AdamW or (
         type(optimizer) is Adam and not any(group["weight_decay"] for group in groups)
     )
     if not is_adamw or any(group["maximize"] for group in groups):
         kind = type(optimizer).__name__
         allowed = "AdamW, or Adam without weight decay, that minimises"
-        raise ConfigError(f"{wanted} is {kind}, for which torchao has no twin; allowed: {allowed}")
+        raise ConfigError(f"{prefix} is {kind}, which torchao does not provide; allowed: {allowed}")
     if any("initial_lr" in group for group in groups):
         raise ConfigError(
-            f"{wanted} has a learning-rate scheduler of its own, which its twin would not hear of; "
+            f"{prefix} has its own learning-rate scheduler, which torchao's AdamW ignores; "
             "allowed: training.schedule constant or cosine, without one"
         )
 
 
 class StochasticAdamW(_AdamW):  # type: ignore[misc]
-    """AdamW whose bf16 weights round by chance, to the same bits each time and on each rank."""
+    """AdamW with stochastic rounding of bf16 weights, reproducible and identical on all ranks."""
 
     def __init__(self, optimizer: Optimizer, *, seed: int, is_compiled: bool) -> None:
         super().__init__(
@@ -58,10 +58,10 @@ class StochasticAdamW(_AdamW):  # type: ignore[misc]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update; the random numbers depend on the run's seed and the number of updates alone."""
+        """Update; the random numbers depend only on the run's seed and the number of updates."""
         self._rates_as_tensors()
         devices = [self._device] if self._device.type == "cuda" else []
-        # torchao compiles a kernel a shape: a minute, and a compiler, that not every run has.
+        # torchao compiles a kernel per shape: that takes a minute, and needs a compiler.
         stance = nullcontext() if self._is_compiled else torch.compiler.set_stance("force_eager")
         with torch.random.fork_rng(devices), stance:
             torch.manual_seed(seed_of_place(b"rounding", self._seed, self._updates()))
@@ -69,7 +69,7 @@ class StochasticAdamW(_AdamW):  # type: ignore[misc]
 
     @torch.no_grad()
     def nearest(self, weight: nn.Parameter) -> Tensor:
-        """Return what a weight would be after this step, were it rounded to the nearest."""
+        """Return a weight's value after this step with rounding to nearest."""
         self._rates_as_tensors()
         [group] = (g for g in self.param_groups if any(weight is each for each in g["params"]))
         zeros = torch.zeros_like(weight)
@@ -96,13 +96,13 @@ class StochasticAdamW(_AdamW):  # type: ignore[misc]
         return rounded
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load it; of a fused AdamW the counts of updates lie on the device."""
+        """Load the state; counts of updates from a fused AdamW are moved to the host."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             state["step"] = state["step"].cpu()
 
     def _rates_as_tensors(self) -> None:
-        """A schedule sets numbers, and torchao reads tensors."""
+        """Convert rates to tensors, as torchao requires; a schedule sets numbers."""
         for group in self.param_groups:
             if not isinstance(group["lr"], Tensor):
                 group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""torchao, which few runs need: an extra, loaded by those alone."""
+"""Lazy import of torchao, an optional dependency that few runs need."""
 
 import logging
 import os
@@ -8,13 +8,16 @@ from halfstep.run_config import ConfigError
 
 
 def load_torchao(setting: str) -> None:
-    """Make it ready to be imported. setting: what wants it.  Raises ConfigError without it."""
+    """Prepare the import of torchao.
+
+    setting: the one that requires it.  Raises ConfigError if torchao is not installed.
+    """
     if find_spec("torchao") is None:
         raise ConfigError(
-            f"{setting} takes torchao, which this worker has not: pip install "
+            f"{setting} requires torchao, which is not installed on this worker: pip install "
             "'halfstep-service[torchao]'"
         )
-    # Kernels that nobody here calls: each that does not load would be a line of the run's log.
+    # Unused kernels: each one that fails to load would print a line to the run's log.
     os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]

@@ -1,10 +1,10 @@
-"""Images sorted into folders by their class, as torchvision's ImageFolder has them.
+"""Images in class folders, in the layout of torchvision's ImageFolder.
 
     train/<class>/…/<name>.jpg
-    val/<class>/…/<name>.jpg         or the classes alone: then every tenth image of each validates
+    val/<class>/…/<name>.jpg         or only classes: then every tenth image of each validates
 
-An image is opened when it is wanted. What is kept of each is its name, side by side in one array:
-a million of them take 60 MB, which forked workers share.
+An image is opened when it is read. Only the names are in memory, in one array: a million of them
+take 60 MB, which forked workers share.
 """
 
 import os
@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from halfstep.recipe import ConfigError, data_path
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-VALIDATED = 10  # of a folder without val, one of so many
+VALIDATED = 10  # without val, one image in so many
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Images:
         try:
             with Image.open(path) as opened:
                 return opened.convert("RGB")
-        except Exception as error:  # a format is read by a plugin, anybody's, which raises its own
+        except Exception as error:  # formats are read by plugins, which raise errors of their own
             raise ValueError(f"{path} cannot be read as an image: {error}") from error
 
     def only(self, chosen: NDArray[np.bool_]) -> "Images":
-        """Return those that a mask (N,) chooses."""
+        """Return the images selected by a mask (N,)."""
         return Images(self.folder, self.names[chosen], self.labels[chosen], self.classes)
 
 
 class LabelledImages(Dataset[tuple[Tensor, int]]):
-    """Images, transformed, and labels."""
+    """Transformed images and their labels."""
 
     def __init__(self, images: Images, transform: Callable[[Image.Image], Any]) -> None:
         self._images, self._transform = images, transform
@@ -66,7 +66,7 @@ class LabelledImages(Dataset[tuple[Tensor, int]]):
 
 
 def find(folder: Path) -> tuple[Images, Images]:
-    """Return a folder's images to train on and to validate. Raises ConfigError, with its path."""
+    """Return a folder's training and validation images. Raises ConfigError with its path."""
     if (folder / "train").is_dir() and (folder / "val").is_dir():
         train, val = _images(folder / "train"), _images(folder / "val")
         if train.classes != val.classes:
@@ -100,14 +100,14 @@ def _images(folder: Path) -> Images:
     names: list[bytes] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = sorted(_files(folder, name))
-        if not found:
+        paths = sorted(_files(folder, name))
+        if not paths:
             raise ConfigError(
                 f"recipe.folder is {str(folder)!r}: the class {name} has no image in it; an image "
                 f"ends in {', '.join(SUFFIXES)}"
             )
-        names += found
-        labels += [label] * len(found)
+        names += paths
+        labels += [label] * len(paths)
     return Images(folder, np.array(names), np.array(labels, np.int64), classes)
 
 
@@ -131,6 +131,6 @@ def _files(folder: Path, name: str) -> Iterable[bytes]:
 
 
 def _follow(path: Path) -> None:
-    """Raise ConfigError for a link that leads to where no run may read."""
+    """Raise ConfigError for a link to a path that runs may not read."""
     if path.is_symlink():
         data_path(path, "recipe.folder")

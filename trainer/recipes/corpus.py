@@ -1,4 +1,4 @@
-"""Texts to learn from: plain text, or JSONL with a text a line; a file, or a folder of them."""
+"""Reads text corpora: plain text, or JSONL with a text per line; a file, or a folder of them."""
 
 import json
 from collections.abc import Iterator
@@ -8,23 +8,23 @@ from typing import Any
 
 from halfstep.recipe import ConfigError, data_path
 
-SUFFIXES = (".txt", ".md", ".jsonl")  # that are read of a folder
+SUFFIXES = (".txt", ".md", ".jsonl")  # of files read in a folder
 PIECE_CHARACTERS = 2**16  # or a line, if it is longer
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some lines of a document, at whose end it may be."""
+    """Some lines of a document. is_last: they end it."""
 
     text: str
     is_last: bool
 
 
 def read_pieces(path: Path, field: str, max_bytes: int) -> Iterator[Piece]:
-    """Yield documents, in order of the files' names, until so many bytes of text have been read.
+    """Yield documents in order of file names, until max_bytes of text have been read.
 
-    field: of a line of JSONL, where its text is.  Raises ConfigError for what is no text, with the
-    file and the line.
+    field: key of the text in a line of JSONL.  Raises ConfigError for invalid text, with file and
+    line.
     """
     left = max_bytes
     for file in _files(path):
@@ -37,7 +37,7 @@ def read_pieces(path: Path, field: str, max_bytes: int) -> Iterator[Piece]:
                 if left <= 0:
                     return
         except UnicodeDecodeError as error:
-            raise ConfigError(f"recipe.text: {file} is no text in UTF-8: {error}") from error
+            raise ConfigError(f"recipe.text: {file} is not a text in UTF-8: {error}") from error
 
 
 def _files(path: Path) -> list[Path]:
@@ -72,10 +72,10 @@ def _text_of(line: str, field: str, where: str) -> str:
     try:
         value: Any = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"recipe.text: {where} is no JSON: {error}") from error
+        raise ConfigError(f"recipe.text: {where} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(
-            f"recipe.text: {where} is no object but a {type(value).__name__}; each line is one, "
+            f"recipe.text: {where} is a {type(value).__name__}, not an object, "
             f'such as {{"{field}": "…"}}'
         )
     if not isinstance(text := value.get(field), str):

@@ -1,4 +1,4 @@
-"""The handwritten digits as PNG files, in folders of their classes, written once for this user.
+"""The handwritten digits as PNG files in class folders, written once per user.
 
 <cache>/halfstep/digits/{train,val}/<digit>/<number>.png      8 × 8 pixels, grey
 """
@@ -15,7 +15,7 @@ from trainer.recipes.handwritten import PIXEL_MAX, TRAIN_SIZE, load_digits
 
 
 def digit_folder() -> Path:
-    """Return their folder, written if it is not there. Raises ConfigError if it cannot be."""
+    """Return the folder of the digits, written on first use. Raises ConfigError if it cannot be."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     folder = cache / "halfstep/digits"
     if not folder.is_dir():
@@ -40,12 +40,12 @@ def write_digits(folder: Path) -> None:
 
 
 def _publish(folder: Path) -> None:
-    """Have the folder there whole, whoever else writes it meanwhile."""
+    """Create the folder atomically, also if other processes do so at the same time."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="digits-") as written:
         write_digits(whole := Path(written) / "digits")
         try:
             whole.rename(folder)
         except OSError:
-            if not folder.is_dir():  # else another process was quicker, with the same files
+            if not folder.is_dir():  # else another process was faster, with the same files
                 raise

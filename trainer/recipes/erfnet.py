@@ -1,16 +1,16 @@
-"""ERFNet: semantic segmentation of street scenes in Cityscapes' layout, fast enough for a car.
+"""ERFNet: semantic segmentation of street scenes in Cityscapes' layout, in real time.
 
-Without a folder it trains on small streets that it draws itself, a minute on a CPU. On Cityscapes:
+Without a folder it uses small street scenes that it draws, a minute on a CPU. On Cityscapes:
 
     halfstep recipe train erfnet --set recipe.folder=/data/cityscapes \\
         --set recipe.height=512 --set recipe.width=1024 --set recipe.channels=16 \\
         --set training.batch_size=6 --set training.steps=70000 --set evaluation.every_steps=2500
 
-An epoch there has 496 steps, so 2,500 are five: 28 evaluations of 500 images. The interval that is
-the default is for the small streets.
+An epoch there has 496 steps, so 2,500 steps are five epochs: 28 evaluations of 500 images. The
+default interval is for the small scenes.
 
-Its building block replaces a 3 × 3 convolution by a 3 × 1 and a 1 × 3 one, twice, round a residual
-connection: a third fewer weights, and one more non-linearity.
+Its building block replaces a 3 × 3 convolution by a 3 × 1 and a 1 × 3 one, twice, with a
+residual connection: a third fewer weights, and one more non-linearity.
 
 Shapes: B images in a batch, C channels, H × W pixels, K = 19 classes.
 Source: Romera et al., "ERFNet", IEEE Transactions on Intelligent Transportation Systems, 2018.
@@ -37,7 +37,7 @@ from halfstep.recipe import ConfigError, Loss, Recipe, RecipeConfig, RunConfig, 
 from trainer.recipes import streets
 
 REDUCTION = 8  # the encoder halves the image three times
-READERS = 8  # threads, of an evaluation; decoding a PNG releases Python's lock
+READERS = 8  # threads in an evaluation; decoding a PNG releases Python's lock
 NORM_EPSILON = 1e-3  # the paper's; 1e-5 lets a flat channel's fp16 noise grow 300-fold
 
 
@@ -135,7 +135,7 @@ class ERFNet(Recipe):
         """Return the loss and the mean, over the classes that occur, of intersection over union."""
         classes = len(streets.CLASSES)
         confusion = torch.zeros(classes * classes, dtype=torch.int64, device=self.device)
-        loss = torch.zeros((), device=self.device)  # summed up over the pixels that count
+        loss = torch.zeros((), device=self.device)  # sum over the evaluated pixels
         for first in range(0, len(self.val_files), self.batch_size):
             files = self.val_files[first : first + self.batch_size]
             images, labels = self._on_device(*self._load(files))
@@ -150,7 +150,7 @@ class ERFNet(Recipe):
         }
 
     def artifacts(self) -> dict[str, bytes | str]:
-        """Return the first validation image, and below it what was predicted and what is true."""
+        """Return the first validation image, with prediction and labels below it."""
         pixels, labels = self._read(*self.val_files[0], self.size)
         images, _ = self._on_device(*self._load([self.val_files[0]]))
         predicted = self.modules["model"](images).argmax(dim=1)[0].cpu().numpy()
@@ -177,7 +177,7 @@ class ERFNet(Recipe):
 
 
 class Network(nn.Module):
-    """The encoder, to an eighth of the size, and the decoder back to the full one."""
+    """The encoder, to an eighth of the size, and the decoder, back to the full size."""
 
     def __init__(self, settings: ERFNetConfig) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class Network(nn.Module):
 
 
 class Downsampler(nn.Module):
-    """Half the size: a convolution and a maximum side by side, (B, C, H, W) → (B, C', H/2, W/2)."""
+    """Halve the size: convolution and max pooling in parallel, (B, C, H, W) → (B, C', H/2, W/2)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class Upsampler(nn.Module):
 
 
 class Block(nn.Module):
-    """The paper's non-bottleneck-1D: 3 × 1, 1 × 3, 3 × 1, 1 × 3, added to what came in."""
+    """The paper's non-bottleneck-1D: 3 × 1, 1 × 3, 3 × 1, 1 × 3, with a residual connection."""
 
     def __init__(self, channels: int, dilation: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Block(nn.Module):
 
 
 def _for_the_network(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images in 0…1 and labels as indices: on the device, where bytes came."""
+    """Return images in 0…1 and labels as indices, converted on the device."""
     return images.float() / 255, labels.long()
 
 
@@ -279,7 +279,7 @@ def mean_iou(confusion: Tensor) -> float:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    # Pixels in a row, (B·H·W, K): the loss of images, "NLLLoss2d", has no deterministic kernel.
+    # Pixels as rows, (B·H·W, K): the loss of images, "NLLLoss2d", has no deterministic kernel.
     rows = logits.permute(0, 2, 3, 1).flatten(0, 2)
     flat = labels.flatten()
     return F.cross_entropy(rows, flat, ignore_index=streets.IGNORED, reduction=reduction)

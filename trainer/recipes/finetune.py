@@ -3,11 +3,11 @@
     halfstep recipe train finetune --precision bf16 --set recipe.model=/models/llama-3.2-1b \\
         --set recipe.text=/data/letters.jsonl --set training.steps=1000
 
-By default it learns LoRA's small matrices; with recipe.lora_rank=0 every weight. Nothing is
-downloaded. It needs transformers and peft: pip install 'halfstep-service[finetune]'.
+By default it trains LoRA's small matrices; with recipe.lora_rank=0 all weights. Nothing is
+downloaded. Requires transformers and peft: pip install 'halfstep-service[finetune]'.
 
-What it leaves is what from_pretrained loads: "huggingface.zip" has configuration, tokenizer and, of
-LoRA, the adapter; without LoRA a checkpoint's .safetensors goes beside them, as model.safetensors.
+The result can be loaded by from_pretrained: "huggingface.zip" has configuration, tokenizer and,
+with LoRA, the adapter; without LoRA, add a checkpoint's .safetensors as model.safetensors.
 
 Shapes: B sequences in a batch, T tokens of context, V tokens in the vocabulary.
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
@@ -45,11 +45,11 @@ from trainer.recipes.token_file import tokens_of
 
 EVALUATION_WINDOWS = 64  # of T tokens each, spread evenly over the validation text
 SAMPLE_TOKENS = 48
-ZIPPED_AT = (1980, 1, 1, 0, 0, 0)  # so that the same files are the same bytes
+ZIPPED_AT = (1980, 1, 1, 0, 0, 0)  # a fixed time makes archives of the same files identical
 
 
 class FinetuneConfig(RecipeConfig):
-    """The model, the text that it learns, and which weights learn."""
+    """The model, its training text, and the trained weights."""
 
     learning_rate: float = Field(
         2e-4,
@@ -159,7 +159,7 @@ class Finetune(Recipe):
         yield Loss(cross_entropy(self.modules["model"], batch), optimizer="adamw")
 
     def flops(self) -> float:
-        """Count the operations of one window of T tokens; of LoRA, those of frozen weights too."""
+        """Count the operations of one window of T tokens, also those of frozen weights."""
         with torch.device("meta"):
             config = transformers.AutoConfig.from_pretrained(self.settings.model)
             network = transformers.AutoModelForCausalLM.from_config(config)
@@ -179,14 +179,14 @@ class Finetune(Recipe):
         return {"val/loss": nats, "val/perplexity": math.exp(min(nats, 700.0))}
 
     def artifacts(self) -> dict[str, bytes | str]:
-        """Return what from_pretrained loads, and a text that the model goes on with."""
+        """Return files for from_pretrained, and a text continued by the model."""
         return {"huggingface.zip": self._zipped(), "sample.txt": self._sample()}
 
     def _zipped(self) -> bytes:
-        """Save configuration, tokenizer and, of LoRA, the adapter, as the libraries do."""
+        """Zip configuration, tokenizer and, with LoRA, the adapter, as saved by the libraries."""
         with tempfile.TemporaryDirectory() as folder:
             if self.settings.lora_rank:
-                # Whether embeddings changed need not be asked of the hub: they are frozen.
+                # Skips a request to the hub, whether embeddings changed: they are frozen.
                 self.network.save_pretrained(folder, save_embedding_layers=False)
             else:
                 self.network.config.save_pretrained(folder)
@@ -218,7 +218,7 @@ class Finetune(Recipe):
 
 
 class Windows(Dataset[Tensor]):
-    """Windows of T tokens, side by side, each with the token that follows, (T + 1,)."""
+    """Adjacent windows of T tokens, each with the token that follows, (T + 1,)."""
 
     def __init__(self, tokens: NDArray[np.int32], context: int) -> None:
         self._tokens, self._context = tokens, context
@@ -232,9 +232,9 @@ class Windows(Dataset[Tensor]):
 
 
 def with_settings(network: Any, settings: FinetuneConfig) -> Any:
-    """Return a model with LoRA and gradient checkpoints, as far as they are set."""
+    """Return a model with LoRA and gradient checkpointing, if these are enabled."""
     if settings.gradient_checkpointing:
-        # Not reentrant: that needs an input with a gradient, which frozen embeddings have not.
+        # Not reentrant: that needs an input with a gradient, which frozen embeddings lack.
         network.activation_checkpointing_enable({"use_reentrant": False})
     if settings.lora_rank == 0:
         return network
@@ -255,8 +255,11 @@ def cross_entropy(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 def tokenize(tokenizer: Any, settings: FinetuneConfig) -> NDArray[np.int32]:
-    """Return all documents' tokens in a row, an end-of-text after each if there is one: mapped."""
-    # Its threads have ended by the time that workers are forked; unset, it would warn of them.
+    """Return the tokens of all documents, each followed by an end-of-text if there is one.
+
+    Memory-mapped.
+    """
+    # Its threads have ended before workers are forked; if unset, it would warn about them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 

@@ -1,6 +1,6 @@
-"""Classify images: a ResNet on any folder of classes, as torchvision's ImageFolder has them.
+"""Classify images: a ResNet on any class folders, in the layout of torchvision's ImageFolder.
 
-Without a folder it learns the handwritten digits, as PNG files; on a CPU in minutes, in fp32. On
+Without a folder it uses the handwritten digits, as PNG files; on a CPU in minutes, in fp32. On
 ImageNet:
 
     halfstep recipe train images --set recipe.folder=/data/imagenet \\
@@ -9,7 +9,7 @@ ImageNet:
         --set training.batch_size=256 --set training.epochs=90 --set recipe.learning_rate=0.1 \\
         --set training.ema_decay=0.9999 --set evaluation.every_steps=5000 --set data.workers=12
 
-It needs torchvision: pip install 'halfstep-service[images]'.
+Requires torchvision: pip install 'halfstep-service[images]'.
 
 Shapes: B images in a batch, S × S pixels, K classes.
 Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
@@ -35,13 +35,13 @@ from trainer.recipes.mixup import draw_share, mixed, mixed_cross_entropy
 from trainer.recipes.top_k import hits
 
 NETWORKS = {"resnet18": models.resnet18, "resnet50": models.resnet50}
-MARGIN = 8 / 7  # validation images are resized to so much more than the middle that is cut out
-READERS = 8  # threads, of an evaluation; decoding releases Python's lock
+MARGIN = 8 / 7  # validation images are resized to this multiple of the size, then cropped
+READERS = 8  # threads in an evaluation; decoding releases Python's lock
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, by channel
 
 
 class ImagesConfig(RecipeConfig):
-    """The images, the network, and how it is regularised."""
+    """The images, the network, and its regularisation."""
 
     learning_rate: float = Field(
         0.02, gt=0, le=1e6, title="Learning rate", description="Peak learning rate of SGD."
@@ -172,13 +172,13 @@ class Images(Recipe):
         size = self.settings.size
         with torch.device("meta"):
             model: nn.Module = NETWORKS[self.settings.network](num_classes=len(self.classes))
-            # Two, for a BatchNorm of 1 × 1 pixels has no variance of one.
+            # Two, because a BatchNorm over 1 × 1 pixels has no variance with one image.
             images, labels = torch.empty(2, 3, size, size), torch.zeros(2, dtype=torch.int64)
         return count_flops(lambda: F.cross_entropy(model(images), labels)) / 2
 
     def evaluate(self) -> dict[str, float]:
         """Return loss, top-1 and top-5 on all validation images."""
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # summed up over images
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # sums over images
         for images, labels in self._validation_batches():
             on_device = labels.to(self.device)
             logits = self.modules["model"](self._normalised(images.to(self.device)))
@@ -192,11 +192,11 @@ class Images(Recipe):
         return {"classes.txt": "\n".join(self.classes) + "\n"}
 
     def _normalised(self, images: Tensor) -> Tensor:
-        """Return images in fp32: on the device, where bytes came."""
+        """Return images in fp32, converted on the device."""
         return (images.float() - self.mean) / self.deviation
 
     def _validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Read one batch ahead of that which is computed."""
+        """Yield batches, and read one batch ahead."""
         with ThreadPoolExecutor(READERS) as readers:
             ahead = None
             for first in range(0, len(self.validation), self.batch_size):
@@ -210,7 +210,7 @@ class Images(Recipe):
 
 
 def augmentation(settings: ImagesConfig) -> v2.Transform:
-    """Return what makes a training image, (3, S, S) in uint8, of one from a file."""
+    """Return the transform from an image to a training image, (3, S, S) in uint8."""
     side = settings.size, settings.size
     steps: list[nn.Module] = [v2.Resize(side)]
     if settings.crop_area < 1:
@@ -223,5 +223,5 @@ def augmentation(settings: ImagesConfig) -> v2.Transform:
 
 
 def middle(size: int) -> v2.Transform:
-    """Return what makes a validation image: the middle of the whole, its sides in proportion."""
+    """Return the transform to a validation image: resized in proportion, centre-cropped."""
     return v2.Compose([v2.Resize(round(size * MARGIN)), v2.CenterCrop(size), v2.PILToTensor()])

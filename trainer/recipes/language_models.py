@@ -1,4 +1,4 @@
-"""Loading a language model from a folder, with a sentence for whatever is wrong with it."""
+"""Loads language models from a folder, with clear errors for invalid ones."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from transformers import masking_utils
 
 from halfstep.recipe import ConfigError, data_path
 
-#: What may decide its tokens, among others: all but the weights.
+#: Files that may determine the tokens: all except weights.
 TOKENIZER_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-LISTED = 3  # names of weights that a message has
+LISTED = 3  # names of weights in a message
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -25,13 +25,13 @@ def load_tokenizer(folder: Path) -> Any:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
         raise ConfigError(_no_tokenizer(folder, str(error).partition("\n")[0])) from error
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made of nothing, for want of files
-        raise ConfigError(_no_tokenizer(folder, "the one that it names knows no words"))
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # empty, because files are missing
+        raise ConfigError(_no_tokenizer(folder, "its vocabulary is empty"))
     return tokenizer
 
 
 def tokenizer_mark(folder: Path) -> str:
-    """Return what tells a folder's tokenizer from others: hashes of its files, and versions."""
+    """Return a text that identifies a folder's tokenizer: hashes of its files, and versions."""
     files = [each for each in folder.iterdir() if each.suffix in TOKENIZER_FILES]
     marks = [f"{each.name} {hashlib.sha256(each.read_bytes()).hexdigest()}" for each in files]
     versions = [f"{name} {version(name)}" for name in ("transformers", "tokenizers")]
@@ -39,15 +39,15 @@ def tokenizer_mark(folder: Path) -> str:
 
 
 def load_model(folder: Path) -> Any:
-    """Return a folder's model in fp32. Raises ConfigError unless its weights are those of it."""
+    """Return a folder's model in fp32. Raises ConfigError unless its weights match it."""
     _check_folder(folder)
     try:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             local_files_only=True,
-            dtype=torch.float32,  # autocast casts what may be cast
+            dtype=torch.float32,  # autocast casts where it is safe
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # told below, by name
+            ignore_mismatched_sizes=True,  # reported below, by name
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(
@@ -72,9 +72,9 @@ def load_model(folder: Path) -> Any:
 
 
 def with_lora(model: Any, *, rank: int, alpha: float, dropout: float, modules: str) -> Any:
-    """Return a model whose weights are frozen, with LoRA's matrices beside them.
+    """Return a model with frozen weights and trainable LoRA matrices.
 
-    modules: "all-linear", or ends of names with commas.  Raises ConfigError if there are none.
+    modules: "all-linear", or suffixes of names, comma-separated.  Raises ConfigError if none match.
     """
     import peft  # takes seconds
 
@@ -102,10 +102,11 @@ def with_lora(model: Any, *, rank: int, alpha: float, dropout: float, modules: s
 
 @contextmanager
 def one_sequence_a_row() -> Iterator[None]:
-    """Have models ask the device nothing: whether a row's positions begin anew, which they do not.
+    """Disable a check of transformers for packed sequences, which synchronizes the device.
 
-    Without an attention mask, which would cost the quickest kernels, transformers looks whether
-    sequences are packed, and the host waits for the answer in every step.
+    Without an attention mask, which would rule out the fastest kernels, transformers checks whether
+    rows contain packed sequences, and the host waits for the result in every step. Here each row is
+    one sequence.
     """
     looks = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = _not_packed
@@ -116,7 +117,7 @@ def one_sequence_a_row() -> Iterator[None]:
 
 
 def _not_packed(position_ids: Any) -> None:
-    """Say what is told of a row that is one sequence."""
+    """Return None: the row is not packed."""
 
 
 def _check_folder(folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""Street scenes in the folder layout of Cityscapes: finding them, reading them, drawing some.
+"""Street scenes in the folder layout of Cityscapes: finds, reads and draws them.
 
     leftImg8bit/{train,val}/<city>/<name>_leftImg8bit.png             RGB
-    gtFine/{train,val}/<city>/<name>_gtFine_labelIds.png              the 34 classes, as published
-    gtFine/{train,val}/<city>/<name>_gtFine_labelTrainIds.png         the 19 that count; preferred
+    gtFine/{train,val}/<city>/<name>_gtFine_labelIds.png              the 34 published classes
+    gtFine/{train,val}/<city>/<name>_gtFine_labelTrainIds.png         the 19 evaluated; preferred
 
 `draw_folder` writes a small folder of that layout, so that tests and the demo need no download:
 
@@ -23,10 +23,10 @@ from torch.utils.data import Dataset
 
 from halfstep.recipe import ConfigError, data_path
 
-SHIFT_PIXELS = 2  # as ERFNet's paper augments: a mirror, and up to two pixels of displacement
-IGNORED = 255  # the label of pixels that do not count
-# The 19 classes that count, in order of their training label: published label, name, colour.
-# Source: labels.py of https://github.com/mcordts/cityscapesScripts
+SHIFT_PIXELS = 2  # ERFNet's augmentation: mirroring, and displacement by up to two pixels
+IGNORED = 255  # label of pixels that are not evaluated
+# The 19 evaluated classes, in order of their training label: published label, name, colour. Source:
+# labels.py of https://github.com/mcordts/cityscapesScripts
 CLASSES = (
     (7, "road", (128, 64, 128)),
     (8, "sidewalk", (244, 35, 232)),
@@ -50,19 +50,19 @@ CLASSES = (
 )
 TRAIN_LABEL = np.full(256, IGNORED, np.uint8)  # of each published label
 TRAIN_LABEL[[label for label, _, _ in CLASSES]] = np.arange(len(CLASSES))
-COLOURS = np.zeros((256, 3), np.uint8)  # of each training label; black where it is ignored
+COLOURS = np.zeros((256, 3), np.uint8)  # by training label; black if ignored
 COLOURS[: len(CLASSES)] = [colour for _, _, colour in CLASSES]
 
 DRAWN_SIZE = (128, 64)  # width, height: Cityscapes' 2048 × 1024, a sixteenth
 DRAWN_IMAGES = {"train": 48, "val": 12}
-EGO_VEHICLE = 1  # a published label that does not count: the bonnet of the car that films
+EGO_VEHICLE = 1  # an ignored published label: the bonnet of the car with the camera
 
 Pixels = NDArray[np.uint8]
 Read = Callable[[Path, Path, tuple[int, int]], tuple[Pixels, Pixels]]
 
 
 def find(folder: Path, split: str) -> list[tuple[Path, Path]]:
-    """Return each image of a split with its labels, in order of their names.
+    """Return each image of a split with its labels, ordered by name.
 
     Raises ConfigError if there is none, or if an image has no labels.
     """
@@ -89,7 +89,7 @@ class Streets(Dataset[tuple[Tensor, Tensor]]):
     """Images (3, H, W) and labels (H, W), both uint8, mirrored and displaced at random."""
 
     def __init__(self, files: list[tuple[Path, Path]], size: tuple[int, int], read: Read) -> None:
-        """size: width and height.  read: as the function here."""
+        """size: width and height.  read: a function like the one in this module."""
         self._files, self._size, self._read = files, size, read
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class Streets(Dataset[tuple[Tensor, Tensor]]):
 
 
 def draw_folder(folder: Path) -> None:
-    """Draw 48 streets to train on and 12 to validate; the same ones each time."""
+    """Draw 48 streets for training and 12 for validation, the same ones each time."""
     random = np.random.default_rng(0)
     for split, count in DRAWN_IMAGES.items():
         for kind in ("leftImg8bit", "gtFine"):

@@ -1,7 +1,7 @@
-"""A text's tokens in a file, made once for each text and tokenizer, and mapped: none are in memory.
+"""Cache of a text's tokens in memory-mapped files, one per text and tokenizer.
 
-They lie in the worker's data folder, cache/tokens/<SHA-256 of what they are made of>.tokens, as
-int32 in the order of the text. What no run has read for a month is deleted by the next that writes.
+They are in the worker's data folder, cache/tokens/<SHA-256 of the inputs>.tokens, as int32 in the
+order of the text. Files that no run has read for a month are deleted when another is written.
 """
 
 import hashlib
@@ -20,38 +20,38 @@ from halfstep.telemetry import folder_lock
 from trainer.recipes.corpus import Piece
 
 TYPE = np.dtype("<i4")
-PIECES_AT_ONCE = 256  # that the tokenizer goes through in parallel
-KEPT_SECONDS = 30 * 86_400.0
+PIECES_AT_ONCE = 256  # that the tokenizer processes in parallel
+RETENTION_SECONDS = 30 * 86_400.0
 ENDING = ".tokens"
 
-#: Makes tokens of pieces: a list for each, ends of documents included.
+#: Tokenizes pieces: returns a list for each, with tokens for the ends of documents.
 Encode = Callable[[list[Piece]], list[list[int]]]
 
 
 def tokens_of(
     pieces: Callable[[], Iterable[Piece]], encode: Encode, made_by: str
 ) -> NDArray[np.int32]:
-    """Return all tokens of a text, mapped.
+    """Return all tokens of a text, memory-mapped.
 
-    pieces: begins to read the text anew; it is read once to know what it is, and again where its
-    tokens are to be made.  made_by: whatever else decides which tokens they are.
+    pieces: starts a new pass over the text; one pass computes its hash, another one its tokens if
+    they are not cached.  made_by: other inputs that determine the tokens.
     """
     path = folder() / f"{_sha256(pieces(), made_by)}{ENDING}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of a run on several devices one makes them, and the others wait.
+    # In a run on several devices one process writes them, and the others wait.
     with folder_lock.held(path.with_suffix(".lock")):
         if not path.exists():
             _write(path, pieces(), encode)
             _delete_old(path)
         os.utime(path)
         os.utime(path.with_suffix(".lock"))
-    if not path.stat().st_size:  # which cannot be mapped
+    if not path.stat().st_size:  # an empty file cannot be mapped
         return np.zeros(0, TYPE)
     return np.memmap(path, TYPE, mode="r")
 
 
 def folder() -> Path:
-    """Return where they lie: in the folder that the workers' own settings name."""
+    """Return the cache's folder, in the workers' data folder."""
     return Path(os.environ.get("HALFSTEP_DATA", "data")).resolve() / "cache" / "tokens"
 
 
@@ -64,7 +64,7 @@ def _sha256(pieces: Iterable[Piece], made_by: str) -> str:
 
 
 def _write(path: Path, pieces: Iterable[Piece], encode: Encode) -> None:
-    """Write all of them, or nothing."""
+    """Write the tokens atomically."""
     pieces = iter(pieces)
     with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
         try:
@@ -80,8 +80,8 @@ def _write(path: Path, pieces: Iterable[Piece], encode: Encode) -> None:
 
 
 def _delete_old(written: Path) -> None:
-    latest = time.time() - KEPT_SECONDS
-    for path in written.parent.iterdir():  # halves of what was killed among them
-        with suppress(OSError):  # whoever has it mapped keeps it
+    latest = time.time() - RETENTION_SECONDS
+    for path in written.parent.iterdir():  # includes partial files of killed processes
+        with suppress(OSError):  # a process that has mapped a file keeps its data
             if path.stat().st_mtime < latest:
                 path.unlink()

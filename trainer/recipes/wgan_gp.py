@@ -1,13 +1,13 @@
-"""WGAN-GP: a generator draws digits, and a critic learns how far they are from real ones.
+"""WGAN-GP: a generator draws digits, and a critic estimates their distance from real ones.
 
-Two networks, two optimizers, one loss scaler. The critic's loss holds a gradient penalty, which is
+Two networks, two optimizers, one loss scaler. The critic's loss has a gradient penalty, which is
 differentiated twice: the hardest pattern of mixed precision. Seconds on a CPU:
 
     halfstep recipe train wgan-gp --precision fp16
 
-In each step the critic learns first, then the generator, against the critic as it is by then. The
-critic keeps ahead by a higher learning rate instead of five steps to the generator's one, so that a
-step is a step (Heusel et al., 2017).
+In each step the critic is trained first, then the generator with the updated critic. The critic has
+a higher learning rate instead of five steps for each of the generator's, so both step once per step
+(Heusel et al., 2017).
 
 Shapes: B images in a batch, 64 pixels in −1…1, Z noise values.
 Source: Gulrajani et al., "Improved Training of Wasserstein GANs", 2017.
@@ -72,12 +72,12 @@ class WGANGP(Recipe):
         images = load_digits()[0].to(device) / (PIXEL_MAX / 2) - 1
         self.train_images, self.val_images = images[:TRAIN_SIZE], images[TRAIN_SIZE:]
         self.train_size = TRAIN_SIZE
-        # Evaluated on the same noise each time, drawn from a generator of its own.
+        # Evaluated on the same noise each time, from a separate generator.
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(len(self.val_images), self.noise, generator=generator)
         self.val_noise = noise.to(device)
 
-        critic = nn.Sequential(  # no BatchNorm: the penalty is of each image by itself
+        critic = nn.Sequential(  # no BatchNorm: the penalty is for each image separately
             nn.Linear(64, width),
             nn.LeakyReLU(0.2),
             nn.Linear(width, width),
@@ -107,7 +107,7 @@ class WGANGP(Recipe):
         }
 
     def batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Return images (B, 64), noise for both networks (2, B, Z), and shares of a mix (B, 1)."""
+        """Return images (B, 64), noise for both networks (2, B, Z), and mixing shares (B, 1)."""
         noise = torch.randn(2, len(indices), self.noise, generator=generator)
         shares = torch.rand(len(indices), 1, generator=generator)
         rows = indices.to(self.device, non_blocking=True)
@@ -123,7 +123,7 @@ class WGANGP(Recipe):
         with torch.no_grad():
             fake = self.modules["generator"](critic_noise).float()  # (B, 64)
         mix = (shares * real + (1 - shares) * fake).requires_grad_()
-        # One pass for all three, (3B, 1): the mean of the critic's opinions, in fp32.
+        # One pass for all three, (3B, 1): the means of the scores, in fp32.
         scores = self.modules["critic"](torch.cat([real, fake, mix])).float()
         of_real, of_fake, of_mix = scores.chunk(3)
         loss = of_fake.mean() - of_real.mean()
@@ -133,7 +133,7 @@ class WGANGP(Recipe):
         yield Loss(-self.modules["critic"](drawn).float().mean(), optimizer="generator")
 
     def evaluate(self) -> dict[str, float]:
-        """Return how far drawn digits are from real ones, by the critic and by their statistics."""
+        """Return the distance of drawn digits from real ones, by the critic and by statistics."""
         fake = self.modules["generator"](self.val_noise).float()
         critic = self.modules["critic"]
         gap = critic(self.val_images).float().mean() - critic(fake).float().mean()
@@ -143,7 +143,7 @@ class WGANGP(Recipe):
         }
 
     def artifacts(self) -> dict[str, bytes | str]:
-        """Return 64 drawn digits; the noise is the same each time, so that they can be compared."""
+        """Return 64 drawn digits; the noise is the same each time, so they are comparable."""
         drawn = self.modules["generator"](self.val_noise[: GRID * GRID]).float()
         pixels = ((drawn + 1) * 127.5).clamp(0, 255).byte().view(GRID, GRID, 8, 8)
         picture = pixels.permute(0, 2, 1, 3).reshape(GRID * 8, GRID * 8).cpu().numpy()
@@ -152,12 +152,12 @@ class WGANGP(Recipe):
         return {"digits.png": file.getvalue()}
 
     def _slope_penalty(self, scores: Tensor, inputs: Tensor) -> Tensor:
-        """Return the mean of (‖∂score/∂input‖ − 1)², to be differentiated once more.
+        """Return the mean of (‖∂score/∂input‖ − 1)², to be differentiated again.
 
-        The gradient is taken of the *scaled* scores, or it would underflow in fp16 like any other,
-        and of their mean, or at a scale of 65,536 each score's own share would overflow. It is
-        unscaled out of place, so that the penalty does not depend on the scale. The scale comes as
-        a tensor on the device: `scaler.get_scale()` would make the host wait for it.
+        The gradient is taken of the *scaled* scores, because it would underflow in fp16 like any
+        other, and of their mean, because at a scale of 65,536 each score's own gradient would
+        overflow. It is unscaled out of place, so that the penalty does not depend on the scale. The
+        scale is a device tensor: `scaler.get_scale()` would make the host wait for it.
         Source: PyTorch's AMP examples, "Gradient penalty".
         """
         scale = self.scaler.scale(torch.ones((), device=self.device))
@@ -171,7 +171,7 @@ class WGANGP(Recipe):
 def frechet_distance(real: Tensor, fake: Tensor) -> float:
     """Return the Fréchet distance between two sets of images (N, 64), taken as Gaussians.
 
-    As the well-known FID, but of pixels: digits of 8 × 8 need no network to describe them.
+    Like FID, but of pixels: digits of 8 × 8 need no network as feature extractor.
     """
     real, fake = real.double().cpu(), fake.double().cpu()
     covariances = torch.cov(real.T), torch.cov(fake.T)

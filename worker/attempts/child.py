@@ -146,8 +146,8 @@ class Child:
                 whole = whole.replace(text, b"***")
             cut = len(whole) - most if most and not whole.endswith(b"\n") else len(whole)
             held = whole[max(cut, 0) :]
-            if told := whole[: max(cut, 0)]:
-                yield told
+            if text := whole[: max(cut, 0)]:
+                yield text
         if held:
             yield held
 

@@ -62,7 +62,7 @@ def described(
     try:
         return describe(started, worker, devices)
     except Exception:
-        logger.exception("what an attempt is started in cannot be told")
+        logger.exception("the environment of an attempt cannot be described")
         return None
 
 
@@ -82,14 +82,14 @@ def describe(started: Started, worker: Worker, devices: list[int]) -> tuple[dict
         "file": _file(started.file, source) if started.file and source is not None else None,
         "git": git,
     }
-    kept = (
+    texts = (
         None if each is None else redaction.source(_text(each), *hidden) for each in (source, diff)
     )
-    return redaction.without(content, *hidden), Texts(*kept)
+    return redaction.without(content, *hidden), Texts(*texts)
 
 
 def _read(path: Path) -> bytes | None:
-    """Return what a file holds; of what is no plain file nobody knows whether it ever ends."""
+    """Return a file's content; None unless it is a regular file, whose end is certain."""
     try:
         return path.read_bytes() if path.is_file() else None
     except OSError:
@@ -128,7 +128,7 @@ def _git_of(folder: Path) -> tuple[dict[str, Any] | None, bytes | None]:
             safely = _repository_of_our_own(folder, Path(own), commit)
             changes = _git(folder, *STATUS, **safely).decode(errors="replace")
             diff = _git(folder, *DIFF, **safely)
-    except (OSError, _GitSaid) as error:
+    except (OSError, _GitError) as error:
         is_none = isinstance(error, FileNotFoundError) or "not a git repository" in str(error)
         return (None if is_none else {"error": str(error)[:500]}), None
     untracked = re.findall(r"^\?\? (.+)$", changes, re.MULTILINE)
@@ -147,14 +147,14 @@ def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, st
 
     It omits the folder's configuration (except `HARMLESS`), which a script may have written and
     which may name programs, such as filters and monitors. Returns the variables that make git use
-    it. Raises OSError, _GitSaid.
+    it. Raises OSError, _GitError.
     """
     paths = ("--git-path", "objects", "--git-path", "index", "--git-path", "info/exclude")
-    asked = ("--path-format=absolute", "--show-toplevel", "--show-object-format", *paths)
-    told = _git(folder, "rev-parse", *asked).decode(errors="surrogateescape").splitlines()
-    if len(told) != 5:
-        raise _GitSaid("the path of this repository has a line break")
-    files, format_, objects, index, excluded = told
+    queries = ("--path-format=absolute", "--show-toplevel", "--show-object-format", *paths)
+    output = _git(folder, "rev-parse", *queries).decode(errors="surrogateescape").splitlines()
+    if len(output) != 5:
+        raise _GitError("the path of this repository has a line break")
+    files, format_, objects, index, excluded = output
     for name in ("objects", "refs", "info"):
         (own / name).mkdir()
     (own / "HEAD").write_text(f"{commit}\n")
@@ -164,10 +164,10 @@ def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, st
         with Path(excluded).open("rb") as file:
             (own / "info" / "exclude").write_bytes(file.read(EXCLUDED_BYTES))
     try:
-        kept = _git(folder, "config", "--null", "--get-regexp", HARMLESS)
-    except _GitSaid:  # none of these settings exist
-        kept = b""
-    for setting in filter(None, kept.decode(errors="surrogateescape").split("\0")):
+        settings = _git(folder, "config", "--null", "--get-regexp", HARMLESS)
+    except _GitError:  # none of these settings exist
+        settings = b""
+    for setting in filter(None, settings.decode(errors="surrogateescape").split("\0")):
         name, _, value = setting.partition("\n")
         _git(folder, "config", name, value or "true", GIT_DIR=str(own))
     return {
@@ -178,12 +178,12 @@ def _repository_of_our_own(folder: Path, own: Path, commit: str) -> dict[str, st
     }
 
 
-class _GitSaid(Exception):
+class _GitError(Exception):
     """Failure reported by git; the message is git's."""
 
 
 def _git(folder: Path, *words: str, **variables: str) -> bytes:
-    """Return git's output, at most LONGEST_BYTES + 1. Raises OSError, _GitSaid."""
+    """Return git's output, at most LONGEST_BYTES + 1. Raises OSError, _GitError."""
     environment = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **variables}
     process = subprocess.Popen(
         ["git", "-C", str(folder), *GIT_OPTIONS, *words],
@@ -197,10 +197,10 @@ def _git(folder: Path, *words: str, **variables: str) -> bytes:
     timer.start()
     with process:
         output, errors = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
-        said = output.read(LONGEST_BYTES + 1)
+        stdout = output.read(LONGEST_BYTES + 1)
         output.close()  # does not wait for the rest of output that is too long
         complaint = errors.read(2000).decode(errors="replace")
     timer.cancel()
-    if process.returncode and len(said) <= LONGEST_BYTES:
-        raise _GitSaid(" ".join(complaint.split()) or f"git ended with {process.returncode}")
-    return said
+    if process.returncode and len(stdout) <= LONGEST_BYTES:
+        raise _GitError(" ".join(complaint.split()) or f"git ended with {process.returncode}")
+    return stdout

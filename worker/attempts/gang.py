@@ -58,11 +58,11 @@ class Gang:
         lease = self._lease_seconds if moment > self._believed_until else math.inf
         attempt = self._files.attempt
         if not self._has_met:
-            self._meet(database)
+            self._exchange_rendezvous(database)
         with database.reading() as session:
             return gangs.trouble(session, self._run_id, attempt, self._node, lease)
 
-    def _meet(self, database: Database) -> None:
+    def _exchange_rendezvous(self, database: Database) -> None:
         """Publish the rendezvous address as node 0; pass it to the ranks as another."""
         run_id, attempt, path = self._run_id, self._files.attempt, self._files.meeting
         if self._node == 0 and path.exists():
@@ -141,9 +141,10 @@ class NodeLog:
         return not has_parts
 
     def _take(self, lines: list[dict[str, Any]]) -> None:
-        told = {"attempt": self._attempt}
+        attempt = {"attempt": self._attempt}
         self._pending += [
-            line | told | {"text": f"[node {self._node}] {line.get('text', '')}"} for line in lines
+            line | attempt | {"text": f"[node {self._node}] {line.get('text', '')}"}
+            for line in lines
         ]
 
 
@@ -156,21 +157,21 @@ def as_told(ending: Ending) -> gangs.NodeOutcome:
     return gangs.NodeOutcome(ending.reason, ending.error, failure_kind)
 
 
-def judged(ending: Ending, found: gangs.NodeOutcome, trouble: str | None) -> Ending:
+def judged(ending: Ending, blamed: gangs.NodeOutcome, trouble: str | None) -> Ending:
     """Return how an attempt ended, from the first node's and the blamed node's outcome.
 
     trouble: the reason for which this node ended its training, if it did.
     """
-    if ending.status == Status.QUEUED and found.reason:
-        return replace(ending, reason=found.reason)
+    if ending.status == Status.QUEUED and blamed.reason:
+        return replace(ending, reason=blamed.reason)
     if ending.status not in (None, Status.FAILED):  # as users requested, or normally
         return ending
     is_own = ending.status == Status.FAILED and ending.failure_kind != gangs.RANK
     if is_own and trouble is None:
         return ending
-    if found.failure_kind and found.failure_kind != "infrastructure":
-        return Ending(Status.FAILED, found.reason, found.error, found.failure_kind)
-    return Ending(None, trouble or found.reason or ending.reason)
+    if blamed.failure_kind and blamed.failure_kind != "infrastructure":
+        return Ending(Status.FAILED, blamed.reason, blamed.error, blamed.failure_kind)
+    return Ending(None, trouble or blamed.reason or ending.reason)
 
 
 def close(
@@ -206,8 +207,8 @@ def interface(settings: Settings) -> tuple[str, str]:
     """
     addresses = [
         (name, each.address)
-        for name, found in psutil.net_if_addrs().items()
-        for each in found
+        for name, entries in psutil.net_if_addrs().items()
+        for each in entries
         if each.family == socket.AF_INET
     ]
     if settings.network_interface:
@@ -223,9 +224,9 @@ def interface(settings: Settings) -> tuple[str, str]:
 
 def _own_address(host: str) -> str:
     """Return this machine's address on the route to a host; sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            asked.connect((host, 9))
+            probe.connect((host, 9))
         except OSError:  # unknown name, or no route
             return "127.0.0.1"
-        return str(asked.getsockname()[0])
+        return str(probe.getsockname()[0])

@@ -16,8 +16,8 @@ from worker.attempts.renew_lease import wait_for
 
 def wanted_weights(config: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration's "weights" group; {} in one of an earlier version."""
-    found: dict[str, Any] = config.get("weights", {})
-    return found
+    group: dict[str, Any] = config.get("weights", {})
+    return group
 
 
 def bring_weights(attempt: Attempt, saved: Sequence[CheckpointFile]) -> dict[str, str]:
@@ -35,7 +35,7 @@ def bring_weights(attempt: Attempt, saved: Sequence[CheckpointFile]) -> dict[str
         return {}
     source = f"the weights of run {wanted['run']} at step {wanted['step']}"
     if not saved:
-        raise CannotStart(f"{source} that it was to start from are no more", "settings")
+        raise CannotStart(f"{source} no longer exist", "settings")
     return {
         row.kind.partition(".")[2]: _fetch(attempt, row.key, row.sha256, source) for row in saved
     }

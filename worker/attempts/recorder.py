@@ -38,7 +38,7 @@ TRANSACTION_ITEMS = 1000
 
 
 class CannotRecord(Exception):
-    """Training output cannot be recorded and was put aside; see the message."""
+    """Output of a training that cannot be recorded; the message says where it was moved."""
 
 
 def may_pass(error: Exception) -> bool:
@@ -70,19 +70,17 @@ class Recorder:
         self._settings, self._database, self._store = settings, database, store
         self._run_id, self._attempt = run_id, attempt
         self._folder = settings.run_folder(run_id)
-        self._stored: set[str] = set()  # files of what is pending that are in the store
+        self._stored: set[str] = set()  # files of pending items that are in the store
         self._uploads = Uploads(self._send, partial(delete_files, store))  # for a bucket
         self._is_in_place = is_in_place(store, settings.data)
-        self._is_own = False  # what was read last, and not an earlier attempt's
-        self._read_from: Position | None = None  # the last that was read
-        self._has_sent_off = False  # what is pending
+        self._is_own = False  # the items last read are of this attempt
+        self._read_from: Position | None = None  # position before the items last read
+        self._has_sent_off = False  # files of pending items
         self._monitor: SystemMonitor | None = None
         self._sample_due = 0.0
         self._policy: dict[str, Any] = {}
-        self.problem: str | None = (
-            None  # why the run has to end: what was told could not be recorded
-        )
-        self.lost_bytes = 0  # of the spool, damaged
+        self.problem: str | None = None  # why the run must end: unrecordable output
+        self.lost_bytes = 0  # damaged bytes of the spool
         self.log = LogFile(self._folder, attempt)
         with database.reading() as session:
             last = series.log_lines(session, run_id, most=1)
@@ -97,7 +95,7 @@ class Recorder:
             begins_anew=True,
             shares_log=run.nodes > 1,
         )
-        # An older attempt's files, left on a machine that was away, would undo what it recorded.
+        # Files of an older attempt, left on a disconnected machine, would overwrite later records.
         self._spool = SpoolReader(self._folder / "spool", Position(newest, sequence=0, offset=0))
 
     def begin(self, monitor: SystemMonitor, started_at: float, policy: dict[str, Any]) -> None:
@@ -134,13 +132,13 @@ class Recorder:
                 raise
             with suppress(Exception):
                 self._publish_waiting(meanwhile)
-            raise CannotRecord(self._put_aside(error)) from error
+            raise CannotRecord(self._quarantine_spool(error)) from error
 
     def finish(self) -> bool:
         """Log damage at the end of a spool no longer written; return if more is to flush."""
         damaged = self._spool.end()
         if damaged is not None:
-            self._lose(damaged)
+            self._report_damage(damaged)
         return damaged is not None
 
     def stop(self) -> None:
@@ -183,15 +181,16 @@ class Recorder:
             recording.write(session, keys, artifact_keys)
             if recording.checkpoints:
                 retired = checkpoints.retire(session, self._run_id, self._attempt, self._policy)
-        # Rows first: a row never names a file that is gone.
+        # Rows first: no row may refer to a deleted file.
         if self._is_in_place:
             delete_files(self._store, retired)
         else:
             self._uploads.retire(retired)
         for key in retired:
             path = self._settings.data / key
-            path.unlink(missing_ok=True)  # where the store is a bucket
-            if path.parent.name.startswith("step-"):  # of shards, the last of which this may be
+            path.unlink(missing_ok=True)  # for a bucket
+            # A folder of shards, of which this may be the last.
+            if path.parent.name.startswith("step-"):
                 with suppress(OSError):
                     path.parent.rmdir()
         for event in recording.artifacts:
@@ -241,7 +240,7 @@ class Recorder:
         if uploads.can_begin:
             self._check_fence()
             uploads.begin()
-        arrived = self._noted(uploads.arrived())
+        arrived = self._mark_stored(uploads.arrived())
         recording.publish([*arrived, *recording.files])
 
     def _awaited(self, meanwhile: Callable[[], None]) -> Iterator[dict[str, Any]]:
@@ -251,9 +250,9 @@ class Recorder:
                 self._check_fence()
                 self._uploads.begin()
             wait_for(self._uploads.wait, meanwhile)
-            yield from self._noted(self._uploads.arrived())
+            yield from self._mark_stored(self._uploads.arrived())
 
-    def _noted(self, arrived: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _mark_stored(self, arrived: list[dict[str, Any]]) -> list[dict[str, Any]]:
         self._stored.update(self._key(file) for event in arrived for file in files_of(event))
         return arrived
 
@@ -268,12 +267,13 @@ class Recorder:
         """
         if isinstance(item, Unrecordable):
             if item.damaged_bytes:
-                self._lose(item)
+                self._report_damage(item)
             else:
-                self._keep_aside(item)
+                self._quarantine_frame(item)
             return False
         kind = item["event"] if isinstance(item, dict) else "steps"
-        if kind == "resumed" and self._monitor:  # not what a dead supervisor may have remarked on
+        # Not for events that a dead supervisor may have reported.
+        if kind == "resumed" and self._monitor:
             self.remark(in_words(item))
         # Read a second time, after a crash, a checkpoint may have been retired by now.
         has_files = kind in ("artifact", "checkpoint")
@@ -283,32 +283,34 @@ class Recorder:
         """Return whether a file exists and is the run's own; a link may point anywhere."""
         path = self._folder / str(file["path"])
         if not is_plain(self._settings.data, path.relative_to(self._settings.data).as_posix()):
-            self._blame(f"{file['path']} is a link, or in a linked folder; allowed: a plain file")
+            self._report_problem(
+                f"{file['path']} is a link, or in a linked folder; allowed: a plain file"
+            )
             return False
         return path.is_file()
 
-    def _lose(self, damaged: Unrecordable) -> None:
+    def _report_damage(self, damaged: Unrecordable) -> None:
         """Log spool damage in the run's log; the training itself may be healthy."""
         self.lost_bytes += damaged.damaged_bytes
         self.remark(f"{damaged.problem}: what they held is lost")
 
-    def _keep_aside(self, item: Unrecordable) -> None:
+    def _quarantine_frame(self, item: Unrecordable) -> None:
         """Save an unrecordable frame unchanged, and continue with the next one."""
         try:
             self.aside.mkdir(exist_ok=True)
             with (self.aside / "frames").open("ab") as file:
                 file.write(frame(item.kind, item.payload))
-            self._blame(f"{item.problem} (kept in {self.aside})")
+            self._report_problem(f"{item.problem} (kept in {self.aside})")
         except OSError as problem:
-            self._blame(f"{item.problem} (not kept in {self.aside}: {problem})")
+            self._report_problem(f"{item.problem} (not kept in {self.aside}: {problem})")
 
-    def _blame(self, problem: str) -> None:
+    def _report_problem(self, problem: str) -> None:
         """Mark the run to end for unrecordable output; only the first fault is reported."""
         if self.problem is None:
             self.problem = f"it told what cannot be recorded: {problem}"
             self.remark(self.problem)
 
-    def _put_aside(self, error: Exception) -> str:
+    def _quarantine_spool(self, error: Exception) -> str:
         """Move the spool away, as it would fail again; return a message about it."""
         traceback.print_exception(error)  # into the supervisor's log, or the worker's
         text = f"what it told could not be recorded: {in_short(error)}"

@@ -42,16 +42,16 @@ def _gpu_sample(device: int, gpu: Any) -> dict[str, Any]:
     """Query each value separately: a MIG instance has memory but no utilization."""
     return {
         "device": device,
-        "utilization": _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
-        "memory_bytes": _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(gpu).used),
-        "power_watts": _told(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
-        "temperature_celsius": _told(
+        "utilization": _available(lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+        "memory_bytes": _available(lambda: pynvml.nvmlDeviceGetMemoryInfo(gpu).used),
+        "power_watts": _available(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
+        "temperature_celsius": _available(
             lambda: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)
         ),
     }
 
 
-def _told(ask: Callable[[], float]) -> float | None:
+def _available(ask: Callable[[], float]) -> float | None:
     try:
         return ask()
     except pynvml.NVMLError:

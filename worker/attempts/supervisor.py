@@ -99,7 +99,7 @@ class Supervisor:
                 self.recorder.stop()
 
     def _ending(self) -> Ending:
-        """Start the training, record it to its end, return its outcome.
+        """Start the training, record it to its end, and return its outcome.
 
         Raises StaleAttempt.
         """
@@ -160,7 +160,7 @@ class Supervisor:
 
     def _prepare(self) -> None:
         """Prepare everything the training needs. Raises CannotStart, StaleAttempt."""
-        self._lodge()
+        self._acquire_isolation()
         with self.database.writing() as session:
             run = queue.held(session, self.run_id, self.attempt)
             started_at = clock() - queue.seconds_since_start(session, run)
@@ -194,7 +194,7 @@ class Supervisor:
             monitor = SystemMonitor(node.devices, cuda=is_cuda)
             self.recorder.begin(monitor, started_at, retention(run.settings))
 
-    def _lodge(self) -> None:
+    def _acquire_isolation(self) -> None:
         """Acquire the run's exclusive user and cgroup. Raises CannotStart."""
         try:
             self.user = self.user or RunUser.taken(self.settings)
@@ -204,7 +204,7 @@ class Supervisor:
                 name = f"run-{self.run_id}-{self.attempt}-{self.node}"
                 self.group = RunGroup(self.settings, name)
         except (NoneFree, OSError) as error:
-            raise CannotStart(f"it cannot be walled off: {error}") from error
+            raise CannotStart(f"it cannot be isolated: {error}") from error
 
     def _note_environment(self, worker: Worker, devices: list[int]) -> None:
         """Store the environment record of the attempt, if available.
@@ -264,13 +264,13 @@ class Supervisor:
         before = clock()  # to be safe, the lease counts from before the request
         lease = self.settings.lease_seconds
         with self.database.writing() as session:
-            wishes = queue.renew(session, self.run_id, self.attempt, lease, self.node)
-        self.wanted = wishes.desired_state
+            requested = queue.renew(session, self.run_id, self.attempt, lease, self.node)
+        self.wanted = requested.desired_state
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
         write_file(self.files.lease, self.lease)
         if self.gang:
             self.trouble = self.trouble or self.gang.look(self.database)
-        return wishes
+        return requested
 
     def _check_wanted(self) -> None:
         """Renew the lease during preparation. Raises StaleAttempt, Unwanted."""
@@ -284,19 +284,19 @@ class Supervisor:
         Raises StaleAttempt.
         """
         try:
-            wishes = self._renew()
+            requested = self._renew()
             if child:
-                self._acknowledge(wishes, child)
+                self._acknowledge(requested, child)
         except Exception as error:
             if not may_pass(error):
                 raise
 
-    def _acknowledge(self, wishes: queue.Wishes, child: Child) -> None:
+    def _acknowledge(self, requested: queue.Wishes, child: Child) -> None:
         """Apply user requests: kill the child or pass them to the work."""
-        if wishes.desired_state == "kill":
+        if requested.desired_state == "kill":
             child.kill()
         else:
-            self.work.acknowledge(wishes, child, is_preempted=self.preempted.is_set())
+            self.work.acknowledge(requested, child, is_preempted=self.preempted.is_set())
 
     def _guard_lease(self, child: Child) -> None:
         """Kill a training whose lease cannot be renewed; never waits for the database.
@@ -368,9 +368,9 @@ class Supervisor:
                     with self.database.writing() as session:
                         gangs.tell_ending(session, self.run_id, self.attempt, self.node, own)
                     return ending
-                found = close(self.database, self.settings, self.run_id, self.attempt, own)
-                if found is not None:
-                    return judged(ending, found, self.trouble)
+                blamed = close(self.database, self.settings, self.run_id, self.attempt, own)
+                if blamed is not None:
+                    return judged(ending, blamed, self.trouble)
             except Exception as error:
                 if not may_pass(error):
                     raise

@@ -68,7 +68,7 @@ class Training:
             "resume": resume,
             "weights": weights,
             "device": "cuda" if attempt.is_cuda else "cpu",
-            **self._meeting(),
+            **self._rendezvous(),
         }
         file = attempt.recipe_file
         # The shards of a sharded state are in a folder next to it.
@@ -77,7 +77,7 @@ class Training:
         write_file(attempt.files.job, job)
         write_file(attempt.files.control, self._control)
 
-    def _meeting(self) -> dict[str, Any]:
+    def _rendezvous(self) -> dict[str, Any]:
         """Return the rendezvous host and timeout of a multi-node run, else {}."""
         if self._attempt.run.nodes == 1:
             return {}
@@ -106,14 +106,14 @@ class Training:
         environment = run_environment.of_recipes(attempt.settings) | env | isolation
         return Child(argv, environment, log=attempt.log)
 
-    def acknowledge(self, wishes: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
+    def acknowledge(self, requested: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
         """Write user requests to the control file."""
-        stop = {"run": None, "pause": "pause", "cancel": "cancel"}[wishes.desired_state]
+        stop = {"run": None, "pause": "pause", "cancel": "cancel"}[requested.desired_state]
         if is_preempted:
             stop = stop or "preempt"
         requests = [
             {"id": each.id, "kind": each.kind, "value": each.value or 0.0}
-            for each in wishes.requests
+            for each in requested.requests
         ]
         control = {"stop": stop, "requests": requests}
         if control != self._control:
@@ -124,11 +124,11 @@ class Training:
         self, exit_code: int, _child: Child, *, is_preempted: bool, has_lost_lease: bool
     ) -> Ending:
         """Return the outcome that the training wrote, or how it died."""
-        said = self._attempt.files.outcome
-        outcome: dict[str, Any] = json.loads(said.read_text()) if said.exists() else {}
+        path = self._attempt.files.outcome
+        outcome: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         # If one rank was killed there is an outcome too: the error that the others reported.
         if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
-            return self._as_said(outcome, is_preempted)
+            return self._as_reported(outcome, is_preempted)
         if self._attempt.node and exit_code == 0:  # the first rank reports the outcome
             return Ending(Status.FINISHED, STOPPED if is_preempted else None)
         if exit_code == errno.ENOSPC:  # even its outcome could not be written
@@ -138,7 +138,7 @@ class Training:
             return Ending(Status.QUEUED, reason, failure_kind="infrastructure")
         return Ending(None, reason)
 
-    def _as_said(self, outcome: dict[str, Any], is_preempted: bool) -> Ending:
+    def _as_reported(self, outcome: dict[str, Any], is_preempted: bool) -> Ending:
         status, error = OUTCOMES[outcome["status"]], outcome["error"]
         if status == Status.FAILED and os.strerror(errno.ENOSPC) in error:
             return disk_full(self._attempt.files.folder, error)

@@ -1,6 +1,6 @@
-"""`halfstep cluster check`: what is missing for runs over several machines, in words.
+"""`halfstep cluster check`: reports what is missing for runs over several machines.
 
-Said of this machine, and where HALFSTEP_PLACEMENT names a cluster, of that and its nodes too.
+Checks this machine, and if HALFSTEP_PLACEMENT names a cluster, the cluster and its nodes.
 """
 
 import importlib.metadata
@@ -31,11 +31,11 @@ LOCAL = {None, "", "localhost", "127.0.0.1", "::1"}
 
 
 def look(settings: Settings) -> Iterator[Finding]:
-    """Look at what a node needs, from this machine."""
+    """Check the requirements of a node on this machine."""
     for what, ask in LOOKS.items():
         try:
             yield from ask(settings)
-        except Exception as error:  # one that fails is what was asked for
+        except Exception as error:  # a failing check is a finding
             yield Finding(what, why(error), is_fine=False)
 
 
@@ -92,13 +92,15 @@ def _versions(settings: Settings) -> Iterator[Finding]:
     try:
         with database.reading() as session:
             others = {each.name: str(each.versions.get("torch")) for each in workers.alive(session)}
-    except DBAPIError:  # it does not answer, which is told, or no server has been there yet
+    except DBAPIError:  # the database does not respond, which is reported, or it has no tables yet
         others = {}
     finally:
         database.dispose()
-    unlike = [f"{name} has {torch}" for name, torch in others.items() if torch != own]
-    text = f"{own} here" + (f", but {', '.join(unlike)}: a run's nodes need one" if unlike else "")
-    yield Finding("torch", text, is_fine=not unlike)
+    differing = [f"{name} has {torch}" for name, torch in others.items() if torch != own]
+    text = f"{own} here" + (
+        f", but {', '.join(differing)}: a run's nodes need one" if differing else ""
+    )
+    yield Finding("torch", text, is_fine=not differing)
 
 
 LOOKS: dict[str, Callable[[Settings], Iterator[Finding]]] = {
@@ -110,10 +112,10 @@ LOOKS: dict[str, Callable[[Settings], Iterator[Finding]]] = {
 
 
 def of_placement(settings: Settings) -> Iterator[Finding]:
-    """Look at the cluster that is to start workers, and at what one of its nodes needs."""
+    """Check the cluster that starts workers, and the requirements of one of its nodes."""
     try:
         yield from open_placement(settings).check()
-    except Exception as error:  # one that fails is what was asked for
+    except Exception as error:  # a failing check is a finding
         yield Finding(settings.placement, why(error), is_fine=False)
 
 

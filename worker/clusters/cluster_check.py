@@ -1,4 +1,4 @@
-"""What `halfstep cluster check` looked at, and what was found."""
+"""Findings of `halfstep cluster check`."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of it. is_fine: nothing has to be done."""
+    """One line of the report. is_fine: no action is needed."""
 
     what: str
     text: str
@@ -18,7 +18,7 @@ class Finding:
 
 
 def told(lines: Iterable[str]) -> Iterator[Finding]:
-    """Read what the same check has printed on a node, by `--here --json`."""
+    """Parse the output of the same check on a node, run with `--here --json`."""
     for line in lines:
-        found = Finding(**json.loads(line))
-        yield replace(found, what=f"on a node, {found.what}")
+        finding = Finding(**json.loads(line))
+        yield replace(finding, what=f"on a node, {finding.what}")

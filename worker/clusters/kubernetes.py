@@ -1,7 +1,7 @@
-"""Pilots as the pods of an indexed Job, by the official client.
+"""Pilots as pods of an indexed Job, by the official Kubernetes client.
 
-Kubernetes restarts nothing: a pod that fails fails its Job, whose other pods are told to end. They
-leave a checkpoint within their grace, and the queue has the run placed again.
+Kubernetes restarts nothing: a failed pod fails its Job, whose other pods are terminated. They save
+a checkpoint within their grace period, and the run is queued and placed again.
 """
 
 import os
@@ -23,20 +23,20 @@ from worker.clusters.placement import Look, Pilots, PlacementRejected, installat
 
 REQUEST_SECONDS = 30.0
 LOG_BYTES = 64 * 1024
-#: Of one run's pods and events, as many as are looked at.
+#: Limit for listed pods and events of a run.
 MOST_LISTED = 1000
-#: For which a job that is over can be looked at, if nobody deletes it.
-KEPT_SECONDS = 24 * 3600
-#: What `place` is answered where it is the request that cannot be had, not the cluster.
+#: Time after which Kubernetes deletes a finished job.
+RETENTION_SECONDS = 24 * 3600
+#: Status codes of `place` that concern the request, not the cluster.
 REFUSALS = {400, 403, 404, 409, 422}
 CONTAINER = "worker"
 INSTALLATION, QUEUE = "halfstep/installation", "kueue.x-k8s.io/queue-name"
-#: A container that waits for nothing worth a word.
+#: Container states that need no message.
 STARTING = {"ContainerCreating", "PodInitializing"}
 
 
 class Kubernetes:
-    """The cluster that the pod of this process is in, or else that KUBECONFIG leads to."""
+    """The cluster of this process's pod, else that of KUBECONFIG."""
 
     name = "kubernetes"
 
@@ -49,8 +49,8 @@ class Kubernetes:
         self._batch, self._core = client.BatchV1Api(self._api), client.CoreV1Api(self._api)
 
     def place(self, pilots: Pilots) -> None:
-        """Create a Job of one pod a node, unless there is one. Raises Refused."""
-        with _asking():
+        """Create a Job with one pod per node, unless it exists. Raises PlacementRejected."""
+        with _translated_errors():
             job = self._job(pilots)
             if job is not None and not self._is_ours(job):
                 text = f"the namespace {self._namespace} has a job {pilots.name} of another "
@@ -69,8 +69,8 @@ class Kubernetes:
                 raise PlacementRejected(said(error)) from error
 
     def look(self, pilots: Pilots) -> Look:
-        """Say how the Job is, and of what keeps its pods the first, in Kubernetes' words."""
-        with _asking():
+        """Return the state of the Job, with the reason why its pods wait or failed."""
+        with _translated_errors():
             job = self._own_job(pilots)
             if job is None:
                 return Look("gone", "Kubernetes does not know it")
@@ -87,26 +87,29 @@ class Kubernetes:
             return Look("waiting", f"Kubernetes job {pilots.name} waits: {why}")
 
     def cancel(self, pilots: Pilots) -> None:
-        """Delete the Job; its pods are sent SIGTERM and have their grace."""
-        with _asking():
+        """Delete the Job; its pods get SIGTERM and their grace period."""
+        with _translated_errors():
             if self._own_job(pilots) is not None:
                 self._delete(pilots)
 
     def log(self, pilots: Pilots) -> str:
-        """Return the end of what its pods printed."""
-        with _asking():
+        """Return the end of its pods' output."""
+        with _translated_errors():
             job = self._own_job(pilots)
             pods = [] if job is None else self._pods(job)
             return "".join(map(self._printed, pods))[-LOG_BYTES:]
 
     def check(self) -> Iterator[Finding]:
-        """Say what the cluster lacks; its nodes say it of themselves by the first run's log."""
-        with _asking():
+        """Report unmet requirements of the cluster.
+
+        Its nodes report theirs in the first run's log.
+        """
+        with _translated_errors():
             job = self.manifest(Pilots(0, 0, nodes=1, devices=1))
             yield from kubernetes_check.findings(self._api, self._settings, job)
 
     def manifest(self, pilots: Pilots) -> dict[str, Any]:
-        """Return the Job: what the pod template has, and over it what makes its pods pilots."""
+        """Return the Job's manifest: the pod template, completed for pilots."""
         settings = self._settings
         labels = {INSTALLATION: self._installation}
         if settings.kubernetes_queue:
@@ -121,7 +124,7 @@ class Kubernetes:
                 "completions": pilots.nodes,
                 "backoffLimit": 0,
                 "suspend": bool(settings.kubernetes_queue),  # until Kueue admits it
-                "ttlSecondsAfterFinished": KEPT_SECONDS,
+                "ttlSecondsAfterFinished": RETENTION_SECONDS,
                 "template": self._pod(pilots),
             },
         }
@@ -187,8 +190,8 @@ class Kubernetes:
                 raise
 
     def _pods(self, job: Any) -> list[Any]:
-        """List a job's pods by their index, those of an earlier job of its name not among them."""
-        found = self._core.list_namespaced_pod(
+        """List a job's pods by index, without those of an earlier job of the same name."""
+        pods = self._core.list_namespaced_pod(
             self._namespace,
             label_selector=f"job-name={job.metadata.name}",
             limit=MOST_LISTED,
@@ -196,13 +199,13 @@ class Kubernetes:
         ).items
         owned = [
             pod
-            for pod in found
+            for pod in pods
             if any(each.uid == job.metadata.uid for each in pod.metadata.owner_references or [])
         ]
         return sorted(owned, key=lambda pod: str(pod.metadata.name))
 
     def _obstacle(self, job: Any, pods: list[Any]) -> str:
-        """Say what keeps the first pod that is not up, or all of them."""
+        """Return why the first waiting pod, or the whole job, waits."""
         for pod in pods:
             if pod.status.phase == "Pending":
                 return _waits(pod) or self._last_event(pod) or f"pod {pod.metadata.name} starts"
@@ -213,17 +216,17 @@ class Kubernetes:
         return event or "its pods are yet to be made"
 
     def _last_event(self, about: Any) -> str:
-        """Return what was last said of a pod or job."""
+        """Return the last event of a pod or job."""
         events = self._core.list_namespaced_event(
             self._namespace,
             field_selector=f"involvedObject.uid={about.metadata.uid}",
             limit=MOST_LISTED,
             _request_timeout=REQUEST_SECONDS,
         ).items
-        told = [each for each in events if each.involved_object.uid == about.metadata.uid]
-        if not told:
+        own = [each for each in events if each.involved_object.uid == about.metadata.uid]
+        if not own:
             return ""
-        last = max(told, key=lambda each: str(each.last_timestamp or each.event_time or ""))
+        last = max(own, key=lambda each: str(each.last_timestamp or each.event_time or ""))
         return f"{last.reason}: {last.message}"
 
     def _printed(self, pod: Any) -> str:
@@ -236,14 +239,14 @@ class Kubernetes:
                 _request_timeout=REQUEST_SECONDS,
             )
         except client.ApiException as error:
-            if error.status in (400, 404):  # it has not begun, or is gone
+            if error.status in (400, 404):  # it has not started, or is gone
                 return ""
             raise
         return text
 
 
 def _connected() -> Any:
-    """Return a client of the cluster. Raises Invalid if nothing says which it is."""
+    """Return a client of the cluster. Raises Invalid if none is configured."""
     settings = client.Configuration()
     try:
         if "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -253,12 +256,12 @@ def _connected() -> Any:
     except config.ConfigException as error:
         message = f"'kubernetes' knows no cluster: {error} Set KUBECONFIG, or run it in a pod"
         raise Invalid({"HALFSTEP_PLACEMENT": message}) from error
-    settings.retries = 0  # the placer asks again by itself
+    settings.retries = 0  # the placer retries itself
     return client.ApiClient(settings)
 
 
 def _template(settings: Settings) -> dict[str, Any]:
-    """Read the pod template. Raises Invalid."""
+    """Load the pod template. Raises Invalid."""
     path = settings.kubernetes_pod_template
     if path is None:
         return {}
@@ -277,14 +280,14 @@ def _template(settings: Settings) -> dict[str, Any]:
 
 
 def _end(job: Any) -> Any:
-    """Return the condition by which a job is over, if it is."""
+    """Return the condition that ended a job, or None."""
     conditions = (job.status and job.status.conditions) or []
     ends = (each for each in conditions if each.type in ("Complete", "Failed"))
     return next((each for each in ends if each.status == "True"), None)
 
 
 def _failure(pod: Any) -> str:
-    """Say why a pod has failed, if it has: evicted, out of memory, or as its program ended."""
+    """Return why a pod failed, or "": evicted, out of memory, or by its exit code."""
     if pod.status.phase != "Failed":
         return ""
     if pod.status.reason:
@@ -293,12 +296,12 @@ def _failure(pod: Any) -> str:
         if each.state.terminated and each.state.terminated.exit_code:
             end = each.state.terminated
             return f"pod {pod.metadata.name}: {end.reason} (exit code {end.exit_code})"
-    told = [each for each in pod.status.conditions or [] if each.type == "DisruptionTarget"]
-    return f"pod {pod.metadata.name}: {told[0].message if told else 'failed'}"
+    disruptions = [each for each in pod.status.conditions or [] if each.type == "DisruptionTarget"]
+    return f"pod {pod.metadata.name}: {disruptions[0].message if disruptions else 'failed'}"
 
 
 def _waits(pod: Any) -> str:
-    """Say what a pod waits for, as far as it knows: a node, or an image."""
+    """Return why a pod waits, if Kubernetes reports it: for a node, or an image."""
     for each in pod.status.container_statuses or []:
         waiting = each.state.waiting
         if waiting and waiting.reason not in STARTING:
@@ -310,8 +313,8 @@ def _waits(pod: Any) -> str:
 
 
 @contextmanager
-def _asking() -> Iterator[None]:
-    """Raise OSError where the cluster does not answer, or not as it should."""
+def _translated_errors() -> Iterator[None]:
+    """Raise OSError for errors of the cluster or its connection."""
     try:
         yield
     except client.ApiException as error:

@@ -1,4 +1,4 @@
-"""What a Kubernetes cluster lacks for runs to be placed there, asked of its API beforehand."""
+"""Checks whether a Kubernetes cluster meets the requirements for placing runs."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from db.settings import Settings
 from worker.clusters.cluster_check import Finding
 
 REQUEST_SECONDS = 30.0
-#: What the placer does: verb, API group, resource.
+#: Requests of the placer: verb, API group, resource.
 RIGHTS = [
     ("create", "batch", "jobs"),
     ("get", "batch", "jobs"),
@@ -23,7 +23,7 @@ KUEUE = "kueue.x-k8s.io"
 
 
 def findings(api: Any, settings: Settings, job: dict[str, Any]) -> Iterator[Finding]:
-    """Look at the cluster, by the account that asks. job: one as ours are."""
+    """Check the cluster with this account's permissions. job: a manifest like those of runs."""
     version = client.VersionApi(api).get_code(_request_timeout=REQUEST_SECONDS)
     yield Finding("kubernetes", f"{api.configuration.host} answers: {version.git_version}")
     yield from _namespace(api, settings)
@@ -44,23 +44,23 @@ def _namespace(api: Any, settings: Settings) -> Iterator[Finding]:
         if error.status == 404:
             text = f"there is none called {name!r}: HALFSTEP_KUBERNETES_NAMESPACE"
             yield Finding("namespace", text, is_fine=False)
-        elif error.status != 403:  # of this account's rights that is not one that it needs
+        elif error.status != 403:  # the permission to read namespaces is not needed
             raise
     else:
         yield Finding("namespace", f"{name} is there")
 
 
 def _rights(api: Any, namespace: str) -> Finding:
-    """Ask for each right whether this account has it."""
+    """Check which of the required permissions this account has."""
     reviews = client.AuthorizationV1Api(api)
     missing = []
     for verb, group, resource in RIGHTS:
         name, _, subresource = resource.partition("/")
-        asked = {"verb": verb, "group": group, "resource": name, "namespace": namespace}
+        attributes = {"verb": verb, "group": group, "resource": name, "namespace": namespace}
         if subresource:
-            asked["subresource"] = subresource
+            attributes["subresource"] = subresource
         review = reviews.create_self_subject_access_review(
-            {"spec": {"resourceAttributes": asked}}, _request_timeout=REQUEST_SECONDS
+            {"spec": {"resourceAttributes": attributes}}, _request_timeout=REQUEST_SECONDS
         )
         if not review.status.allowed:
             missing.append(f"{verb} {resource}")
@@ -92,7 +92,7 @@ def _queue(api: Any, settings: Settings) -> Finding:
 
 
 def _job(api: Any, namespace: str, job: dict[str, Any]) -> Finding:
-    """Have the cluster look at a job without making it."""
+    """Validate a job by a dry run on the cluster."""
     try:
         client.BatchV1Api(api).create_namespaced_job(
             namespace, job, dry_run="All", _request_timeout=REQUEST_SECONDS
@@ -105,7 +105,7 @@ def _job(api: Any, namespace: str, job: dict[str, Any]) -> Finding:
 
 
 def said(error: Any) -> str:
-    """Return Kubernetes' own words for an error."""
+    """Return the message of a Kubernetes error."""
     try:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):

@@ -1,8 +1,8 @@
-"""Where a cluster's own engine starts workers for us: pilots, each for one run alone.
+"""Placement: a cluster's engine starts workers ("pilots"), each for only one run.
 
-No engine fences, and none may own a supervisor. So it is asked for four things only, and what it
-starts is `halfstep worker --only RUN`, which takes its lease as any worker does: that an engine
-says a pilot is gone queues no run again.
+No engine fences attempts, and none may own a supervisor. So an engine is used for only four calls,
+and starts `halfstep worker --only RUN`, which takes a lease like any worker: an engine's report
+that a pilot is gone does not requeue a run.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from worker.clusters.cluster_check import Finding
 
 State: TypeAlias = Literal["waiting", "running", "gone"]
 
-#: By the name of each placement its engine, whose extra has the same name.
+#: Engine by placement name; the package extra has the same name.
 ENGINES = {
     "slurm": "worker.clusters.slurm:Slurm",
     "kubernetes": "worker.clusters.kubernetes:Kubernetes",
@@ -27,12 +27,12 @@ ENGINES = {
 
 
 class PlacementRejected(HalfstepError):
-    """The cluster answers, and does not start workers for this run."""
+    """The cluster responds, but rejects the workers of this run."""
 
 
 @dataclass(frozen=True)
 class Pilots:
-    """The workers that one attempt needs: one a node, with so many devices each."""
+    """The workers of one attempt: one per node."""
 
     run_id: int
     attempt: int
@@ -41,49 +41,49 @@ class Pilots:
 
     @property
     def name(self) -> str:
-        """By which the engine knows them, so that they are never started twice."""
+        """Unique name in the engine, which prevents a second start."""
         return f"halfstep-{self.run_id}-{self.attempt}"
 
     @property
     def command(self) -> list[str]:
-        """Return what is started on each node."""
+        """The command to start on each node."""
         return [sys.executable, "-m", "worker.worker", "--only", str(self.run_id)]
 
 
 @dataclass(frozen=True)
 class Look:
-    """How the engine says that pilots fare, and why, in its own words."""
+    """State of pilots as reported by the engine, with its reason."""
 
     state: State
     reason: str
 
 
 class Placement(Protocol):
-    """An engine: four calls for a run, and a look at the cluster before the first.
+    """Interface of an engine: four calls for a run, and a check of the cluster.
 
-    Each may be repeated; what does not answer raises OSError.
+    Each call may be repeated; OSError is raised if the engine does not respond.
     """
 
     name: str
 
     def place(self, pilots: Pilots) -> None:
-        """Have pilots started, unless they were. Raises Refused."""
+        """Start pilots, unless they were started. Raises PlacementRejected."""
 
     def look(self, pilots: Pilots) -> Look:
-        """Say whether they wait, run, or are gone."""
+        """Return whether pilots wait, run, or are gone."""
 
     def cancel(self, pilots: Pilots) -> None:
-        """Have them end: they leave a checkpoint if they are given the time."""
+        """End pilots; they save a checkpoint if there is time."""
 
     def log(self, pilots: Pilots) -> str:
-        """Return the end of what they printed."""
+        """Return the end of the pilots' output."""
 
     def check(self) -> Iterator[Finding]:
-        """Say what the cluster lacks, and one of its nodes, if that can be asked."""
+        """Report unmet requirements of the cluster and, if possible, of one of its nodes."""
 
 
 def open_placement(settings: Settings) -> Placement:
-    """Return the engine that HALFSTEP_PLACEMENT names. Raises Invalid."""
+    """Return the engine of HALFSTEP_PLACEMENT. Raises Invalid."""
     name = settings.placement
     if name not in ENGINES:
         message = f"{name!r} places nothing; allowed: {', '.join(ENGINES)}"
@@ -97,5 +97,5 @@ def open_placement(settings: Settings) -> Placement:
 
 
 def installation(settings: Settings) -> str:
-    """Return what tells ours from another installation's on the same cluster."""
+    """Return an identifier of this installation on a shared cluster."""
     return f"halfstep {hashlib.sha256(settings.database_url.encode()).hexdigest()[:16]}"

@@ -1,8 +1,8 @@
-"""The placer: asks a cluster for workers for each run that is queued, and says how they fare.
+"""The placer: requests workers from a cluster for queued runs, and tracks their state.
 
     halfstep placer          (with HALFSTEP_PLACEMENT; on a machine that may submit jobs)
 
-It owns nothing that trains. While it is away what runs goes on, and what waits stays where it is.
+It owns no training: while it is down, running jobs continue, and queued runs wait.
 """
 
 import argparse
@@ -28,7 +28,7 @@ LOOK_SECONDS = 2.0
 
 
 class Placer:
-    """One cluster's part in the queue."""
+    """Tracks and places the queued runs of one cluster."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self.settings = settings
@@ -39,7 +39,7 @@ class Placer:
         self.stopping = threading.Event()
 
     def run(self) -> None:
-        """Look and place until told to stop; jobs go on without us."""
+        """Poll and place until stopped; jobs continue without the placer."""
         self._register()
         is_away = False
         while not self.stopping.wait(LOOK_SECONDS):
@@ -51,7 +51,7 @@ class Placer:
                     raise
                 if is_outage(error):
                     self.lost.note_outage()
-                if not is_away:  # once an outage, of the database or of the cluster
+                if not is_away:  # once per outage of the database or the cluster
                     _say(f"waiting: {error}")
                 is_away = True
         self.capabilities.close()
@@ -59,18 +59,18 @@ class Placer:
             workers.stop(session, self.id)
 
     def stop(self, *_signal: Any) -> None:
-        """Stop soon."""
+        """Stop the loop soon."""
         self.stopping.set()
 
     def turn(self) -> None:
-        """See how what was asked for fares, and ask for what else is queued.
+        """Update the state of placed pilots, and place further queued runs.
 
-        A pilot that is lost with its machine may have been the last worker that was up.
+        Also requeues lost runs: a pilot lost with its machine may have been the only worker.
         """
         with self.database.touching() as session:
             pulse = workers.beat(session, self.id)
         self.lost.look(is_lost=pulse.is_lost)
-        self._offer_anew()
+        self._update_recipes()
         with self.database.reading() as session:
             unended = placements.unended(session)
         for placement, is_wanted in unended:
@@ -102,9 +102,10 @@ class Placer:
             _say(f"run {pilots.run_id}: {pilots.nodes} x {pilots.devices} asked for")
 
     def _look(self, pilots: Pilots, *, is_wanted: bool) -> None:
-        """Note how pilots fare; those that nobody wants any more are cancelled.
+        """Record the state of pilots; cancel those that are no longer needed.
 
-        Those that never came to the cluster, for we died meanwhile, are gone, and asked for again.
+        Pilots that were never submitted, because the placer died in between, are gone, and placed
+        again.
         """
         if not is_wanted:
             self.engine.cancel(pilots)
@@ -116,7 +117,7 @@ class Placer:
             placements.note(session, pilots.run_id, pilots.attempt, state, reason)
 
     def _register(self) -> None:
-        """Offer what the cluster's nodes will, so that it can be chosen before any is up."""
+        """Register the capabilities of the cluster's nodes before any worker is up."""
         offer = self.capabilities.learn()
         offer["devices"] = [
             {**offer["devices"][0], "index": i} for i in range(self.settings.placed_devices)
@@ -135,7 +136,7 @@ class Placer:
             self.id = worker.id
         _say(f"runs are placed by {self.engine.name}")
 
-    def _offer_anew(self) -> None:
+    def _update_recipes(self) -> None:
         offer = self.capabilities.news()
         if offer is not None:
             with self.database.writing() as session:

@@ -1,7 +1,7 @@
-"""Pilots as Ray's detached actors, one a node, in a cluster that exists.
+"""Pilots as Ray's detached actors, one per node, in an existing cluster.
 
-Who is connected to a Ray cluster ends a minute after its head. So this process never is: a child of
-its own is (worker.clusters.ray_driver), which is started anew whenever it is gone.
+A process that is connected to a Ray cluster is ended a minute after its head. So this process never
+connects: a child does (worker.clusters.ray_driver), which is started again whenever it has ended.
 """
 
 import importlib.util
@@ -18,12 +18,12 @@ from worker.clusters.cluster_check import Finding, told
 from worker.clusters.placement import Look, Pilots, installation
 
 ANSWER_SECONDS = 60.0
-#: A node has to be free for a task that looks at it.
+#: Timeout of a task on a node, which has to be free.
 NODE_SECONDS = 300.0
 
 
 class Ray:
-    """The cluster that HALFSTEP_RAY_ADDRESS names."""
+    """The cluster of HALFSTEP_RAY_ADDRESS."""
 
     name = "ray"
 
@@ -35,23 +35,23 @@ class Ray:
         self._driver: subprocess.Popen[str] | None = None
 
     def place(self, pilots: Pilots) -> None:
-        """Create a group of one actor a node, unless there is one."""
+        """Create a placement group with one actor per node, unless it exists."""
         self._ask("place", pilots, devices=pilots.devices, command=pilots.command)
 
     def look(self, pilots: Pilots) -> Look:
-        """Ask which of the actors are up; what a run that is over held in Ray is given back."""
+        """Return the state of the actors; resources of an ended run are released."""
         return Look(**self._ask("look", pilots, devices=pilots.devices))
 
     def cancel(self, pilots: Pilots) -> None:
-        """Have the actors send their workers SIGTERM; they end with these."""
+        """Request the actors to send SIGTERM to their workers, with which they end."""
         self._ask("cancel", pilots)
 
     def log(self, pilots: Pilots) -> str:
-        """Return the end of what the workers printed, as long as their actors live."""
+        """Return the end of the workers' output, as long as their actors are alive."""
         return str(self._ask("log", pilots))
 
     def check(self) -> Iterator[Finding]:
-        """Say how many devices the cluster has, and have a node say what is missing there."""
+        """Report the number of devices, and run the check on one node."""
         address, resource = self._settings.ray_address, self._settings.ray_resource
         devices = self._call("devices")
         if not any(devices):
@@ -64,7 +64,7 @@ class Ray:
         yield from told(self._call("check", seconds=NODE_SECONDS, command=command))
 
     def close(self) -> None:
-        """Let go of the cluster; what runs there goes on."""
+        """Disconnect; actors continue."""
         if self._driver is not None:
             self._driver.kill()
             self._driver.communicate()
@@ -74,7 +74,7 @@ class Ray:
         return self._call(call, name=pilots.name, nodes=pilots.nodes, **words)
 
     def _call(self, call: str, seconds: float | None = None, **words: Any) -> Any:
-        """Have the driver do something. Raises OSError if it cannot."""
+        """Call the driver. Raises OSError if it fails."""
         if self._driver is None:
             self._driver = self._start()
         driver = self._driver
@@ -111,7 +111,7 @@ class Ray:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # a Ctrl-C is the placer's
+                start_new_session=True,  # Ctrl-C is handled by the placer
             )
 
     @property

@@ -1,9 +1,9 @@
-"""The one process that is connected to a Ray cluster; worker.clusters.ray drives it.
+"""The only process that connects to a Ray cluster; controlled by worker.clusters.ray.
 
     python -m worker.clusters.ray_driver ADDRESS NAMESPACE RESOURCE DATA
 
-A run's actors stand in a placement group, which Ray makes as a whole or not at all, each on another
-of its nodes. Nothing of it is restarted by Ray.
+A run's actors are in a placement group, which Ray creates completely or not at all, each on another
+node. Ray restarts none of them.
 """
 
 import json
@@ -20,9 +20,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from halfstep.process import close_to_others, end_with_parent
 from worker.clusters import ray_pilot
 
-#: In which an actor that is up answers.
+#: Timeout for the answer of a running actor.
 ANSWER_SECONDS = 10.0
-#: What pilots get of the placer's environment; what a node's own Ray was started with goes first.
+#: Prefixes of the placer's variables for pilots; the environment of a node's Ray takes precedence.
 PASSED_ON = ("HALFSTEP_", "AWS_", "AZURE_", "GOOGLE_")
 
 
@@ -35,10 +35,10 @@ class Driver:
         self._environment = {
             name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)
         } | {"HALFSTEP_DATA": data}
-        self._known: dict[str, Any] = {}  # actors by name: a dead one's name Ray has forgotten
+        self._known: dict[str, Any] = {}  # actors by name: Ray forgets the names of dead ones
 
     def place(self, name: str, nodes: int, devices: int, command: list[str]) -> None:
-        """Ask for a group and its actors, as far as they are not there."""
+        """Create the placement group and the actors that do not exist yet."""
         group = _group(name)
         if group is None:
             bundles = [{self._resource: float(devices)}] * nodes
@@ -56,7 +56,7 @@ class Driver:
                     max_restarts=0,
                     max_concurrency=4,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, node),
-                    **self._asked(devices),
+                    **self._resource_options(devices),
                 )
                 .remote(actor, command, self._environment)
             )
@@ -81,7 +81,7 @@ class Driver:
         return {"state": "waiting", "reason": f"Ray starts {', '.join(missing)}"}
 
     def cancel(self, name: str, nodes: int) -> None:
-        """End what is there: workers by SIGTERM, actors that are yet to start at once."""
+        """End the run's workers by SIGTERM, and actors that have not started at once."""
         group = _group(name)
         if group is None:
             return
@@ -92,7 +92,7 @@ class Driver:
                 actor.stop.remote()
 
     def log(self, name: str, nodes: int) -> str:
-        """Return what the workers printed last, node by node."""
+        """Return the end of the workers' output, node by node."""
         texts = []
         for actor in filter(None, self._actors(name, nodes).values()):
             with suppress(RayActorError, GetTimeoutError):
@@ -100,44 +100,44 @@ class Driver:
         return "".join(texts)
 
     def devices(self) -> list[float]:
-        """Return how many devices each node has that is up."""
+        """Return the number of devices of each node that is up."""
         up = (each["Resources"] for each in ray.nodes() if each["Alive"])
         return [float(each.get(self._resource, 0)) for each in up]
 
     def check(self, command: list[str]) -> list[str]:
-        """Run a command on some node that has a device free, and return what it prints."""
-        options: dict[str, Any] = {"max_retries": 0, **self._asked(1)}
+        """Run a command on a node with a free device, and return its output lines."""
+        options: dict[str, Any] = {"max_retries": 0, **self._resource_options(1)}
         task = ray.remote(ray_pilot.printed).options(**options)
         return list(ray.get(task.remote(command, self._environment)))
 
-    def _asked(self, devices: int) -> dict[str, Any]:
+    def _resource_options(self, devices: int) -> dict[str, Any]:
         own = {"GPU": "num_gpus", "CPU": "num_cpus"}
         if self._resource in own:
             return {"num_cpus": 0, own[self._resource]: devices}
         return {"num_cpus": 0, "resources": {self._resource: devices}}
 
     def _actors(self, name: str, nodes: int) -> dict[str, Any]:
-        """Return a run's actors by their names; None for one that Ray does not know."""
-        found = {}
+        """Return a run's actors by name; None for one unknown to Ray."""
+        actors = {}
         for node in range(nodes):
             actor = f"{name}-{node}"
             try:
-                found[actor] = self._known[actor] = ray.get_actor(actor)
+                actors[actor] = self._known[actor] = ray.get_actor(actor)
             except ValueError:
-                found[actor] = self._known.get(actor)
-        return found
+                actors[actor] = self._known.get(actor)
+        return actors
 
     def _answers(self, name: str, nodes: int) -> tuple[list[str], list[str], list[str]]:
-        """Ask each actor: return hosts of those that are up, how others ended, and who is late."""
+        """Query each actor: return hosts of running ones, ends of others, and unresponsive ones."""
         hosts, ends, missing = [], [], []
-        asked = {
+        answers = {
             actor: handle and handle.look.remote()
             for actor, handle in self._actors(name, nodes).items()
         }
-        waited = [each for each in asked.values() if each]
+        waited = [each for each in answers.values() if each]
         if waited:
             ray.wait(waited, num_returns=len(waited), timeout=ANSWER_SECONDS)
-        for actor, answer in asked.items():
+        for actor, answer in answers.items():
             try:
                 if answer is None:
                     ends.append(f"{actor} is gone")
@@ -150,13 +150,13 @@ class Driver:
         return hosts, ends, missing
 
     def _obstacle(self, nodes: int, devices: int) -> str:
-        """Say what a group waits for that could not be made yet."""
+        """Return why a placement group waits."""
         has = self.devices()
-        wanted = f"{nodes} x {devices} {self._resource} on as many nodes"
+        request = f"{nodes} x {devices} {self._resource} on as many nodes"
         if (able := sum(each >= devices for each in has)) < nodes:
-            return f"{wanted} are asked for, and {able or 'none'} of its nodes have as many"
+            return f"{request} are asked for, and {able or 'none'} of its nodes have as many"
         free = ray.available_resources().get(self._resource, 0)
-        return f"{wanted} are asked for; {free:g} of {sum(has):g} {self._resource} are free"
+        return f"{request} are asked for; {free:g} of {sum(has):g} {self._resource} are free"
 
 
 def _group(name: str) -> PlacementGroup | None:
@@ -168,20 +168,20 @@ def _group(name: str) -> PlacementGroup | None:
 
 
 def _is_made(group: PlacementGroup) -> bool:
-    """Tell whether it has its devices, or had: one that loses a node is made anew there."""
+    """Return whether a group has had its devices: a group that loses a node is rescheduled."""
     return bool(ray.util.placement_group_table(group)["state"] != "PENDING")
 
 
 def _end(actor: str, error: RayActorError) -> str:
-    """Say how an actor ended: with its worker, or in Ray's own words."""
+    """Return how an actor ended: with its worker, or Ray's error."""
     if "ray.kill" in str(error):
         return f"the worker of {actor} has ended; its log is in placements/{actor}.log there"
     return f"{actor}: {' '.join(str(error).split())}"
 
 
 def main() -> None:
-    """Answer each line of the standard input by one of the standard output."""
-    # With the placer, whatever it is at: a call that nobody waits for any more may never end.
+    """Answer each line of stdin by a line on stdout."""
+    # Ends with the placer, also during a call, which may never return.
     end_with_parent()
     close_to_others()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")

@@ -1,8 +1,8 @@
-"""What runs in Ray's own processes on a node: an actor that starts a worker and answers for it.
+"""Code in Ray's processes on a node: an actor that starts a worker and monitors it.
 
-When Ray's head dies, everything that Ray started and its children go with it, a minute later. So
-the worker is no child of the actor's. It inherits what Ray gave that, its GPUs above all, but not
-its single thread.
+A minute after Ray's head dies, all processes that Ray started are killed with their children. So
+the worker is not a child of the actor. It inherits the actor's environment, above all its GPUs, but
+not the limit to one thread.
 """
 
 import os
@@ -20,7 +20,7 @@ LOG_BYTES = 64 * 1024
 
 
 class Pilot:
-    """One node's worker; the actor ends with it."""
+    """Actor for one node's worker; it ends with the worker."""
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         own = _environment(environment) | {"HALFSTEP_WORKER_NAME": name}
@@ -30,15 +30,15 @@ class Pilot:
         threading.Thread(target=self._end_with_it, daemon=True).start()
 
     def look(self) -> str:
-        """Return where this is."""
+        """Return the node's address."""
         return str(ray.util.get_node_ip_address())
 
     def stop(self) -> None:
-        """Have the worker leave a checkpoint and end."""
+        """Request the worker to save a checkpoint and end."""
         self._worker.stop()
 
     def log(self) -> str:
-        """Return the end of what the worker has printed."""
+        """Return the end of the worker's output."""
         return self._worker.printed(LOG_BYTES)
 
     def _end_with_it(self) -> None:
@@ -48,14 +48,14 @@ class Pilot:
 
 
 def printed(command: list[str], environment: dict[str, str]) -> list[str]:
-    """Return the lines that a command prints here, or the last one of its complaint."""
+    """Run a command here; return its output lines, else the last line of its errors."""
     done = subprocess.run(
         command, env=_environment(environment), capture_output=True, text=True, check=False
     )
     return done.stdout.splitlines() or done.stderr.splitlines()[-1:]
 
 
-def _environment(told: dict[str, str]) -> dict[str, str]:
-    """Return a worker's environment here: the node's own, and what it lacks of the placer's."""
+def _environment(placers: dict[str, str]) -> dict[str, str]:
+    """Return a worker's environment: the node's own, completed by the placer's."""
     own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    return {**told, **own}
+    return {**placers, **own}

@@ -1,7 +1,7 @@
-"""Pilots as Slurm's jobs: sbatch, squeue, scancel, and nothing that needs a plugin.
+"""Pilots as Slurm jobs: uses only sbatch, squeue, srun and scancel, and no plugin.
 
-A job that comes near its time limit is sent SIGUSR2: its workers leave a checkpoint and let the run
-go back to the queue, where it is placed again.
+Shortly before its time limit a job gets SIGUSR2: its workers save a checkpoint and requeue the run,
+which is then placed again.
 """
 
 import shlex
@@ -15,12 +15,12 @@ from worker.clusters.cluster_check import Finding, told
 from worker.clusters.placement import Look, Pilots, PlacementRejected, installation
 
 COMMAND_SECONDS = 60.0
-#: A node has to be free for a look at it.
+#: Timeout of a check on a node, which has to be free.
 NODE_SECONDS = 300.0
 LOG_BYTES = 64 * 1024
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
-#: Slurm's own words that people wonder about most.
+#: Explanations of Slurm's most frequent reasons.
 REASONS = {
     "Resources": "no node with enough free devices",
     "Priority": "jobs with a higher priority are ahead",
@@ -41,7 +41,7 @@ class _Job:
 
 
 class Slurm:
-    """The cluster that this machine's sbatch submits to."""
+    """The cluster to which this machine's sbatch submits."""
 
     name = "slurm"
 
@@ -52,7 +52,7 @@ class Slurm:
         self._logs = settings.data / "placements"
 
     def place(self, pilots: Pilots) -> None:
-        """Submit a job of one task a node, unless there is one. Raises Refused."""
+        """Submit a job with one task per node, unless it exists. Raises PlacementRejected."""
         if self.look(pilots).state != "gone":
             return
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -66,14 +66,14 @@ class Slurm:
             "signal": f"USR2@{max(60, round(2 * self._grace_seconds))}",
         }
         words = [f"--{name}={value}" for name, value in own.items()]
-        asked = self._options.replace("{devices}", str(pilots.devices))
-        asked_of = ["sbatch", "--parsable", "--no-requeue", *words, *shlex.split(asked)]
-        done = _run(asked_of, _script(pilots))
+        options = self._options.replace("{devices}", str(pilots.devices))
+        command = ["sbatch", "--parsable", "--no-requeue", *words, *shlex.split(options)]
+        done = _run(command, _script(pilots))
         if done.returncode:
-            raise PlacementRejected(_said(done))
+            raise PlacementRejected(_error_of(done))
 
     def look(self, pilots: Pilots) -> Look:
-        """Ask squeue, which knows a job for some minutes after its end."""
+        """Return the state by squeue, which lists a job for some minutes after its end."""
         jobs = self._jobs(pilots)
         if not jobs:
             return Look("gone", "Slurm does not know it")
@@ -87,35 +87,35 @@ class Slurm:
         return Look("gone", f"Slurm job {job.id} ended as {job.state.lower()}{why}")
 
     def cancel(self, pilots: Pilots) -> None:
-        """Have the job end; its workers are sent SIGTERM and have Slurm's KillWait."""
+        """Cancel the job; its workers get SIGTERM and Slurm's KillWait."""
         jobs = [job.id for job in self._jobs(pilots) if job.state in WAITING | RUNNING]
         if jobs:
-            _ask(["scancel", *jobs])
+            _output_of(["scancel", *jobs])
 
     def log(self, pilots: Pilots) -> str:
-        """Return the end of what its workers printed."""
+        """Return the end of its workers' output."""
         files = sorted(
             self._logs.glob(f"{pilots.name}.*.log"), key=lambda path: path.stat().st_mtime
         )
         return files[-1].read_bytes()[-LOG_BYTES:].decode(errors="replace") if files else ""
 
     def check(self) -> Iterator[Finding]:
-        """Have a node say what is missing there, asked for as a worker is."""
+        """Run the check on a node, allocated like a worker's."""
         options = shlex.split(self._options.replace("{devices}", "1"))
         here = [sys.executable, "-m", "worker.clusters.cluster", "check", "--here", "--json"]
-        asked = ["srun", "--quiet", "--nodes=1", "--ntasks=1", *options, *here]
-        done = _run(asked, seconds=NODE_SECONDS)
-        found = list(told(done.stdout.splitlines()))
-        yield from found
-        if done.returncode and all(each.is_fine for each in found):
-            yield Finding("slurm", _said(done), is_fine=False)
+        command = ["srun", "--quiet", "--nodes=1", "--ntasks=1", *options, *here]
+        done = _run(command, seconds=NODE_SECONDS)
+        findings = list(told(done.stdout.splitlines()))
+        yield from findings
+        if done.returncode and all(each.is_fine for each in findings):
+            yield Finding("slurm", _error_of(done), is_fine=False)
 
     def _log_pattern(self, pilots: Pilots) -> str:
         return f"{self._logs}/{pilots.name}.%j.log"
 
     def _jobs(self, pilots: Pilots) -> list[_Job]:
-        asked = ["squeue", "--noheader", "--me", "--states=all", f"--name={pilots.name}"]
-        lines = _ask([*asked, "--format=%i|%T|%N|%k|%r"]).splitlines()
+        command = ["squeue", "--noheader", "--me", "--states=all", f"--name={pilots.name}"]
+        lines = _output_of([*command, "--format=%i|%T|%N|%k|%r"]).splitlines()
         rows = [line.split("|", 4) for line in lines]
         return [
             _Job(id_, state, reason, nodes)
@@ -125,24 +125,24 @@ class Slurm:
 
 
 def _script(pilots: Pilots) -> str:
-    """Return the job: on each node a worker of a name of its own, which outlives no step."""
+    """Return the job script: a uniquely named worker per node, in one step."""
     name = f"{pilots.name}-$SLURM_NODEID"
     worker = f"HALFSTEP_WORKER_NAME={name} exec {shlex.join(pilots.command)}"
     return f"#!/bin/sh\nexec srun --kill-on-bad-exit=0 sh -c {shlex.quote(worker)}\n"
 
 
-def _ask(words: list[str]) -> str:
-    """Return what one of Slurm's commands prints. Raises OSError with what it says instead."""
+def _output_of(words: list[str]) -> str:
+    """Return the output of a Slurm command. Raises OSError with its error message."""
     done = _run(words)
     if done.returncode:
-        raise OSError(_said(done))
+        raise OSError(_error_of(done))
     return done.stdout
 
 
 def _run(
     words: list[str], text: str = "", seconds: float = COMMAND_SECONDS
 ) -> "subprocess.CompletedProcess[str]":
-    """Run one of Slurm's commands, whatever it says. Raises OSError if Slurm does not answer."""
+    """Run a Slurm command with any exit code. Raises OSError if Slurm does not respond."""
     try:
         done = subprocess.run(
             words, input=text, capture_output=True, text=True, timeout=seconds, check=False
@@ -150,9 +150,9 @@ def _run(
     except subprocess.TimeoutExpired as error:
         raise TimeoutError(f"{words[0]} has not answered for {seconds:.0f} s") from error
     if "Unable to contact slurm controller" in done.stderr or "timed out" in done.stderr:
-        raise ConnectionError(_said(done))
+        raise ConnectionError(_error_of(done))
     return done
 
 
-def _said(done: "subprocess.CompletedProcess[str]") -> str:
+def _error_of(done: "subprocess.CompletedProcess[str]") -> str:
     return f"{done.args[0]}: {done.stderr.strip() or f'exit code {done.returncode}'}"

@@ -1,4 +1,4 @@
-"""The working folder of a command that names a git repository and a commit."""
+"""Checks out a git repository at a commit as the working folder of a command."""
 
 import os
 import shutil
@@ -11,8 +11,8 @@ from halfstep.sandbox import deferred
 from worker.sandbox.sandbox import START
 
 WAIT_SECONDS = 0.4
-#: Nobody is there to answer, no other protocol reads files or runs programs, and what crawls at
-#: less than 1 kB/s for a minute is given up.
+#: No prompts, no other protocols, which could read files or run programs; transfers below 1 kB/s
+#: for a minute are aborted.
 OPTIONS = {
     "protocol.allow": "never",
     "protocol.https.allow": "always",
@@ -24,7 +24,7 @@ ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS":
 
 
 class CannotCheckOut(Exception):
-    """The commit is not to be had; the message says what git said."""
+    """The commit cannot be checked out; the message has git's error."""
 
 
 def check_out(
@@ -36,13 +36,13 @@ def check_out(
     user: int | None = None,
     sandbox: Callable[[Path], Mapping[str, str]] = lambda _folder: {},
 ) -> str:
-    """Make the folder hold this commit with its submodules; return its whole name.
+    """Check out a commit with its submodules into a folder; return its full hash.
 
-    Of a repository on the network no submodule is of this machine.
+    Submodules of a repository on the network cannot be local. An existing folder, from an earlier
+    attempt, stays unchanged, including files that the script has written.
 
-    One that is there already, from an earlier attempt, stays as it is, with what the script has
-    left in it. meanwhile: called now and then; what it raises ends git.  user: whose it is then.
-    sandbox: returns the variable of the sandbox in which git writes a folder, if it runs in one.
+    meanwhile: called periodically; its exceptions end git.  user: owner of the existing folder.
+    sandbox: returns the variable of the sandbox in which git writes a folder, if any.
     Raises CannotCheckOut, OSError.
     """
 
@@ -54,14 +54,14 @@ def check_out(
 
     sandboxed = sandbox(folder)
     if not folder.exists():
-        # A name of our own: the git of a supervisor that was killed may still be at its work.
+        # A unique name: git of a killed supervisor may still be running.
         for left in folder.parent.glob(f".{folder.name}.*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
         partial.mkdir()
         sandboxed = sandbox(partial)
         git("clone", "--quiet", "--no-checkout", "--", url, str(partial))
-        # A branch may have a name that looks like a commit's.
+        # A branch may have a name that looks like a hash.
         try:
             whole = git("-C", str(partial), "rev-parse", "--verify", f"{commit}^{{commit}}")
         except CannotCheckOut as error:
@@ -71,7 +71,7 @@ def check_out(
         git("-C", str(partial), "checkout", "--quiet", "--detach", whole)
         git("-C", str(partial), "submodule", "--quiet", "update", "--init", "--recursive")
         partial.rename(folder)
-    elif user is not None:  # what its script has left there is nothing for root to look into
+    elif user is not None:  # its script's files must not be read as root
         return git("-C", str(folder), "rev-parse", "HEAD", user=user)
     return git("-C", str(folder), "rev-parse", "HEAD")
 
@@ -87,7 +87,7 @@ def _git(
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     argv = ["git", *options, *words]
     environment = {**environment, **ENVIRONMENT}
-    if sandboxed:  # the user's variables may name programs, as GIT_CONFIG_* do
+    if sandboxed:  # the user's variables may name programs, e.g. GIT_CONFIG_*
         argv, environment = [*START, *argv], {**sandboxed, **deferred(environment)}
     try:
         process = subprocess.Popen(
@@ -114,16 +114,17 @@ def _git(
                 try:
                     meanwhile()
                 except BaseException:
-                    os.killpg(process.pid, signal.SIGKILL)  # with its helper, which has the network
+                    # With its helper, which has the connection.
+                    os.killpg(process.pid, signal.SIGKILL)
                     raise
     if process.returncode:
-        said = " ".join(errors.split()) or f"exit code {process.returncode}"
-        raise CannotCheckOut(f"git {_named(words)} failed: {said[:2000]}")
+        message = " ".join(errors.split()) or f"exit code {process.returncode}"
+        raise CannotCheckOut(f"git {_named(words)} failed: {message[:2000]}")
     return output.strip()
 
 
 def _named(words: tuple[str, ...]) -> str:
-    """Name what was asked of git, without our folders."""
+    """Return a git command for a message, without internal folders."""
     if words[0] == "clone":
         return f"clone {words[-2 if words[-1].endswith('.partial') else -1]}"
     return " ".join(words[2:])

@@ -1,4 +1,4 @@
-"""The work of an attempt whose run is a command: what is started, where, and how that ended."""
+"""Work of an attempt whose run is a command: its start, working folder and outcome."""
 
 import errno
 import json
@@ -27,39 +27,39 @@ from worker.commands.checkout import CannotCheckOut, check_out
 from worker.commands.command_runner import asked_for_lease
 from worker.sandbox import run_environment
 
-#: Run by its path: the environment of a command need not have halfstep.
+#: Run by path, because the environment of a command may lack halfstep.
 TORCHRUN = Path(queued_run.__file__).with_name("torchrun.py")
-#: Of the grace of a worker that stops, what a command has after SIGTERM: the rest is to record it.
+#: Share of a stopping worker's grace period between SIGTERM and SIGKILL; the rest is for recording.
 GRACE_SHARE = 0.8
 
 
 class Command:
-    """A script that knows nothing of us, unless it watches itself."""
+    """A script, which may but need not use halfstep.watch."""
 
     def __init__(self, attempt: Attempt, session: Session) -> None:
         """Raises CannotStart."""
         self._attempt = attempt
-        self._said: dict[str, Any] = attempt.run.command or {}
+        self._spec: dict[str, Any] = attempt.run.command or {}
         key_file = attempt.settings.secrets_key
         try:
-            self._secrets = secrets.read(session, key_file, self._said["secrets"])
+            self._secrets = secrets.read(session, key_file, self._spec["secrets"])
         except secrets.Unreadable as error:
             raise CannotStart(str(error)) from error
         self._asked_at: float | None = None
         self._wanted = "run"
 
     def prepare(self) -> None:
-        """Make its folder and write its job, which holds no secret. Raises CannotStart."""
-        attempt, said = self._attempt, self._said
+        """Create its folder and write its job file, without secrets. Raises CannotStart."""
+        attempt, spec = self._attempt, self._spec
         self._environment = self._stated_environment()
         folder = self._folder()
-        words = command_line.filled(said["line"], attempt.run.config)
+        words = command_line.filled(spec["line"], attempt.run.config)
         argv = self._started(words)
         if attempt.files.attempt > 1:
-            text = "The command begins anew; where it goes on from, its script has to know."
+            text = "The command starts again; resuming is up to its script."
             attempt.remark(f"Attempt {attempt.files.attempt}. {text}")
-        attempt.remark(f"$ {said['line']}" if words == argv else f"$ {' '.join(words)}")
-        self._places = (str(folder), said["venv"])
+        attempt.remark(f"$ {spec['line']}" if words == argv else f"$ {' '.join(words)}")
+        self._places = (str(folder), spec["venv"])
         job = {"argv": argv, "folder": str(folder), "started_at": attempt.started_at}
         write_file(attempt.files.job, job)
         scripts = (folder / word for word in words if word.endswith(".py"))
@@ -67,11 +67,11 @@ class Command:
         self._to_start = Started(words, folder, script, self._hidden)
 
     def started(self) -> Started:
-        """Return what is started, once it is prepared."""
+        """Return what is started; call it after `prepare`."""
         return self._to_start
 
     def start(self) -> Child:
-        """Start it, kept by a process of ours. Call it from the main thread."""
+        """Start the command by the command runner. Call it from the main thread."""
         files = self._attempt.files
         argv = [
             sys.executable,
@@ -86,13 +86,13 @@ class Command:
             argv, isolation = self._attempt.isolated(argv, *self._places)
             environment = ours | deferred(self._environment) | isolation
             return Child(argv, environment, self._hidden, self._attempt.log)
-        except OSError as error:  # its variables are more than Linux takes, say
+        except OSError as error:  # e.g. its variables exceed Linux's limit
             raise CannotStart(f"it cannot be started: {error}", failure_kind="settings") from error
 
-    def acknowledge(self, wishes: queue.Wishes, child: Child, *, is_preempted: bool) -> None:
-        """Ask it to end, by SIGTERM; end it once its grace is over."""
-        if self._asked_at is None and (wishes.desired_state == "cancel" or is_preempted):
-            self._asked_at, self._wanted = clock(), wishes.desired_state
+    def acknowledge(self, requested: queue.Wishes, child: Child, *, is_preempted: bool) -> None:
+        """Request it to end by SIGTERM; kill it after its grace period."""
+        if self._asked_at is None and (requested.desired_state == "cancel" or is_preempted):
+            self._asked_at, self._wanted = clock(), requested.desired_state
             child.terminate()
         grace = GRACE_SHARE * self._attempt.settings.stop_grace_seconds
         if self._asked_at is not None and clock() > self._asked_at + grace:
@@ -101,7 +101,7 @@ class Command:
     def ending(
         self, exit_code: int, child: Child, *, is_preempted: bool, has_lost_lease: bool
     ) -> Ending:
-        """Return what its exit code says: of one that was asked to end, that it did."""
+        """Return the outcome by its exit code, or by the request that ended it."""
         if self._asked_at is not None and self._wanted == "cancel":
             return Ending(Status.CANCELLED)
         if self._asked_at is not None or is_preempted:
@@ -112,9 +112,9 @@ class Command:
             return Ending(None, death(exit_code, "the command"))
         if exit_code == 0:
             return Ending(Status.FINISHED)
-        # Two threads hear the two streams: what went wrong is on stderr, whichever was heard last.
-        said = [*child.last_lines["stdout"], *child.last_lines["stderr"]]
-        error = self._traceback() or "\n".join(said)
+        # Two threads read the two streams: the error is on stderr, whichever line was read last.
+        lines = [*child.last_lines["stdout"], *child.last_lines["stderr"]]
+        error = self._traceback() or "\n".join(lines)
         error = str(redaction.without(error, *self._hidden)).strip()
         if os.strerror(errno.ENOSPC) in error:
             return disk_full(self._attempt.files.folder, error)
@@ -123,25 +123,25 @@ class Command:
         return Ending(Status.FAILED, reason, error or reason, "code")
 
     def _traceback(self) -> str:
-        """Return what the script's watch has seen it end by."""
+        """Return the traceback in the outcome that the script's own watch wrote, if it failed."""
         path = self._attempt.files.outcome
         try:
             outcome = json.loads(path.read_text())
             return str(outcome["error"]) if outcome["status"] == "failed" else ""
-        except (OSError, ValueError, LookupError, TypeError):  # it may hold anything
+        except (OSError, ValueError, LookupError, TypeError):  # it may contain anything
             return ""
 
     @property
     def _hidden(self) -> list[str]:
-        """List what no log may show: secrets, and the lines of those that have several."""
+        """Texts hidden in logs: secrets, and single lines of those with several."""
         values = self._secrets.values()
         lines = [line for value in values for line in value.splitlines()]
-        found = {*values, *(line for line in lines if len(line) >= redaction.SHORTEST)}
-        return sorted(found, key=len, reverse=True)  # one may begin with another
+        texts = {*values, *(line for line in lines if len(line) >= redaction.SHORTEST)}
+        return sorted(texts, key=len, reverse=True)  # longest first: one may be a prefix of another
 
     def _stated_environment(self) -> dict[str, str]:
-        """Return all of its environment. Raises CannotStart."""
-        attempt, venv = self._attempt, self._said["venv"]
+        """Return the complete environment. Raises CannotStart."""
+        attempt, venv = self._attempt, self._spec["venv"]
         base = run_environment.of_commands() | attempt.temporary()
         programs = Path(venv, "bin") if venv else Path(sys.executable).parent
         if not (programs / "python").exists():
@@ -157,33 +157,33 @@ class Command:
             queued_run.ATTEMPT: str(attempt.files.attempt),
             queued_run.FOLDER: str(attempt.files.folder),
         }
-        # What a script prints is in the log at once, and not lost should it be killed.
-        stated = {"PYTHONUNBUFFERED": "1", **self._said["variables"], **self._secrets}
+        # Unbuffered, so that output is logged at once, and not lost if the script is killed.
+        stated = {"PYTHONUNBUFFERED": "1", **self._spec["variables"], **self._secrets}
         return {**base, **stated, **ours}
 
     def _folder(self) -> Path:
-        """Return where it works, made if need be. Raises CannotStart."""
-        said, own = self._said, self._attempt.files.work
-        folder = Path(said["folder"])
-        if said["git"]:
+        """Return its working folder, created if necessary. Raises CannotStart."""
+        spec, own = self._spec, self._attempt.files.work
+        folder = Path(spec["folder"])
+        if spec["git"]:
             self._check_out(own)
-            folder = own / said["folder"]
-        elif not said["folder"]:
+            folder = own / spec["folder"]
+        elif not spec["folder"]:
             own.mkdir(exist_ok=True)
             folder = own
         if not folder.is_dir():
-            place = f"{said['git']} at {said['commit']}" if said["git"] else "this worker"
+            place = f"{spec['git']} at {spec['commit']}" if spec["git"] else "this worker"
             raise CannotStart(
-                f"there is no folder {said['folder']} on {place}", failure_kind="settings"
+                f"there is no folder {spec['folder']} on {place}", failure_kind="settings"
             )
         return folder
 
     def _check_out(self, folder: Path) -> None:
-        said, attempt = self._said, self._attempt
+        spec, attempt = self._spec, self._attempt
         try:
             commit = check_out(
-                said["git"],
-                said["commit"],
+                spec["git"],
+                spec["commit"],
                 folder,
                 self._environment,
                 attempt.check_wanted,
@@ -192,10 +192,10 @@ class Command:
             )
         except CannotCheckOut as error:
             raise CannotStart(str(error), failure_kind="settings") from error
-        attempt.remark(f"In a checkout of {said['git']} at {commit}")
+        attempt.remark(f"In a checkout of {spec['git']} at {commit}")
 
     def _started(self, words: list[str]) -> list[str]:
-        """Return what is executed: the program's path, by torchrun on several devices."""
+        """Return the arguments to execute: the program's path, with torchrun on several devices."""
         program, devices = words[0], len(self._attempt.devices)
         path = program if "/" in program else shutil.which(program, path=self._environment["PATH"])
         if path is None:

@@ -1,10 +1,10 @@
-"""Keeps a command: starts it, passes SIGTERM on to it, and ends all that it has left behind.
+"""Command runner: starts a command, forwards SIGTERM, and kills everything it leaves behind.
 
     python -I -m worker.commands.command_runner <run folder> <attempt>
 
-A recipe's training ties itself to its supervisor's life and watches its lease. A script knows of
-neither, so this process, which is its parent, does it in its place: the command ends with its
-supervisor, and when its lease is as good as lost. How the command ended is how this process ends.
+A recipe's training is tied to its supervisor and watches its lease. A script does neither, so this
+process, its parent, does it: the command ends with its supervisor, or when its lease expires. This
+process ends like the command did.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from halfstep.telemetry.socket_folder import short_path
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LOOK_SECONDS = 0.2
-NOT_STARTED = 127  # as a shell has it
+NOT_STARTED = 127  # as in a shell
 
 
 class CommandRunner:
@@ -39,13 +39,14 @@ class CommandRunner:
         self._files, self._supervisor_pid = files, supervisor_pid
         self._command: subprocess.Popen[bytes] | None = None
         self._is_asked = False
-        # What the command leaves behind, its ranks and loaders, becomes ours to end.
+        # Orphaned descendants of the command, e.g. ranks and loaders, become children of this
+        # process.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGTERM, self.ask)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def ask(self, *_signal: Any) -> None:
-        """Ask the command to end, once."""
+        """Send SIGTERM to the command, once."""
         if self._command and not self._is_asked:
             self._command.send_signal(signal.SIGTERM)
         self._is_asked = True
@@ -66,16 +67,16 @@ class CommandRunner:
             sys.stderr.write(f"halfstep: {job['argv'][0]} cannot be started{place}: {error}\n")
             return NOT_STARTED
         self._command = command
-        if self._is_asked:  # before there was anybody to ask
+        if self._is_asked:  # requested before the command was started
             command.send_signal(signal.SIGTERM)
         while command.poll() is None:
-            self._heed_lease()
+            self._check_lease()
             with suppress(subprocess.TimeoutExpired):
                 command.wait(LOOK_SECONDS)
         _end_what_is_left()
         return command.returncode
 
-    def _heed_lease(self) -> None:
+    def _check_lease(self) -> None:
         """End the command with its supervisor, or at 0.7 of a lease that is not renewed."""
         lease = json.loads(self._files.lease.read_text())
         if os.getppid() != self._supervisor_pid or clock() > lease["kill"]:
@@ -86,12 +87,12 @@ class CommandRunner:
 
 
 def asked_for_lease(files: AttemptFiles) -> Path:
-    """Return the file that is there if the command was asked to end for its lease."""
+    """Return the path of a file that exists if the command was asked to end for its lease."""
     return files.folder / f"asked-{files.attempt}"
 
 
 def _end_what_is_left() -> None:
-    """Kill until there is nothing: what is killed may just have started another."""
+    """Kill descendants until none is left: a killed one may just have started another."""
     while _kill_descendants():
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -100,7 +101,7 @@ def _end_what_is_left() -> None:
 
 
 def _kill_descendants() -> bool:
-    """Return whether there was one; what is another user's by now is not ours to end."""
+    """Kill all descendants; return whether there was one. Those of other users are skipped."""
     has_killed = False
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -110,18 +111,18 @@ def _kill_descendants() -> bool:
 
 
 def _temporary_folder() -> dict[str, str]:
-    """Return TMPDIR by a path that is short enough for sockets, where this process has one."""
+    """Return a TMPDIR path short enough for sockets, if this process has a TMPDIR."""
     folder = os.environ.get("TMPDIR", "")
     return {"TMPDIR": short_path(folder)} if Path(folder or "-").is_dir() else {}
 
 
 def _tie_to_parent() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it would go on being ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # otherwise it would stay ignored
     end_with_parent()
 
 
 def _end_as(code: int) -> NoReturn:
-    """End as the command did, without a core of our own."""
+    """End like the command did, without a core dump of this process."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
@@ -131,7 +132,7 @@ def _end_as(code: int) -> NoReturn:
 
 
 def main() -> None:
-    """Keep the command that the command line names."""
+    """Run the command of the attempt on the command line."""
     files = AttemptFiles(Path(sys.argv[1]), int(sys.argv[2]))
     supervisor_pid = int(os.environ.pop("HALFSTEP_PARENT_PID"))
     if wall := Wall.taken(os.environ):

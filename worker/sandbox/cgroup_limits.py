@@ -1,8 +1,8 @@
 """Limits of a run by cgroup v2: memory, processes, processors.
 
-They take a cgroup that is the worker's to divide: its own, where it is root of a machine or of a
-container that lets it, or one delegated to it (`Delegate=yes` of systemd). A group that is divided
-has no processes beside its children's, so that the worker goes into one of them, `daemons`.
+The worker needs a cgroup that it can divide: its own as root of a machine or of a container that
+permits it, or a delegated one (`Delegate=yes` of systemd). A divided cgroup has no processes of its
+own, so the worker moves into a child, `daemons`.
 """
 
 import os
@@ -18,13 +18,16 @@ PERIOD_US = 100_000
 
 
 def asked(settings: Settings) -> list[str]:
-    """Return the settings that ask for a cgroup. A user's own processes are counted without."""
+    """Return the settings that need a cgroup.
+
+    A run's own user limits processes without one.
+    """
     names = [name for name in CONTROLLERS if getattr(settings, name)]
     return [name for name in names if name != "run_processes" or not settings.run_users]
 
 
 def obstacle(settings: Settings, root: Path = ROOT) -> str:
-    """Say why these limits cannot stand here, if they cannot; make room for them."""
+    """Prepare this cgroup for the limits; return why they are unavailable, or ""."""
     try:
         own = _own(root)
         base = own.parent if own.name == DAEMONS else own
@@ -36,8 +39,8 @@ def obstacle(settings: Settings, root: Path = ROOT) -> str:
         for pid in (base / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):
                 (base / DAEMONS / "cgroup.procs").write_text(pid)
-        wanted = " ".join(f"+{CONTROLLERS[name]}" for name in asked(settings))
-        (base / "cgroup.subtree_control").write_text(wanted)
+        controllers = " ".join(f"+{CONTROLLERS[name]}" for name in asked(settings))
+        (base / "cgroup.subtree_control").write_text(controllers)
     except OSError as error:
         return f"cgroups cannot be written here: {error}"
     return ""
@@ -47,12 +50,12 @@ class RunGroup:
     """The cgroup of one attempt."""
 
     def __init__(self, settings: Settings, name: str, root: Path = ROOT) -> None:
-        """Make it, with its limits. Raises OSError."""
+        """Create it, with its limits. Raises OSError."""
         self.folder = _own(root).parent / name
         self.folder.mkdir(exist_ok=True)
         if settings.run_memory_gib:
             self._set("memory.max", str(int(settings.run_memory_gib * 2**30)))
-            with suppress(OSError):  # a kernel that does not account for swap
+            with suppress(OSError):  # a kernel without swap accounting
                 self._set("memory.swap.max", "0")
             self._set("memory.oom.group", "1")
         if settings.run_processes:
@@ -61,8 +64,8 @@ class RunGroup:
             self._set("cpu.max", f"{int(settings.run_cpus * PERIOD_US)} {PERIOD_US}")
 
     def clear(self) -> None:
-        """End all that is in it, and take it away once that has gone."""
-        with suppress(OSError):  # what is left of it an operator finds; the run has ended
+        """Kill its processes and remove it."""
+        with suppress(OSError):  # a remaining cgroup does not matter to the ended run
             self._set("cgroup.kill", "1")
             self.folder.rmdir()
 
@@ -71,7 +74,7 @@ class RunGroup:
 
 
 def _own(root: Path) -> Path:
-    """Return the folder of the cgroup that this process is in. Raises OSError."""
+    """Return the folder of this process's cgroup. Raises OSError."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     path = next((line[3:] for line in lines if line.startswith("0::")), None)
     if path is None or not (root / "cgroup.controllers").exists():

@@ -1,8 +1,8 @@
-"""Encloses a run's process before it begins: a user of its own, a private /tmp, limits, its wall.
+"""Isolates a run's process before it starts: own user, private /tmp, limits, sandbox.
 
     python -I -m worker.sandbox.isolation PROGRAM WORD...
 
-It goes on as that program, under the same number, with nothing left of root's privileges.
+It replaces itself by the program, with the same PID and without root's privileges.
 """
 
 import ctypes
@@ -23,11 +23,11 @@ CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18  # l
 
 @dataclass(frozen=True)
 class Isolation:
-    """What a run's process is enclosed in.
+    """Isolation of a run's process.
 
-    user: that it becomes; None: it stays who it is.  temporary: a folder that it sees at each of
-    these `places`.  processes: as many as its user may have, threads included; 0: any number.
-    group: the cgroup's folder that it joins, or "".
+    user: user id to switch to; None: no change.  temporary: a folder mounted at each of `places`.
+    processes: limit of its user, including threads; 0: none.  group: folder of the cgroup to join,
+    or "".
     """
 
     user: int | None = None
@@ -37,22 +37,22 @@ class Isolation:
     group: str = ""
 
     def variable(self) -> dict[str, str]:
-        """Return the variable that tells it to the process."""
+        """Return the environment variable that describes the isolation."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def taken(cls) -> Self:
-        """Take it from the environment."""
+        """Remove the description from the environment and return it."""
         return cls(**json.loads(os.environ.pop(VARIABLE)))
 
     def build(self) -> None:
-        """Enclose this process. Raises OSError."""
+        """Isolate this process. Raises OSError."""
         if self.group:
             Path(self.group, "cgroup.procs").write_text(str(os.getpid()))
         if self.user is None:
             return
         wall = Wall.taken(os.environ)
-        rules = wall.rules() if wall else None  # of places that root alone can open
+        rules = wall.rules() if wall else None  # before switching: only root can open the paths
         self._hide_temporary_files()
         if self.processes:
             resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
@@ -87,9 +87,9 @@ def _libc() -> ctypes.CDLL:
 
 
 def main() -> None:
-    """Enclose ourselves, and go on as the program that the command line names."""
+    """Isolate this process, and execute the program on the command line."""
     Isolation.taken().build()
-    os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - what follows is what the supervisor wrote
+    os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the supervisor wrote the command
 
 
 if __name__ == "__main__":

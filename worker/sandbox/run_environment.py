@@ -1,4 +1,4 @@
-"""The environment of what runs somebody's code: a list of what is passed on, and no more."""
+"""Environments of processes that run users' code: only listed variables are passed on."""
 
 import os
 
@@ -6,11 +6,11 @@ from db.settings import Settings
 from halfstep import data_paths
 from worker.sandbox import sandbox
 
-#: Of the worker's own environment, what a command gets; all else it has to state.
+#: Variables of the worker that a command gets; others have to be set explicitly.
 OF_COMMANDS = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "LANG", "LANGUAGE", "TMPDIR"}
 OF_COMMANDS |= {"LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 OF_COMMANDS_FROM = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_")
-#: And what a recipe gets, which runs in the worker's own Python.
+#: Additional variables for a recipe, which runs in the worker's own Python.
 OF_RECIPES = {"VIRTUAL_ENV", "XDG_CACHE_HOME", "TOKENIZERS_PARALLELISM", "HALFSTEP_RECIPES"}
 OF_RECIPES |= {"HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_MODULES_CACHE"}
 OF_RECIPES |= {"HF_DATASETS_OFFLINE", "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE", "MPLCONFIGDIR"}
@@ -23,12 +23,12 @@ PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"}
 
 
 def of_commands() -> dict[str, str]:
-    """Return what a command gets of our environment."""
+    """Return the variables of this process that a command gets."""
     return _passed_on(OF_COMMANDS, OF_COMMANDS_FROM)
 
 
 def of_recipes(settings: Settings) -> dict[str, str]:
-    """Return the environment of a process that loads recipes: what it gets of ours, and of us."""
+    """Return the environment of a process that loads recipes."""
     further = [each.strip() for each in settings.run_environment.split(",") if each.strip()]
     names = {each for each in further if not each.endswith("*")}
     beginnings = tuple(each.removesuffix("*") for each in further if each.endswith("*"))
@@ -52,7 +52,7 @@ def _passed_on(names: set[str], beginnings: tuple[str, ...]) -> dict[str, str]:
 
 
 def _proxies() -> dict[str, str]:
-    """Return the proxies that want no password."""
+    """Return the proxy variables without a password."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,8 +1,8 @@
-"""Users that runs have to themselves: one of a range each, for as long as an attempt lasts.
+"""Exclusive users for runs: one of a configured range for each attempt.
 
-Such a user owns its run's folder, can open nothing of another run's, and what it started ends with
-the attempt. It takes root, and Landlock's wall: in a run's folder root writes too, and behind the
-wall alone a run lays no link there that leads root elsewhere.
+Such a user owns its run's folder and cannot access other runs, and its processes are killed with
+the attempt. This requires root, and Landlock: root also writes in a run's folder, and only the
+sandbox prevents links there that would lead root elsewhere.
 """
 
 import os
@@ -19,17 +19,17 @@ from halfstep.sandbox import can_stand
 from halfstep.telemetry.folder_lock import FolderLock
 from worker.sandbox.isolation import Isolation
 
-#: Where programs look for a place for temporary files.
+#: Usual folders of temporary files.
 PLACES = ("/tmp", "/var/tmp")  # noqa: S108 - they are hidden, not used
 TRIAL_SECONDS = 60.0
 
 
 class NoneFree(Exception):
-    """Every user of HALFSTEP_RUN_USERS has a run."""
+    """All users of HALFSTEP_RUN_USERS are in use."""
 
 
 class RunUser:
-    """One of them, held by a lock that ends with this process."""
+    """One of the users, held by a lock that ends with this process."""
 
     def __init__(self, number: int, lock: FolderLock) -> None:
         self.number = number
@@ -37,8 +37,9 @@ class RunUser:
 
     @classmethod
     def taken(cls, settings: Settings) -> "RunUser | None":
-        """Take one that nobody has, without what an earlier run may have left; None: they are not
-        to be. Raises NoneFree.
+        """Acquire a free user, without processes of an earlier run.
+
+        Returns None if there is no range. Raises NoneFree.
         """
         if not settings.run_user_range:
             return None
@@ -48,25 +49,25 @@ class RunUser:
             lock = FolderLock(folder / str(number))
             if not lock.acquire():
                 continue
-            found = cls(number, lock)
-            found.clear()
-            return found
+            user = cls(number, lock)
+            user.clear()
+            return user
         raise NoneFree(f"every user of HALFSTEP_RUN_USERS={settings.run_users} has a run")
 
     def clear(self) -> None:
-        """End all that runs as this user: until there is nothing, for it may be starting more."""
-        while found := [each for each in psutil.process_iter() if self._is_its(each)]:
-            for process in found:
+        """Kill all processes of this user, repeatedly, because they may be starting more."""
+        while processes := [each for each in psutil.process_iter() if self._is_its(each)]:
+            for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(found, timeout=1.0)
+            psutil.wait_procs(processes, timeout=1.0)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the user."""
         self._lock.release()
 
     def own(self, folder: Path) -> None:
-        """Give it a run's folder; what we write there later is for its group to read."""
+        """Give it a run's folder; files that we create there later are readable by its group."""
         os.umask(0o027)
         for place, folders, files in os.walk(folder):
             for name in (*folders, *files):
@@ -83,24 +84,24 @@ class RunUser:
 
 
 def hidden(needed: Iterable[str]) -> tuple[str, ...]:
-    """Return the places that become a run's own, but those where something is that it needs."""
+    """Return the folders to replace by private ones, except those with needed paths."""
     paths = [Path(each).resolve() for each in needed]
     return tuple(each for each in PLACES if not any(path.is_relative_to(each) for path in paths))
 
 
 def obstacle(settings: Settings, devices: int) -> str:
-    """Say why runs here cannot have users of their own, if they cannot; open the way for them."""
+    """Prepare folders for runs with users of their own; return why that is unavailable, or ""."""
     users = settings.run_user_range
     if os.geteuid() != 0:
         return "the worker is not root"
     if not (settings.sandbox and can_stand()):
-        return "it takes walls, HALFSTEP_SANDBOX=yes, on a Linux that has them"
+        return "it requires HALFSTEP_SANDBOX=yes, and a Linux with Landlock"
     if len(users) < devices:
         return f"{len(users)} users are fewer than {devices} devices"
     runs = settings.data / "runs"
     runs.mkdir(exist_ok=True)
     for each in (settings.data, runs):
-        each.chmod(0o711)  # to pass through, to its own folder there
+        each.chmod(0o711)  # to traverse, on the way to its own folder
     trial = Isolation(user=users[0]).variable()
     argv = [sys.executable, "-I", "-m", "worker.sandbox.isolation", sys.executable, "-c"]
     program = (
@@ -117,5 +118,5 @@ def obstacle(settings: Settings, devices: int) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"a program of user {users[0]} did not start within {TRIAL_SECONDS:.0f} s"
-    said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-    return f"user {users[0]} cannot run programs here: {said[-1]}" if ended.returncode else ""
+    lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+    return f"user {users[0]} cannot run programs here: {lines[-1]}" if ended.returncode else ""

@@ -1,6 +1,6 @@
-"""The sandbox of an attempt, and the probe by which a worker finds out whether it holds.
+"""The sandbox of an attempt, and the probe of whether it is effective.
 
-The rules are halfstep.sandbox'; here is what they are for a run of this service.
+halfstep.sandbox implements the rules; this module sets them for a run.
 """
 
 import json
@@ -21,11 +21,11 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from worker.sandbox.isolation import Isolation
 from worker.sandbox.run_users import PLACES, hidden
 
-#: Starts a program in the sandbox that its environment describes.
+#: Starts a program in the sandbox described by its environment.
 START = [sys.executable, "-I", "-m", "halfstep.sandbox"]
-#: The same of a run with a user of its own.
+#: The same for a run with its own user.
 ISOLATED = [sys.executable, "-I", "-m", "worker.sandbox.isolation"]
-#: By variable, folders of what programs compile or download, and execute when they find it there.
+#: Folders by variable of files that programs compile or download, and execute later.
 CACHES = {
     "XDG_CACHE_HOME": "cache",
     "TORCHINDUCTOR_CACHE_DIR": "cache/inductor",
@@ -35,13 +35,13 @@ CACHES = {
     "NUMBA_CACHE_DIR": "cache/numba",
     "HF_MODULES_CACHE": "cache/huggingface/modules",
 }
-#: Credentials of the worker's user and of the system, which no run may read.
+#: Credentials of the worker's user and of the system, which runs may not read.
 IN_HOME = (
     *(".ssh", ".aws", ".azure", ".kube", ".docker", ".gnupg", ".config/gcloud", ".config/gh"),
     *(".netrc", ".pgpass", ".git-credentials", ".pypirc", ".npmrc", ".cache/huggingface/token"),
 )
 OF_SYSTEM = ("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-")
-#: What the service, a shell, git, cron or the kernel executes or reads as configuration.
+#: Paths that the service, a shell, git, cron or the kernel executes or reads as configuration.
 EXECUTED_IN_HOME = (
     *(".", ".config", ".local", ".local/bin", ".local/lib", ".cache", ".triton", ".ssh"),
     *(".gitconfig", ".config/git/config", ".bashrc", ".profile", ".ssh/authorized_keys"),
@@ -50,8 +50,7 @@ EXECUTED = (
     *("/etc", "/etc/cron.d", "/etc/ld.so.preload", "/usr/local/bin", "/usr/local/lib"),
     *("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger"),
 )
-#: Whoever can connect to one of these has programs started outside of the sandbox. Landlock does
-#: not restrict that.
+#: Sockets whose services start programs outside of the sandbox. Landlock does not restrict them.
 SOCKETS = (
     *("/run/docker.sock", "/run/containerd/containerd.sock", "/run/crio/crio.sock"),
     *("/run/podman/podman.sock", "/run/systemd/private"),
@@ -59,14 +58,14 @@ SOCKETS = (
 SOCKETS_OF_USER = ("docker.sock", "podman/podman.sock", "systemd/private")
 PACKAGES = ("app", "db", "halfstep", "migrations", "trainer", "worker")
 PROBE_SECONDS = 60.0
-NAMED = 3  # places that a message names
+NAMED = 3  # paths in a message
 
 
 def private_paths(settings: Settings) -> list[Path]:
-    """Return what no run may read: the service's own data, and credentials of the worker's user."""
+    """Return paths that runs may not read: the service's data, and the user's credentials."""
     home = Path.home()
     of_user = (*(home / each for each in IN_HOME), credentials.place())
-    # Rules for each entry of /etc miss those that are replaced later, so only where they protect.
+    # Rules for each entry of /etc miss entries replaced later, so only if these files are readable.
     readable = (Path(each) for each in OF_SYSTEM if os.access(each, os.R_OK))
     return [*settings.private_paths, *of_user, *readable]
 
@@ -92,14 +91,14 @@ def wall(
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """Return the variables that have programs keep their caches in a folder of the run."""
+    """Return variables that put programs' caches into a folder of the run."""
     return {name: str(folder / place) for name, place in CACHES.items()}
 
 
 def obstacle(settings: Settings, recipe_files: Iterable[str] = ()) -> str:
-    """Probe the sandbox that runs get here; return why it does not hold, "" if it does.
+    """Probe the sandbox of runs; return why it is ineffective, or "".
 
-    recipe_files: what the worker loads outside of the sandbox, besides its own code.
+    recipe_files: files that the worker loads outside of the sandbox, besides its own code.
     """
     if version() < NEEDED_VERSION:
         return "this kernel has no Landlock, or an older one than Linux 6.2 has"
@@ -117,7 +116,7 @@ def obstacle(settings: Settings, recipe_files: Iterable[str] = ()) -> str:
 
 
 def executed(settings: Settings, recipe_files: Iterable[str] = ()) -> list[Path]:
-    """List what other processes execute or read as configuration, there or not."""
+    """List paths that other processes execute or read as configuration, existing or not."""
     home = Path.home()
     python = [*sys.path, *site.getsitepackages(), site.getusersitepackages(), sys.prefix]
     specs = filter(None, map(find_spec, PACKAGES))
@@ -126,13 +125,13 @@ def executed(settings: Settings, recipe_files: Iterable[str] = ()) -> list[Path]
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     places = [*python, *code, *recipes, *path, str(Path(sys.executable).parent), str(Path.cwd())]
     data = (settings.data / each for each in (".", "runs", "recipes.json", "server.json"))
-    found = [
+    paths = [
         *(Path(each).absolute() for each in places if each),
         *(home / each for each in EXECUTED_IN_HOME),
         *map(Path, (*EXECUTED, *PLACES)),
         *(*data, *private_paths(settings)),
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(paths))
 
 
 def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) -> str:
@@ -148,7 +147,7 @@ def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) ->
     private = [each for each in private_paths(settings) if each != settings.data]
     daemon = Path(f"/proc/{os.getpid()}/environ")
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
-    wanted = {
+    request = {
         "own": [str(folder), str(files.temporary)],
         "write": list(map(str, [other, *places])),
         "read": [str(each) for each in (other, daemon, *private) if each.exists()],
@@ -158,15 +157,15 @@ def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) ->
         [*start, sys.executable, "-I", "-m", "worker.sandbox.sandbox_probe"],
         env=environment,
         cwd="/",
-        input=json.dumps(wanted),
+        input=json.dumps(request),
         capture_output=True,
         text=True,
         timeout=PROBE_SECONDS,
     )
     if ended.returncode:
-        said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-        return f"its probe failed: {said[-1]}"
-    return _in_words(json.loads(ended.stdout))
+        lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        return f"its probe failed: {lines[-1]}"
+    return _description(json.loads(ended.stdout))
 
 
 def _is_below(path: Path, places: Iterable[str]) -> bool:
@@ -174,13 +173,13 @@ def _is_below(path: Path, places: Iterable[str]) -> bool:
 
 
 def hidden_places(settings: Settings, *needed: str) -> tuple[str, ...]:
-    """Return the places that a run with a user of its own sees its temporary folder at."""
-    ours = str(Path(__file__).parents[2])  # a checkout, where we are installed from one
+    """Return the folders that a run with its own user sees replaced by its temporary folder."""
+    ours = str(Path(__file__).parents[2])  # the checkout, if installed from one
     return hidden((str(settings.data), sys.prefix, ours, *filter(None, needed)))
 
 
-def _in_words(answer: dict[str, list[str]]) -> str:
-    """Say which places a run could reach, and which of its own it could not."""
+def _description(answer: dict[str, list[str]]) -> str:
+    """Describe the paths that a run could reach, and those of its own that it could not."""
     parts = []
     for verb, places in answer.items():
         further = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""

@@ -1,9 +1,8 @@
-"""Tries, inside the sandbox of a run, what no run may do; prints what succeeded.
+"""Tries forbidden operations inside a run's sandbox; prints those that succeeded.
 
     python -I -m halfstep.sandbox python -I -m worker.sandbox.sandbox_probe
 
-Nothing that it tries changes anything: a file is opened for writing and not written, and a file
-that can be created in a folder is deleted again.
+Nothing is changed: a file is opened for writing but not written, and a created file is deleted.
 """
 
 import json
@@ -15,13 +14,13 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-#: A name that is no other file's.
+#: A unique file name.
 NAME = f".halfstep-probe-{secrets.token_hex(8)}"
-MOST_FILES = 100  # of a folder, that reading is tried of
+MOST_FILES = 100  # files per folder tried for reading
 
 
 def can_write(path: str) -> bool:
-    """Return whether a file, or one in a folder, can be written, or made where there is none."""
+    """Return whether a file, or a new one in a folder, can be opened for writing."""
     place = Path(path)
     while not _is(place.exists):
         place = place.parent
@@ -35,7 +34,7 @@ def can_write(path: str) -> bool:
 
 
 def can_read(path: str) -> bool:
-    """Return whether a file, or one in a folder, can be opened; names may be listed."""
+    """Return whether a file, or one in a folder, can be opened; listing names is allowed."""
     place = Path(path)
     files = islice(place.rglob("*"), MOST_FILES) if _is(place.is_dir) else [place]
     return any(_opens(each, os.O_RDONLY) for each in files if _is(each.is_file))
@@ -52,7 +51,7 @@ def can_connect(path: str) -> bool:
 
 
 def _is(question: Callable[[], bool]) -> bool:
-    """Return the answer of a path; False where the user may not even look."""
+    """Return the result of a check; False if access is denied."""
     try:
         return question()
     except OSError:
@@ -68,7 +67,7 @@ def _opens(path: Path, flags: int) -> bool:
 
 
 def cannot_write(path: str) -> bool:
-    """Return whether a folder of the run's own refuses it, which would make the probe void."""
+    """Return whether writing to the run's own folder is denied, which would void the probe."""
     return not can_write(path)
 
 
@@ -81,10 +80,10 @@ TRIALS: dict[str, tuple[str, Callable[[str], bool]]] = {
 
 
 def main() -> None:
-    """Print, by what was tried, the places where it succeeded, as one JSON object."""
-    wanted = json.load(sys.stdin)
-    found = {verb: list(filter(tried, wanted[key])) for verb, (key, tried) in TRIALS.items()}
-    sys.stdout.write(json.dumps(found))
+    """Print one JSON object: by operation, the paths where it succeeded."""
+    request = json.load(sys.stdin)
+    results = {verb: list(filter(tried, request[key])) for verb, (key, tried) in TRIALS.items()}
+    sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":

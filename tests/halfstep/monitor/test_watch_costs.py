@@ -77,8 +77,9 @@ def test_a_watched_step_never_waits_for_the_device(
     assert watch._is_on
     assert watch.step == 3
     if every:
-        assert len(watch._loop._diagnoses._parcels.sent) == 6  # a histogram and a headroom a step
-        watch._loop._diagnoses._parcels.sent.clear()
+        # A histogram and a headroom in each of three steps.
+        assert len(watch._loop._diagnoses._host_copies.sent) == 6
+        watch._loop._diagnoses._host_copies.sent.clear()
     assert capsys.readouterr().err.count("halfstep:") == 1
 
 

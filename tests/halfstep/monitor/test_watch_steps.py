@@ -324,7 +324,7 @@ def test_a_loop_without_an_optimizer_is_told_what_is_missing(
                     p.sub_(0.1 * p.grad)
                     p.grad = None
     _watching, line = capsys.readouterr().err.splitlines()
-    assert "20 backward passes and no optimizer has stepped" in line
+    assert "20 backward passes without an optimizer step" in line
     assert [each["passes"] for each in Written(tmp_path / "it").of("no_step")] == [20]
 
 

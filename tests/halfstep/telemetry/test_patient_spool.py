@@ -66,7 +66,7 @@ def test_it_goes_on_in_a_new_file_and_counts_what_was_lost(
     spool.close()
     lost = "10 steps and 1 events were lost"
     assert said == [
-        "the spool cannot be written, and what comes now is lost: [Errno 27] File too large",
+        "the spool cannot be written; data is lost until it can: [Errno 27] File too large",
         f"the spool is written again: {lost}",
     ]
     reader, found, told = SpoolReader(tmp_path), [], []
@@ -92,7 +92,7 @@ def test_a_disk_that_stays_full_is_told_at_the_end(tmp_path: Path, now: list[flo
         spool.steps(steps(6))
         spool.close()
     assert len(said) == 2
-    assert said[-1] == "the disk did not get well: 10 steps and 0 events were lost"
+    assert said[-1] == "the spool could not be written again: 10 steps and 0 events were lost"
 
 
 def test_a_spool_that_cannot_be_begun_raises(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import halfstep
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.relay import MOST_SAID, RelayReader, RelayWriter
+from halfstep.telemetry.relay import MOST_MESSAGES, RelayReader, RelayWriter
 from tests.halfstep.monitor.watch_made import Written
 
 WORKERS, ITEMS = 2, 12
@@ -129,9 +129,9 @@ def test_what_a_child_cannot_relay_is_said_once_in_a_run(
     assert "log received 'text'" in said[0]
     assert "number is not logged: OverflowError" in said[1]
     assert "numbers of a child process are not logged: invalid literal" in said[2]
-    for number in range(2 * MOST_SAID):
+    for number in range(2 * MOST_MESSAGES):
         RelayWriter(files).log({f"text {number}": "text"}, None)
-    assert len(capsys.readouterr().err.splitlines()) == MOST_SAID - len(said)
+    assert len(capsys.readouterr().err.splitlines()) == MOST_MESSAGES - len(said)
 
 
 def test_a_relay_that_cannot_be_written_ends_no_child(

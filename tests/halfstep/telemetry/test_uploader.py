@@ -51,7 +51,7 @@ def site() -> Iterator[IngestServer]:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long between tries."""
-    monkeypatch.setattr(uploader, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(uploader, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(uploader, "LONGEST_SECONDS", 0.05)
     monkeypatch.setattr(uploader, "MENDING_SECONDS", 0.05)
 
@@ -380,7 +380,7 @@ def test_a_file_that_is_not_what_was_named_is_said(site: IngestServer, tmp_path:
     assert said == [
         f"{folder}/gone.txt is gone, and is not sent",
         f"{folder}/longer.txt has 6 bytes, not 5, and is not sent",
-        f"{folder}/other.txt is not taken: It is invalid.",
+        f"{folder}/other.txt is rejected: It is invalid.",
     ]
     assert arrived(site, writer.files).stored == {"artifacts/step-00000100/fine.txt"}
 
@@ -427,7 +427,7 @@ def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.pages))
-    assert uploading.said == ["the server refuses the run (It is refused.); everything is kept"]
+    assert uploading.said == ["the server refuses the run (It is refused.); nothing is deleted"]
     site.faults = ["422"] * 100
     writer.steps().finish()
     uploading.threads[0].join(60)
@@ -485,7 +485,7 @@ def test_a_server_that_comes_and_goes_gets_everything(
     uploading.threads[0].join(60)
     assert arrived(site, writer.files).spool == spooled(writer.files)
     assert arrived(site, writer.files).outcome is not None
-    assert "everything is kept and tried again" in uploading.said[0]
+    assert "nothing is deleted, will retry" in uploading.said[0]
 
 
 def test_a_server_that_stays_away_is_given_up_after_the_end(
@@ -540,7 +540,7 @@ def test_an_attempt_that_is_not_wanted_is_kept_and_sent_no_more(
     asked = len(site.requests)
     writer.steps().finish()
     uploading.threads[0].join(60)
-    kept = f"attempt 1 stays in {writer.files.folder}, and nothing more of it is sent"
+    kept = f"attempt 1 stays in {writer.files.folder}, and no more of it is sent"
     assert uploading.said == [f"It is {how}. {kept}"]
     assert len(site.requests) == asked
     assert only_run(site).attempts[1].spool == before
@@ -592,10 +592,10 @@ def test_upload_says_what_has_not_ended_and_what_is_at_work(
     """Half a run is sent; one that has its uploader is left to it."""
     files = Writer(tmp_path).steps().files
     assert upload(site, tmp_path).stdout.endswith("/runs/7; it has not ended yet\n")
-    with uploader.alone(files.folder):
-        assert uploader.is_at_work(files.folder)
-        assert "is being sent by the uploader of its training" in upload(site, tmp_path).stderr
-    assert not uploader.is_at_work(files.folder)
+    with uploader.upload_lock(files.folder):
+        assert uploader.is_uploading(files.folder)
+        assert "is already being sent by the uploader" in upload(site, tmp_path).stderr
+    assert not uploader.is_uploading(files.folder)
 
 
 def test_upload_deletes_what_is_over_and_sent_and_no_step_is_forgotten(
@@ -996,7 +996,7 @@ def test_uploaders_that_are_killed_lose_nothing_and_send_nothing_twice(
         until(lambda enough=enough: len(site.requests) >= enough)  # type: ignore[misc]
         for each in uploaders(tmp_path):
             each.kill()
-        until(lambda: not uploader.is_at_work(writer.files.folder))
+        until(lambda: not uploader.is_uploading(writer.files.folder))
     writer.finish()
     uploader.start(writer.files, site.server)
     until(lambda: not uploaders(tmp_path))

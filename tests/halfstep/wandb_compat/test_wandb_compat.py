@@ -163,8 +163,8 @@ def test_tables_images_and_a_summary(
     settings = {"lr": 0.2, "momentum": 0.9, "notes": "first try"}
     assert described["config"] == settings | {"step_metric": {"val/*": "epoch"}}
     said = capsys.readouterr().err
-    assert "Video is not served" in said
-    assert "Artifact is not served" in said
+    assert "Video is not supported" in said
+    assert "Artifact is not supported" in said
     assert "alert: Low: accuracy is low" in said
 
 
@@ -213,7 +213,7 @@ def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixt
     assert outcome("lr-0.2")["status"] == "failed"
     assert "it diverged" in outcome("lr-0.2")["error"]
     said = capsys.readouterr().err
-    assert "sweep is not served" in said
+    assert "sweep is not supported" in said
     first = wandb.init(name="again")
     assert wandb.init(name="other") is first
     second = wandb.init(name="other", reinit=True)
@@ -240,7 +240,7 @@ def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALFSTEP_TOKEN", "token")
     page = "http://127.0.0.1:9/runs/7"
     monkeypatch.setattr(watch_session.uploader, "start", lambda *_: page)
-    monkeypatch.setattr(watch_session.uploader, "is_at_work", lambda _: True)
+    monkeypatch.setattr(watch_session.uploader, "is_uploading", lambda _: True)
     with halfstep.init(name="sent") as run:
         assert (run.url, run.get_url()) == (page, page)
     with halfstep.init(name="kept", mode="offline") as run:
@@ -294,8 +294,8 @@ def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str])
     for words in (
         "without init()",
         "mode='sideways'",
-        "log() is passed over",
-        "Api is not served",
+        "log() failed",
+        "Api is not supported",
         "run.whatever",
     ):
         assert words in said, words

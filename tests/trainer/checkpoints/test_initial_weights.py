@@ -190,7 +190,7 @@ def test_settings_name_one_source(run_loop):
     ):
         with pytest.raises(ConfigError, match=message):
             parse_config(Regression, {"weights": weights})
-    with pytest.raises(ConfigError, match="a server alone has them; use path"):
+    with pytest.raises(ConfigError, match="which only a server has"):
         run_loop(Regression, {"weights": {"run": 3}})
 
 

@@ -45,7 +45,7 @@ def test_a_recipe_that_ignores_its_indices_is_not_told_to_be_exact(run_loop, tmp
     [told] = resumed.of("resumed")
     assert not told["exact"]
     assert told["notes"] == [
-        "another batch comes next: Recipe.batch does not follow its indices alone"
+        "another batch comes next: Recipe.batch does not depend only on its indices"
     ]
     assert resumed.records["loss"].tolist() != whole.records["loss"][3:].tolist()
 

@@ -116,5 +116,5 @@ def test_where_fp8_is_not_it_is_refused(run_loop, monkeypatch):
     with pytest.raises(ConfigError, match="the device is a cpu; allowed: CUDA of compute cap"):
         run_loop(Layers, values())
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(ConfigError, match="precision fp8 takes torchao, which this worker has not"):
+    with pytest.raises(ConfigError, match="precision fp8 requires torchao, which is not installed"):
         run_loop(Layers, values())

@@ -43,7 +43,7 @@ def test_a_pattern_names_the_outermost_modules_that_are_called(patterns, names):
             "model.blocks, model.blocks.0, ",
         ),
         ("head", 'modules.fp32 is "head", and no module'),
-        ("model.scales", "modules.fp32 names model.scales, a ParameterList: it holds nothing"),
+        ("model.scales", "modules.fp32 names model.scales, a ParameterList: it contains no module"),
     ],
 )
 def test_a_pattern_without_a_module_is_named_with_some_that_there_are(pattern, message):

@@ -129,9 +129,9 @@ class Scheduled(Small):
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (Unknown, '"it" is SGD, for which torchao has no twin; allowed: AdamW, or Adam without'),
-        (Decayed, '"it" is Adam, for which torchao has no twin'),
-        (Scheduled, '"it" has a learning-rate scheduler of its own'),
+        (Unknown, '"it" is SGD, which torchao does not provide; allowed: AdamW, or Adam without'),
+        (Decayed, '"it" is Adam, which torchao does not provide'),
+        (Scheduled, '"it" has its own learning-rate scheduler'),
     ],
 )
 def test_what_cannot_round_by_chance_is_refused(run_loop, recipe, message):

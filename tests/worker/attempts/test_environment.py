@@ -98,7 +98,7 @@ def test_what_fails_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert (content["file"], texts.source) == (None, None)
     started = Started(["python"], tmp_path, "x")  # type: ignore[arg-type]
     assert described(started, WORKER, [0]) is None
-    assert "cannot be told" in caplog.text
+    assert "cannot be described" in caplog.text
 
 
 def test_nothing_that_a_repository_names_is_run(folder: Path, tmp_path: Path) -> None:

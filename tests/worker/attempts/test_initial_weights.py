@@ -85,7 +85,7 @@ def test_runs_start_from_weights_alone(site: Site, tmp_path: Path) -> None:
         (unlike, "no weight of"),
         (outside, "weights.path is /etc/passwd; allowed: below"),
         (absent, "the uploaded weights net.pt that it was to start from are missing or damaged"),
-        (gone, f"the weights of run {first} at step 1 that it was to start from are no more"),
+        (gone, f"the weights of run {first} at step 1 no longer exist"),
     ):
         assert ended[run_id].status == "failed"
         assert message in (ended[run_id].stop_reason or "") + (ended[run_id].error or "")

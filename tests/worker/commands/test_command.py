@@ -157,7 +157,7 @@ def test_what_ends_from_outside_is_queued_again_and_begins_anew(
     run = site.wait(run_id)
     assert (run.status, run.attempt) == (Status.FINISHED, 3)
     assert not is_running(command)
-    assert "The command begins anew" in site.log(run_id)
+    assert "The command starts again" in site.log(run_id)
 
 
 def test_a_worker_that_stops_gives_its_command_back(site: Site) -> None:

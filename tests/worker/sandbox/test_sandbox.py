@@ -247,7 +247,7 @@ def test_recipes_read_named_roots_only(site: Site, tmp_path: Path) -> None:
     text.write_text("to be or not to be " * 1000)
     config = {"precision": "fp32", "training": {"steps": 1}}
     for roots, path, error in (
-        ("", "/etc/shadow", "what lies there is not for runs to read"),
+        ("", "/etc/shadow", "runs may not read it"),
         ("", str(text), "HALFSTEP_DATA_ROOTS"),
         (str(tmp_path), str(text), None),
     ):
