@@ -7,13 +7,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from alembic.command import upgrade
@@ -35,8 +34,9 @@ from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
 from db.telemetry import metric_pyramids, pyramid
-from halfstep.cli.output import say
-from halfstep.cli.service_commands import AsJson, run_typed, tell
+from halfstep.cli.application import App, Command, ServingCommand, single
+from halfstep.cli.options import AsJson
+from halfstep.cli.output import print_result, say
 from halfstep.process import close_to_others, end_with_parent
 
 if TYPE_CHECKING:
@@ -47,30 +47,23 @@ OPERATOR = "operator"
 SWITCH_SECONDS = 0.001
 
 
-def command(function: Callable[..., None]) -> Callable[[list[str]], None]:
-    """Make a function with annotated arguments one that takes the words typed after its name.
+class ServiceCommand(Command):
+    """A command of the service: a mistake of the user ends in one sentence."""
 
-    A mistake of the user's ends in one clear sentence.
-    """
-
-    @wraps(function)
-    def typed(words: list[str]) -> None:
-        cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        cli.command()(function)
-        run_command(cli, words, function.__name__)
-
-    return typed
+    expected_errors: ClassVar[tuple[type[Exception], ...]] = (HalfstepError,)
 
 
-def run_command(cli: typer.Typer, words: list[str], name: str) -> None:
-    """Run what was typed after a command's name; a mistake ends in one clear sentence."""
-    try:
-        run_typed(cli, words, name)
-    except HalfstepError as error:
-        sys.exit(f"halfstep: {error}")
+class ServerCommand(ServingCommand):
+    """A command that serves until it is ended; settings that are wrong end in one sentence."""
+
+    expected_errors: ClassVar[tuple[type[Exception], ...]] = (HalfstepError,)
 
 
-@command
+command = single(ServiceCommand)
+server_command = single(ServerCommand)
+
+
+@server_command
 def up() -> None:
     """Start server and worker on this machine, and print a link that signs you in."""
     close_to_others()
@@ -100,7 +93,7 @@ def up() -> None:
         raise typer.Exit(1)
 
 
-@command
+@server_command
 def server() -> None:
     """Start only the server."""
     close_to_others()
@@ -134,21 +127,18 @@ def migrate(
             allowed = "allowed: with PostgreSQL, by HALFSTEP_DATABASE_URL"
             raise Invalid({"--sql": f"{database.name} has no SQL that can be printed; {allowed}"})
         upgrade(database.migrations(printed), "head", sql=True)
-        tell({"sql": printed.getvalue()}, printed.getvalue().rstrip(), as_json=as_json)
+        print_result({"sql": printed.getvalue()}, printed.getvalue().rstrip(), as_json=as_json)
         return
     _settings, database = _open()
-    tell({"database": database.name}, f"{database.name} is up to date.", as_json=as_json)
+    print_result({"database": database.name}, f"{database.name} is up to date.", as_json=as_json)
 
 
-def storage(words: list[str]) -> None:
-    """Manage storage: `storage runs`, `prune` and `check`."""
-    run_command(STORAGE, words, "storage")
+storage = App(
+    "Manage storage: list what runs take, delete old files, check files.", cls=ServiceCommand
+)
 
 
-STORAGE = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-
-
-@STORAGE.command("runs")
+@storage.command("runs")
 def _list_storage(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="So many runs at most")] = 20,
     as_json: AsJson = False,
@@ -163,7 +153,7 @@ def _list_storage(
             told = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
             size = formats.size(run.stored_bytes)
             text = f"{size:>8}  {run.id:>6}  {run.status:<10} {run.name}  {owner}"
-            tell(told | {"stored_bytes": run.stored_bytes}, text, as_json=as_json)
+            print_result(told | {"stored_bytes": run.stored_bytes}, text, as_json=as_json)
         space = disk(settings)
         text = (
             f"{formats.size(total)} of {count:,} runs, those shown included\n"
@@ -173,10 +163,10 @@ def _list_storage(
             free, whole = formats.size(space.free_bytes), formats.size(space.total_bytes)
             text += f"\n{free} of {whole} free on the disk of {settings.data}"
         summed = {"runs": count, "stored_bytes": total, "bin": asdict(bin_)}
-        tell(summed | {"disk": asdict(space) if space else None}, text, as_json=as_json)
+        print_result(summed | {"disk": asdict(space) if space else None}, text, as_json=as_json)
 
 
-@STORAGE.command("prune")
+@storage.command("prune")
 def _prune_storage(
     checkpoints: Annotated[
         float | None,
@@ -211,11 +201,11 @@ def _prune_storage(
             size = formats.size(each.stored_bytes)
             text = f"{size:>8}  {each.run_id:>6}  {each.name}: {each.in_words}"
             told = {"run": each.run_id, "name": each.name, "stored_bytes": each.stored_bytes}
-            tell(told | {"goes": each.in_words}, text, as_json=as_json)
+            print_result(told | {"goes": each.in_words}, text, as_json=as_json)
         total = sum(each.stored_bytes for each in found)
         text = f"and {len(found) - limit:,} more runs\n" if len(found) > limit else ""
         text += f"{len(found):,} runs, {formats.size(total)} of files"
-        tell({"runs": len(found), "stored_bytes": total}, text, as_json=as_json)
+        print_result({"runs": len(found), "stored_bytes": total}, text, as_json=as_json)
         if dry_run or not found or not (yes or typer.confirm("Delete this for good?")):
             return
         store = open_store(settings)
@@ -226,10 +216,10 @@ def _prune_storage(
         with database.writing() as session:
             audit.note_typed(session, "storage prune", *days, f"of {count} runs")
         text = f"{count:,} runs pruned, {formats.size(freed)} freed"
-        tell({"pruned": count, "freed_bytes": freed}, text, as_json=as_json)
+        print_result({"pruned": count, "freed_bytes": freed}, text, as_json=as_json)
 
 
-@STORAGE.command("check")
+@storage.command("check")
 def _check_storage(
     deep: Annotated[bool, typer.Option(help="Read every file and compare its SHA-256")] = False,
     mend: Annotated[bool, typer.Option(help="Delete what does not match")] = False,
@@ -245,8 +235,8 @@ def _check_storage(
         for mismatch in found:
             text = f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}"
             told = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
-            tell(told, text, as_json=as_json)
-        tell({"mismatches": len(found)}, f"{len(found)} do not match.", as_json=as_json)
+            print_result(told, text, as_json=as_json)
+        print_result({"mismatches": len(found)}, f"{len(found)} do not match.", as_json=as_json)
         raise typer.Exit(1 if found and not mend else 0)
 
 
@@ -271,7 +261,7 @@ def backup(
             f"not in it: all of {kept_in} that no run names; the key of secrets; settings, and",
             "what opens the bucket",
         ]
-        tell({"folder": str(folder)} | saved, "\n".join(lines), as_json=as_json)
+        print_result({"folder": str(folder)} | saved, "\n".join(lines), as_json=as_json)
 
 
 @command
@@ -293,7 +283,7 @@ def restore(
         f"Deliveries of alerts that were due, and are not sent: {restored['unsent']}",
         *_valid_secrets(restored),
     ]
-    tell({"folder": str(folder)} | restored, "\n".join(lines), as_json=as_json)
+    print_result({"folder": str(folder)} | restored, "\n".join(lines), as_json=as_json)
 
 
 def _valid_secrets(restored: dict[str, Any]) -> list[str]:
@@ -330,7 +320,7 @@ def rebuild(
             steps = f"{row.step:,} steps, {skipped:,} of them skipped"
         text = f"run {run} ({row.name}): rebuilt what its charts are drawn from: {steps}"
         told = {"run": run, "name": row.name, "steps": row.step, "skipped": skipped}
-        tell(told, text, as_json=as_json)
+        print_result(told, text, as_json=as_json)
 
 
 def _open() -> tuple[Settings, Database]:
@@ -451,4 +441,6 @@ def print_link(settings: Settings, name: str, token: str, *, as_json: bool = Fal
     """Print a link that signs a user in once, at the public address if there is one."""
     link = f"{settings.public_url.rstrip('/') or _local_address(settings)}/?token={token}"
     text = "The link signs you in once, within a day. `halfstep link NAME` makes another."
-    tell({"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json)
+    print_result(
+        {"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json
+    )

@@ -7,25 +7,22 @@ from typing import Annotated
 import typer
 from sqlalchemy.orm import Session
 
-from app.commands import installed, print_link, run_command
+from app.commands import ServiceCommand, installed, print_link
 from db.access import accounts, audit, people, projects
 from db.access.permissions import MEMBER
 from db.errors import Invalid
 from db.runs import runs
 from db.settings import Settings
 from db.tables import LARGEST_ID, ONE_RUN, User
-from halfstep.cli.service_commands import AsJson, tell
+from halfstep.cli.application import App
+from halfstep.cli.options import AsJson
+from halfstep.cli.output import print_result
 
 Name = Annotated[str, typer.Argument(help="Name of the user")]
 Project = Annotated[str, typer.Option(help="A project; empty: the one that there always is")]
 
 
-def user(words: list[str]) -> None:
-    """Manage users: `user add`, `list`, `role`, `change`, `subject` and `token`."""
-    run_command(USER, words, "user")
-
-
-USER = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+user = App("Manage users: accounts, roles, sign-in links and tokens.", cls=ServiceCommand)
 
 
 @contextmanager
@@ -35,7 +32,7 @@ def _installed() -> Iterator[tuple[Settings, Session]]:
         yield settings, session
 
 
-@USER.command("add")
+@user.command("add")
 def _add(
     name: Name,
     role: Annotated[str, typer.Option(help="viewer, member or maintainer")] = MEMBER,
@@ -52,7 +49,7 @@ def _add(
     print_link(settings, made.name, token, as_json=as_json)
 
 
-@USER.command("list")
+@user.command("list")
 def _list(as_json: AsJson = False) -> None:
     """List the accounts, with their roles."""
     with _installed() as (_settings, session):
@@ -64,10 +61,10 @@ def _list(as_json: AsJson = False) -> None:
             facts = {"name": who.name, "roles": roles, "operator": who.is_admin}
             facts["runs_commands"] = who.runs_commands
             facts["deactivated"] = who.deactivated_at is not None
-            tell(facts, f"{who.name}: {', '.join(told) or 'no role'}", as_json=as_json)
+            print_result(facts, f"{who.name}: {', '.join(told) or 'no role'}", as_json=as_json)
 
 
-@USER.command("role")
+@user.command("role")
 def _give_role(
     name: Name,
     role: Annotated[str, typer.Argument(help="viewer, member, maintainer, or none")],
@@ -82,10 +79,10 @@ def _give_role(
             projects.take_role(session, who, project)
         else:
             projects.set_role(session, who, project, role)
-        tell({"name": who.name, "project": project, "role": role}, "", as_json=as_json)
+        print_result({"name": who.name, "project": project, "role": role}, "", as_json=as_json)
 
 
-@USER.command("change")
+@user.command("change")
 def _change(
     name: Name,
     change: Annotated[str, typer.Argument(help=", ".join(people.CHANGES))],
@@ -104,10 +101,10 @@ def _change(
     if token:
         print_link(settings, changed, token, as_json=as_json)
     else:
-        tell({"name": changed, "change": change}, "", as_json=as_json)
+        print_result({"name": changed, "change": change}, "", as_json=as_json)
 
 
-@USER.command("subject")
+@user.command("subject")
 def _set_subject(
     name: Name,
     subject: Annotated[
@@ -120,10 +117,10 @@ def _set_subject(
         who = people.named(session, name)
         people.set_subject(session, who, subject.strip())
         audit.note_typed(session, "user subject", who.name, subject.strip())
-        tell({"name": who.name, "subject": subject.strip()}, "", as_json=as_json)
+        print_result({"name": who.name, "subject": subject.strip()}, "", as_json=as_json)
 
 
-@USER.command("token")
+@user.command("token")
 def _make_token(
     run: Annotated[int, typer.Argument(min=1, max=LARGEST_ID, help="Number of a watched run")],
     days: Annotated[int, typer.Option(help="How long it lasts")] = accounts.TOKEN_DAYS,
@@ -138,4 +135,4 @@ def _make_token(
         audit.note_typed(session, "user token", owner.name, f"run {run}")
         told = {"id": row.id, "run": run, "name": owner.name, "token": token}
     said = f"It sends run {run} in {told['name']}'s name for {days} days. It is not shown again."
-    tell(told, f"{token}\n\n{said}", as_json=as_json)
+    print_result(told, f"{token}\n\n{said}", as_json=as_json)

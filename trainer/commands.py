@@ -1,34 +1,34 @@
 """The `halfstep recipe` commands, registered as an entry point."""
 
 import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from halfstep.cli.service_commands import AsJson, run_typed, tell
+from halfstep.cli.application import App, Command
+from halfstep.cli.options import AsJson
+from halfstep.cli.output import print_result
 from trainer import registered_recipes
 from trainer.registered_recipes import NotRegisteredError
 
-cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+class RecipeCommand(Command):
+    """A command about recipes. They run a user's code: of its errors the traceback says more."""
+
+    expected_errors: ClassVar[tuple[type[Exception], ...]] = (NotRegisteredError,)
+    has_file_errors = False
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what it writes only its user can read, like what workers write."""
+        os.umask(0o077)
+        return super().invoke(ctx)
 
 
-def recipe(words: list[str]) -> None:
-    """Recipes of your own: `recipe check`, `train`, and `add`, `list`, `remove` of a worker's."""
-    os.umask(0o077)  # what is written is of its user alone, as what workers write
-    try:
-        run_typed(cli, words, "recipe")
-    except NotRegisteredError as error:
-        sys.exit(f"halfstep: {error}")
+recipe = App("Check, train and register recipes of your own.", cls=RecipeCommand)
 
 
-@cli.callback()
-def _group() -> None:
-    """Recipes of your own."""
-
-
-@cli.command()
+@recipe.command()
 def check(
     file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
     settings: Annotated[
@@ -44,7 +44,7 @@ def check(
     main(_words(reference, settings or [], as_json=as_json))
 
 
-@cli.command(
+@recipe.command(
     add_help_option=False,  # the recipe's own help has its fields
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
@@ -55,7 +55,7 @@ def train(context: typer.Context) -> None:
     main(context.args)
 
 
-@cli.command()
+@recipe.command()
 def add(
     file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
     settings: Annotated[
@@ -86,7 +86,7 @@ def add(
         raise NotRegisteredError(text)
 
 
-@cli.command("list")
+@recipe.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List the recipes that are kept, with what the check said of each."""
     for each in registered_recipes.read():
@@ -95,19 +95,19 @@ def list_(as_json: AsJson = False) -> None:
         check = registered_recipes.check_of(reference) if is_there else None
         text = f"{reference}  {_state(reference, check) if is_there else 'there is no such file'}"
         told = {"reference": reference, "is_there": is_there, "check": check}
-        tell(told, text, as_json=as_json)
+        print_result(told, text, as_json=as_json)
     if not as_json:
         typer.echo(f"kept in {registered_recipes.path()}")
 
 
-@cli.command()
+@recipe.command()
 def remove(
     file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
     as_json: AsJson = False,
 ) -> None:
     """Have workers offer a recipe no longer; the file stays, and so do its runs."""
     for reference in registered_recipes.remove(file):
-        tell({"removed": reference}, f"{reference} is kept no longer.", as_json=as_json)
+        print_result({"removed": reference}, f"{reference} is kept no longer.", as_json=as_json)
 
 
 def _loaded(file: str) -> str:
@@ -150,7 +150,7 @@ def _keep(reference: str, *, as_json: bool) -> None:
     if holder:
         whose = "a recipe that comes along" if holder == declared else holder
         text += f" The name {declared} is that of {whose}: submit it by its path, or call it else."
-    tell(told | {"name_taken_by": holder}, text, as_json=as_json)
+    print_result(told | {"name_taken_by": holder}, text, as_json=as_json)
 
 
 def _state(reference: str, check: dict[str, Any] | None) -> str:

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 
-from halfstep.cli.typed import EXIT_CODES, LEARNED_NOTHING, Parser
+from halfstep.cli.live import EXIT_CODES, LEARNED_NOTHING
+from halfstep.cli.typed import Parser
 from halfstep.config_groups import RecipeConfig
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config

@@ -191,7 +191,7 @@ def follow(
 
     announce: told the run's page, once.  release: called when there is to be none for now.
     """
-    from halfstep.api_client.responses import ApiError
+    from halfstep.api_client.errors import ApiError
     from halfstep.telemetry.run_folder import read_run
 
     tries, over_since, is_announced = 0, None, False
