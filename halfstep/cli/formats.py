@@ -28,16 +28,16 @@ def scale(value: Any) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in its two largest units."""
+    """Return a duration in its two largest units, short enough for a column: 5h 36m."""
     if seconds is None:
         return MISSING
     if seconds < 10:
-        return f"{max(seconds, 0):.1f} s"
+        return f"{max(seconds, 0):.1f}s"
     whole = round(seconds)
-    for size, unit, part, part_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
+    for size, unit, part, part_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m")):
         if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part} {part_unit}"
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+            return f"{whole // size}{unit} {whole % size // part}{part_unit}"
+    return f"{whole // 60}m {whole % 60}s" if whole >= 60 else f"{whole}s"
 
 
 def size(size_bytes: float) -> str:
@@ -67,8 +67,8 @@ def value(setting: Any) -> str:
 
 
 def progress(run: dict[str, Any]) -> str:
-    """Return the steps of a run: 488 / 3,000."""
-    total = f" / {run['steps_total']:,}" if run["steps_total"] else ""
+    """Return the steps of a run: 488/3,000."""
+    total = f"/{run['steps_total']:,}" if run["steps_total"] else ""
     return f"{run['step']:,}{total}"
 
 
@@ -86,9 +86,10 @@ def reason(run: dict[str, Any]) -> str:
     """Return why a run waits, or why it failed: by its history, else the last line of its error."""
     if run["status"] != "failed":
         return str(run.get("waiting") or "")
-    history = [change["reason"] for change in run.get("statuses", [])]
+    ends = (row for row in run.get("statuses", []) if row["status"] == "failed")
+    history = [row["reason"] for row in ends if row["attempt"] == run["attempt"]]
     lines = [line.strip() for line in (run["error"] or "").splitlines() if line.strip()]
-    return str(next(filter(None, [*history[-1:], *lines[-1:]]), ""))
+    return str(next(filter(None, [*history[:1], *lines[-1:]]), ""))
 
 
 def run_line(run: dict[str, Any]) -> str:

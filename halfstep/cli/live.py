@@ -33,7 +33,7 @@ def follow_run(client: "Client", run_id: int, *, as_json: bool) -> int:
         def show(run: dict[str, Any]) -> None:
             line = formats.plain(formats.run_line(run))
             style = STYLES.get(formats.health(run), "")
-            text = Text(line, no_wrap=True, overflow="ellipsis")
+            text = Text(line, overflow="fold")
             text.highlight_words([formats.health(run)], style)
             live.update(text, refresh=True)
 

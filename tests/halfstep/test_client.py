@@ -409,7 +409,7 @@ def test_commands_do_what_the_client_does(
     """Submit with settings, list, show, cancel; a mistake ends in one sentence."""
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     words = ("digits", "--set", "training.steps=9", "--precision", "bf16", "--name", "typed")
-    assert "queued  typed  step 0 / 9" in halfstep("submit", *words, **environment).stdout
+    assert "queued  typed  step 0/9" in halfstep("submit", *words, **environment).stdout
     assert "typed" in halfstep("runs", "typed", **environment).stdout
     assert "bf16" in halfstep("show", "1", **environment).stdout
     assert '"precision": "bf16"' in halfstep("show", "1", "--json", **environment).stdout

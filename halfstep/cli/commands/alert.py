@@ -27,10 +27,10 @@ def list_(as_json: AsJson = False) -> None:
     channel_rows = [
         (str(row["id"]), row["kind"], row["name"], row["target"], _state(row)) for row in channels
     ]
-    print_tables(
-        table(("Rule", "Text", "State"), rule_rows),
-        table(("Channel", "Kind", "Name", "Target", "State"), channel_rows),
-    )
+    tables = [table(("Rule", "Text", "State"), rule_rows)]
+    if channel_rows:
+        tables.append(table(("Channel", "Kind", "Name", "Target", "State"), channel_rows))
+    print_tables(*tables)
 
 
 def _state(row: dict[str, Any]) -> str:

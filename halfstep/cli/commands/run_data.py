@@ -111,8 +111,8 @@ def compare(run_ids: RunIds, as_json: AsJson = False) -> None:
 
 
 def _print_comparison(compared: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
-    """Print a table with a column per run."""
-    from halfstep.cli.tables import print_table
+    """Print a table with a column per run; on a narrow terminal several tables."""
+    from halfstep.cli.tables import parts, print_tables, table
 
     fields = {
         "Status": [formats.state(row["run"]) for row in compared],
@@ -125,7 +125,16 @@ def _print_comparison(compared: list[dict[str, Any]], rows: list[dict[str, Any]]
     names = dict.fromkeys(name for row in rows for name in [*row][5:])
     fields |= {name: [_cell(row, name) for row in rows] for name in names}
     heads = [f"{row['run']} {row['name']}" for row in rows]
-    print_table(("Field", *heads), [(name, *cells) for name, cells in fields.items()])
+    columns = [
+        [head, *cells]
+        for head, cells in zip(heads, zip(*fields.values(), strict=True), strict=True)
+    ]
+    print_tables(
+        *(
+            table(("Field", *heads[part]), [(name, *cells[part]) for name, cells in fields.items()])
+            for part in parts(["Field", *fields], columns)
+        )
+    )
 
 
 def _cell(row: dict[str, Any], name: str) -> str:
