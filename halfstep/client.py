@@ -37,6 +37,7 @@ from halfstep.api_client.responses import (
     spoken,
 )
 from halfstep.api_client.saved_calls import ShelfCalls
+from halfstep.api_client.tls import DeferredContext
 from halfstep.session.nesting import merged
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Client(AlertCalls, ShelfCalls):
             headers={"Authorization": f"Bearer {login.token}"},
             timeout=PATIENCE_SECONDS,
             follow_redirects=True,
+            verify=DeferredContext(),
             event_hooks=naming(login.origin),
         )
 
