@@ -176,6 +176,11 @@ def type_command(*words: str) -> int | str:
     return 0
 
 
+def type_train(words: list[str]) -> None:
+    """Type `halfstep recipe train` in this process; raise SystemExit as it does."""
+    main(["recipe", "train", *words])
+
+
 @contextmanager
 def up(
     stop: signal.Signals = signal.SIGINT, **environment: str

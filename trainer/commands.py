@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from halfstep.cli.application import App, Command
-from halfstep.cli.options import AsJson
+from halfstep.cli.options import AsJson, PrecisionOption
 from halfstep.cli.output import print_result
 from trainer import registered_recipes
 from trainer.registered_recipes import NotRegisteredError
@@ -21,48 +21,101 @@ class RecipeCommand(Command):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what it writes only its user can read, like what workers write."""
-        os.umask(0o077)
-        return super().invoke(ctx)
+        before = os.umask(0o077)
+        try:
+            return super().invoke(ctx)
+        finally:
+            os.umask(before)
 
+
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="path/to/file.py or path/to/file.py:Class")
+]
+CheckSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Set a field for the check; repeatable"),
+]
 
 recipe = App("Check, train and register recipes of your own.", cls=RecipeCommand)
 
 
+class TrainCommand(RecipeCommand):
+    """`recipe train`, whose --help has the fields of the recipe that is named, or of all."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; remember them for --help."""
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the options, then the fields that --set takes."""
+        from trainer.console import fields_help  # loads torch, which takes seconds
+
+        options, _rest, _order = self.make_parser(ctx).parse_args(list(ctx.meta["words"]))
+        text = fields_help(options.get("name"))
+        super().format_help(ctx, formatter)
+        formatter.write(text)
+
+
 @recipe.command()
-def check(
-    file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="may be repeated")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run five steps in each precision, and say in words what is wrong."""
+def check(file: File, settings: CheckSettings = None, as_json: AsJson = False) -> None:
+    """Run five steps in each precision on the CPU, and report mistakes."""
     from trainer.diagnosis.check import main  # loads torch, which takes seconds
     from trainer.registry import file_of
 
     reference = file if file_of(file) is None else _loaded(file)
-    main(_words(reference, settings or [], as_json=as_json))
+    main(reference, settings or [], as_json=as_json)
 
 
-@recipe.command(
-    add_help_option=False,  # the recipe's own help has its fields
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-def train(context: typer.Context) -> None:
-    """Train a recipe here and now: `recipe train mine.py`, `recipe train digits --help`."""
-    from trainer.console import main  # loads torch, which takes seconds
+@recipe.command(cls=TrainCommand)
+def train(
+    name: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="Name, path/to/file.py or path/to/file.py:Class")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="Set one of the fields below; repeatable"
+        ),
+    ] = None,
+    precision: PrecisionOption = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda if there is one")
+    ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where checkpoints and artifacts are saved"),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Checkpoint to resume from")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe here, without server and database: `recipe train digits --precision fp16`.
 
-    main(context.args)
+    The exit code is 0 if it finished, 1 if its file cannot be loaded, 2 if something was typed
+    wrongly, 3 if it failed, 5 if its loss is not finite or all its steps were skipped.
+    """
+    from trainer.console import train_recipe  # loads torch, which takes seconds
+
+    train_recipe(
+        name,
+        settings or [],
+        precision=precision,
+        device=device,
+        checkpoints=checkpoints,
+        resume=resume,
+        as_json=as_json,
+    )
 
 
 @recipe.command()
 def add(
-    file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="for the check; may be repeated"),
-    ] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="only see that it loads")] = False,
+    file: File,
+    settings: CheckSettings = None,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Only check that it can be loaded")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a recipe, and have the workers of this data folder offer it if it has no errors."""
@@ -76,7 +129,7 @@ def add(
         return
     from trainer.diagnosis import check  # loads torch, which takes seconds
 
-    _, report = check.tell(_words(reference, settings or [], as_json=as_json))
+    _, report = check.tell(reference, settings or [], as_json=as_json)
     if not report.errors:
         _keep(reference, as_json=as_json)
     check.note(reference, report)
@@ -102,7 +155,7 @@ def list_(as_json: AsJson = False) -> None:
 
 @recipe.command()
 def remove(
-    file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
+    file: File,
     as_json: AsJson = False,
 ) -> None:
     """Have workers offer a recipe no longer; the file stays, and so do its runs."""
@@ -127,12 +180,6 @@ def _loaded(file: str) -> str:
         place = f"{offered['place']}: " if offered["place"] else ""
         raise NotRegisteredError(f"{path} cannot be offered: {place}{offered['error']}")
     return f"{path}:{load_recipe(reference).__name__}"
-
-
-def _words(reference: str, settings: list[str], *, as_json: bool) -> list[str]:
-    """Return what the check takes."""
-    options = [word for assignment in settings for word in ("--set", assignment)]
-    return [reference, *options, *["--json"] * as_json]
 
 
 def _keep(reference: str, *, as_json: bool) -> None:
