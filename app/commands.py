@@ -35,7 +35,7 @@ from db.settings import Settings
 from db.tables import User
 from db.telemetry import metric_pyramids, pyramid
 from halfstep.cli.application import App, Command, ServingCommand, single
-from halfstep.cli.options import AsJson
+from halfstep.cli.options import AsJson, RunId
 from halfstep.cli.output import print_result, say
 from halfstep.process import close_to_others, end_with_parent
 
@@ -65,7 +65,7 @@ server_command = single(ServerCommand)
 
 @server_command
 def up() -> None:
-    """Start server and worker on this machine, and print a link that signs you in."""
+    """Start server and worker on this machine, and print a sign-in link."""
     close_to_others()
     settings, database = _open()
     check_store(settings)
@@ -107,7 +107,8 @@ def server() -> None:
 
 @command
 def link(
-    user: Annotated[str, typer.Argument(help="Name of the user")], as_json: AsJson = False
+    user: Annotated[str, typer.Argument(metavar="NAME", help="Name of the user")],
+    as_json: AsJson = False,
 ) -> None:
     """Print a link that signs a user in once, within a day."""
     with installed() as (settings, database):
@@ -116,10 +117,10 @@ def link(
 
 @command
 def migrate(
-    sql: Annotated[bool, typer.Option(help="Print the SQL, and change nothing")] = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL, and change nothing")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create the database, or bring it up to this version."""
+    """Create the database, or migrate it to this version."""
     if sql:
         printed, database = io.StringIO(), Database(Settings.read().database_url)
         if database.engine.dialect.name == "sqlite":
@@ -140,10 +141,10 @@ storage = App(
 
 @storage.command("runs")
 def _list_storage(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="So many runs at most")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Largest number of runs")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List runs by what their checkpoints and artifacts take, the largest first."""
+    """List runs by the size of their checkpoints and artifacts, the largest first."""
     with installed() as (settings, database):
         with database.reading() as session:
             largest = runs.newest(session, sort="-stored_bytes", limit=limit)
@@ -171,19 +172,25 @@ def _prune_storage(
     checkpoints: Annotated[
         float | None,
         typer.Option(
-            min=0, metavar="DAYS", help="Checkpoints that are older, but for best and last"
+            min=0, metavar="DAYS", help="Delete checkpoints older than this, except best and last"
         ),
     ] = None,
     logs: Annotated[
         float | None,
-        typer.Option(min=0, metavar="DAYS", help="Logs and samples of runs that ended earlier"),
+        typer.Option(
+            min=0, metavar="DAYS", help="Delete logs and samples of runs that ended earlier"
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Name so many runs at most")] = 20,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be deleted")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="Largest number of runs to list")
+    ] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Say what of ended runs is older than so many days, and delete it if you agree.
+    """List what of ended runs is older than some days, and delete it after confirmation.
 
     Kept are a run's last checkpoint and its best by checkpoints.keep_best, and all of a run that
     another started from, or that is tagged `pinned`.
@@ -221,8 +228,10 @@ def _prune_storage(
 
 @storage.command("check")
 def _check_storage(
-    deep: Annotated[bool, typer.Option(help="Read every file and compare its SHA-256")] = False,
-    mend: Annotated[bool, typer.Option(help="Delete what does not match")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also verify the SHA-256 of every file")
+    ] = False,
+    mend: Annotated[bool, typer.Option("--mend", help="Delete what does not match")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List rows and files that do not match; exit with 1 if any is left."""
@@ -242,7 +251,7 @@ def _check_storage(
 
 @command
 def backup(
-    folder: Annotated[Path, typer.Argument(help="A new folder to write")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder to write")],
     as_json: AsJson = False,
 ) -> None:
     """Back up database and checkpoints, while everything runs."""
@@ -266,13 +275,13 @@ def backup(
 
 @command
 def restore(
-    folder: Annotated[Path, typer.Argument(help="A folder that `backup` wrote")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `backup` wrote")],
     revoke: Annotated[
         bool, typer.Option("--revoke", help="Delete the backup's API tokens and shared links")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fill an empty database and the store from a backup, also of the other kind of database."""
+    """Restore a backup into an empty database and storage; the kind of database may differ."""
     settings, database = _open()
     restored = restore_backup(database, open_store(settings), folder, revoke=revoke)
     with database.writing() as session:
@@ -306,9 +315,7 @@ def _expiry(secret: dict[str, Any]) -> str:
 
 
 @command
-def rebuild(
-    run: Annotated[int, typer.Argument(help="Number of the run")], as_json: AsJson = False
-) -> None:
+def rebuild(run: RunId, as_json: AsJson = False) -> None:
     """Rebuild the summaries of a run's steps and metrics."""
     with installed() as (_settings, database):
         with database.writing() as session:

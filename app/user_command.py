@@ -18,8 +18,8 @@ from halfstep.cli.application import App
 from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_result
 
-Name = Annotated[str, typer.Argument(help="Name of the user")]
-Project = Annotated[str, typer.Option(help="A project; empty: the one that there always is")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user")]
+Project = Annotated[str, typer.Option(help="Project; '' is the default project")]
 
 
 user = App("Manage users: accounts, roles, sign-in links and tokens.", cls=ServiceCommand)
@@ -35,12 +35,14 @@ def _installed() -> Iterator[tuple[Settings, Session]]:
 @user.command("add")
 def _add(
     name: Name,
-    role: Annotated[str, typer.Option(help="viewer, member or maintainer")] = MEMBER,
+    role: Annotated[str, typer.Option(help="Role: viewer, member or maintainer")] = MEMBER,
     project: Project = projects.DEFAULT,
-    admin: Annotated[bool, typer.Option("--operator", help="May do everything")] = False,
+    admin: Annotated[
+        bool, typer.Option("--operator", help="Make it an operator, who may do everything")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make an account, and print the link that signs it in, once."""
+    """Create an account, and print a link that signs it in once."""
     with _installed() as (settings, session):
         made = people.invite(session, name, project=project, role=role)
         made.is_admin = admin
@@ -51,7 +53,7 @@ def _add(
 
 @user.command("list")
 def _list(as_json: AsJson = False) -> None:
-    """List the accounts, with their roles."""
+    """List accounts with their roles."""
     with _installed() as (_settings, session):
         for who, roles in people.listed(session):
             told = [f"{role} of {name or 'Default project'}" for name, role in roles.items()]
@@ -67,11 +69,11 @@ def _list(as_json: AsJson = False) -> None:
 @user.command("role")
 def _give_role(
     name: Name,
-    role: Annotated[str, typer.Argument(help="viewer, member, maintainer, or none")],
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="viewer, member, maintainer or none")],
     project: Project = projects.DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Give a role in a project, in place of the one before; `none` takes it away."""
+    """Set a user's role in a project; `none` revokes it."""
     with _installed() as (_settings, session):
         who = people.named(session, name)
         audit.note_typed(session, "user role", who.name, role, project)
@@ -85,10 +87,10 @@ def _give_role(
 @user.command("change")
 def _change(
     name: Name,
-    change: Annotated[str, typer.Argument(help=", ".join(people.CHANGES))],
+    change: Annotated[str, typer.Argument(metavar="CHANGE", help=", ".join(people.CHANGES))],
     as_json: AsJson = False,
 ) -> None:
-    """Change an account: shut it out, let it in again, remove it, make it an operator, or not."""
+    """Change an account: deactivate, reactivate, remove or reset it, or change its permissions."""
     if change not in people.CHANGES:
         allowed = ", ".join(people.CHANGES)
         raise Invalid({"change": f"{change[:100]!r} is not allowed; allowed: {allowed}"})
@@ -108,11 +110,12 @@ def _change(
 def _set_subject(
     name: Name,
     subject: Annotated[
-        str, typer.Argument(help="The provider's issuer and number of them; empty: none")
+        str,
+        typer.Argument(metavar="SUBJECT", help="Issuer and subject of the provider; '' removes it"),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Let a provider of identities sign an account in: "https://provider 1234"."""
+    """Link an account to an identity provider: "https://provider 1234"."""
     with _installed() as (_settings, session):
         who = people.named(session, name)
         people.set_subject(session, who, subject.strip())
@@ -122,11 +125,13 @@ def _set_subject(
 
 @user.command("token")
 def _make_token(
-    run: Annotated[int, typer.Argument(min=1, max=LARGEST_ID, help="Number of a watched run")],
-    days: Annotated[int, typer.Option(help="How long it lasts")] = accounts.TOKEN_DAYS,
+    run: Annotated[
+        int, typer.Argument(metavar="RUN", min=1, max=LARGEST_ID, help="Number of a watched run")
+    ],
+    days: Annotated[int, typer.Option(help="Days until it expires")] = accounts.TOKEN_DAYS,
     as_json: AsJson = False,
 ) -> None:
-    """Print a token that sends one watched run in its owner's name, and may do nothing else."""
+    """Print a token that may only send one watched run, as its owner."""
     with _installed() as (_settings, session):
         owner = session.get_one(User, runs.get(session, run).owner_id)
         token, row = accounts.make_api_token(

@@ -118,7 +118,7 @@ def add(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a recipe, and have the workers of this data folder offer it if it has no errors."""
+    """Check a recipe, and register it with the workers of this data folder if it has no errors."""
     if no_check and settings:
         text = f"--set {settings[0]} is for the check, which --no-check leaves out: leave out one"
         raise typer.BadParameter(text)
@@ -141,7 +141,7 @@ def add(
 
 @recipe.command("list")
 def list_(as_json: AsJson = False) -> None:
-    """List the recipes that are kept, with what the check said of each."""
+    """List the registered recipes, with the result of each one's check."""
     for each in registered_recipes.read():
         reference = each["reference"]
         is_there = Path(reference.rpartition(":")[0]).is_file()
@@ -158,7 +158,7 @@ def remove(
     file: File,
     as_json: AsJson = False,
 ) -> None:
-    """Have workers offer a recipe no longer; the file stays, and so do its runs."""
+    """Unregister a recipe; its file and its runs stay."""
     for reference in registered_recipes.remove(file):
         print_result({"removed": reference}, f"{reference} is kept no longer.", as_json=as_json)
 

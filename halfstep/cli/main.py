@@ -161,7 +161,12 @@ def _not_installed(name: str) -> Any:
     return _ending(f"{text}in a clone of Halfstep, pip install ./halfstep '.[worker]'")
 
 
-APP = typer.Typer(cls=Root, add_completion=False, pretty_exceptions_enable=False)
+APP = typer.Typer(
+    cls=Root,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -22,7 +23,7 @@ def print_result(result: Any, text: str, *, as_json: bool) -> None:
         print(json.dumps(result) if as_json else text, flush=True)  # noqa: T201 - a command prints
 
 
-def print_json(results: Any) -> None:
+def print_json(results: Iterable[Any]) -> None:
     """Print results as JSON, one object per line."""
     for result in results:
         print(json.dumps(result), flush=True)  # noqa: T201 - a command prints

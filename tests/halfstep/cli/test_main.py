@@ -61,6 +61,13 @@ def test_help_lists_every_command_with_its_first_line() -> None:
         assert "top Show all running runs" in text
 
 
+def test_help_has_a_short_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """On every level."""
+    for words in (["-h"], ["run", "-h"], ["run", "show", "-h"], ["storage", "prune", "-h"]):
+        assert type_command(*words) == 0
+        assert "Usage: halfstep" in capsys.readouterr().out
+
+
 def test_version_is_printed() -> None:
     """The version is the wheel's."""
     assert halfstep("--version").stdout.strip() == __version__
@@ -117,6 +124,8 @@ def test_everything_has_help_text(words: tuple[str, ...]) -> None:
     for parameter in command.params:
         assert parameter.help, f"{' '.join(words)}: {parameter.name} has no help text"
         assert not parameter.help.endswith("."), parameter.name
+        if parameter.param_type_name == "argument":
+            assert parameter.metavar == parameter.metavar.upper(), parameter.name
 
 
 @pytest.mark.parametrize(
