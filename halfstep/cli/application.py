@@ -27,6 +27,9 @@ class Command(TyperCommand):
     #: Whether errors of files end in a sentence too; else in a traceback.
     has_file_errors: ClassVar[bool] = True
 
+    def __init__(self, name: str | None, *, help: str | None = None, **settings: Any) -> None:  # noqa: A002 - typer's name
+        super().__init__(name, help=_paragraphs(help), **settings)
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, --help among them."""
         return _without_pydantic(super().get_params(ctx))
@@ -76,6 +79,15 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+class ListingGroup(Group):
+    """A group whose command `list` may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, with `list` first where no command is."""
+        is_left_out = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        return super().parse_args(ctx, ["list", *args] if is_left_out else args)
+
+
 class PassThrough(Command):
     """A command that parses its arguments itself: a callable that takes them as a list."""
 
@@ -102,15 +114,13 @@ class App(typer.Typer):
         *,
         cls: type[Command] = Command,
         group: type[TyperGroup] = Group,
-        invoke_without_command: bool = False,
     ) -> None:
         super().__init__(
             cls=group,
             help=help,
             add_completion=False,
             pretty_exceptions_enable=False,
-            no_args_is_help=not invoke_without_command,
-            invoke_without_command=invoke_without_command,
+            no_args_is_help=True,
         )
         self._command_class = cls
 
@@ -234,6 +244,13 @@ def group_commands(app: typer.Typer) -> Mapping[str, Any]:
     return typer.main.get_group(app).commands
 
 
+def _paragraphs(text: str | None) -> str | None:
+    """Return a docstring with a line per paragraph, to be broken by the width of the terminal."""
+    if text is None:
+        return None
+    return "\n\n".join(" ".join(part.split()) for part in text.strip().split("\n\n"))
+
+
 def first_line(text: str | None) -> str:
     """Return the first line of a docstring."""
     return str(text or "").strip().partition("\n")[0]
@@ -243,6 +260,7 @@ __all__: Sequence[str] = (
     "App",
     "Command",
     "Group",
+    "ListingGroup",
     "PassThrough",
     "ServingCommand",
     "first_line",

@@ -35,34 +35,65 @@ Wait = Annotated[
     bool, typer.Option("--wait", help="Wait for the end; the exit code reports the outcome")
 ]
 
+#: Heading of the options of a command line.
+COMMAND = "A command line, instead of a recipe"
 Line = Annotated[
     str,
     typer.Option(
         "--command",
         metavar="LINE",
+        rich_help_panel=COMMAND,
         help="Command line instead of a recipe, with placeholders: 'python train.py --lr {lr}'; "
         "no shell expands it",
     ),
 ]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option("--param", metavar="NAME=VALUE", help="Value of a placeholder; repeatable"),
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUE",
+        rich_help_panel=COMMAND,
+        help="Value of a placeholder; repeatable",
+    ),
 ]
 Folder = Annotated[
-    str, typer.Option(help="Working folder of the command: on the worker, or in the repository")
+    str,
+    typer.Option(
+        rich_help_panel=COMMAND,
+        help="Working folder of the command: on the worker, or in the repository",
+    ),
 ]
 Git = Annotated[
-    str, typer.Option(metavar="URL", help="Repository to check out: https:// or file://")
+    str,
+    typer.Option(
+        metavar="URL", rich_help_panel=COMMAND, help="Repository to check out: https:// or file://"
+    ),
 ]
-Commit = Annotated[str, typer.Option(metavar="HASH", help="Commit to check out, with --git")]
-Venv = Annotated[str, typer.Option(metavar="PATH", help="Virtual environment on the worker")]
+Commit = Annotated[
+    str,
+    typer.Option(metavar="HASH", rich_help_panel=COMMAND, help="Commit to check out, with --git"),
+]
+Venv = Annotated[
+    str,
+    typer.Option(metavar="PATH", rich_help_panel=COMMAND, help="Virtual environment on the worker"),
+]
 Variables = Annotated[
     list[str] | None,
-    typer.Option("--env", metavar="NAME=VALUE", help="Environment variable; repeatable"),
+    typer.Option(
+        "--env",
+        metavar="NAME=VALUE",
+        rich_help_panel=COMMAND,
+        help="Environment variable; repeatable",
+    ),
 ]
 Secrets = Annotated[
     list[str] | None,
-    typer.Option("--secret", metavar="NAME", help="Secret of the server to pass on; repeatable"),
+    typer.Option(
+        "--secret",
+        metavar="NAME",
+        rich_help_panel=COMMAND,
+        help="Secret of the server to pass on; repeatable",
+    ),
 ]
 
 

@@ -4,20 +4,13 @@ from typing import Annotated, Any
 
 import typer
 
-from halfstep.cli.application import App
+from halfstep.cli.application import App, ListingGroup
 from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_json, print_result
 
 ProjectName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the project")]
 
-app = App("List projects; admins rename or delete them.", invoke_without_command=True)
-
-
-@app.callback()
-def default(context: typer.Context, as_json: AsJson = False) -> None:
-    """List projects; admins: `projects rename NAME NEW_NAME`, and `delete NAME` an empty one."""
-    if context.invoked_subcommand is None:
-        list_(as_json=as_json)
+app = App("List projects; for admins: rename or delete one.", group=ListingGroup)
 
 
 @app.command("list")

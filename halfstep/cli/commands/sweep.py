@@ -58,9 +58,9 @@ def begin(
     ] = "grid",
     metric: Annotated[str, typer.Option(help="Metric to compare by its last value")] = "loss",
     goal: Annotated[
-        Literal["", "minimise", "maximise"],
+        Literal["minimise", "maximise"] | None,
         typer.Option(help="Goal for the metric; default: derived from its name"),
-    ] = "",
+    ] = None,
     runs: Annotated[
         int | None, typer.Option(help="Runs in total; default: all points of a grid, else 20")
     ] = None,
@@ -93,7 +93,7 @@ def begin(
         raise typer.BadParameter(
             "--set and --precision are of a recipe; allowed with --command is --param"
         )
-    options: dict[str, Any] = {"kind": kind, "metric": metric, "goal": goal, "runs": runs}
+    options: dict[str, Any] = {"kind": kind, "metric": metric, "goal": goal or "", "runs": runs}
     options |= {"at_once": at_once, "seed": seed, "name": name, "project": project}
     options["tags"] = tags or []
     space = _space(search)

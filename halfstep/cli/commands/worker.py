@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from halfstep.cli.application import App
+from halfstep.cli.application import App, ListingGroup
 from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_json, print_result
 
@@ -13,14 +13,7 @@ if TYPE_CHECKING:
 
 WorkerName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the worker")]
 
-app = App("List workers; drain one, or reverse it.", invoke_without_command=True)
-
-
-@app.callback()
-def default(context: typer.Context, as_json: AsJson = False) -> None:
-    """List workers; `workers drain NAME` stops one from claiming runs, `undrain` reverses it."""
-    if context.invoked_subcommand is None:
-        list_(as_json=as_json)
+app = App("List workers; drain or undrain one.", group=ListingGroup)
 
 
 @app.command("list")

@@ -121,9 +121,11 @@ def test_everything_has_help_text(words: tuple[str, ...]) -> None:
     command = found_command(words)
     assert command.help
     assert command.help[0].isupper()
+    assert "[" not in command.help  # which rich would take for its markup
     for parameter in command.params:
         assert parameter.help, f"{' '.join(words)}: {parameter.name} has no help text"
         assert not parameter.help.endswith("."), parameter.name
+        assert "[" not in parameter.help, parameter.name
         if parameter.param_type_name == "argument":
             assert parameter.metavar == parameter.metavar.upper(), parameter.name
 
@@ -202,6 +204,8 @@ def test_a_group_without_a_command_prints_its_help(capsys: pytest.CaptureFixture
         ("run show first", 2, "RUN: 'first' is not a whole number"),
         ("run shwo 1", 2, "there is no command 'shwo'"),
         ("run show 1", 1, "the server does not answer"),
+        ("projects", 1, "the server does not answer"),
+        ("workers", 1, "the server does not answer"),
         ("storage runs --limit 0", 2, "--limit: 0 is not allowed; allowed: 1 to 1000"),
         ("storage prune --logs 1", 1, "--json: asks nobody; allowed: with --dry-run or --yes"),
         ("link bob", 1, "There is no installation here"),
