@@ -33,6 +33,8 @@ from halfstep.cli.output import print_json, print_result, warn
 
 #: Of a command that waits for the end of a sweep.
 EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
+#: Columns of `sweep show` about how far a run is.
+LIVE = ("Step", "Loss", "Scale", "Skipped", "Health", "ETA")
 
 Search = Annotated[
     list[str] | None,
@@ -163,30 +165,22 @@ def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
         "Kind": sweep["kind"],
     }
     paths = list(dict.fromkeys(path for trial in trials for path in trial["params"]))
-    columns = (
-        "Run",
-        "Status",
-        sweep["metric"],
-        *paths,
-        "Step",
-        "Scale",
-        "Skipped",
-        "Health",
-        "ETA",
-    )
+    columns = ("Run", "Status", sweep["metric"], *paths, *LIVE)
     runs = {run["id"]: run for run in found}
-    rows = [_trial_row(trial, paths, runs.get(trial["run_id"])) for trial in trials]
+    is_loss = sweep["metric"] == "loss"  # which is there as the value
+    rows = [_trial_row(row, paths, runs.get(row["run_id"]), is_loss=is_loss) for row in trials]
     print_tables(field_table(fields), table(columns, rows))
 
 
 def _trial_row(
-    trial: dict[str, Any], paths: Sequence[str], run: dict[str, Any] | None
+    trial: dict[str, Any], paths: Sequence[str], run: dict[str, Any] | None, *, is_loss: bool
 ) -> tuple[str, ...]:
-    live = ("", "", "", "", "")
+    live = [""] * len(LIVE)
     if run is not None:
+        loss = "" if is_loss else formats.number(run["loss"])
         skipped, left = f"{run['skipped']:,}", formats.duration(run["seconds_left"])
         scale, health = formats.scale(run["scale"]), formats.health(run)
-        live = (formats.progress(run), scale, skipped, health, left)
+        live = [formats.progress(run), loss, scale, skipped, health, left]
     settings = [formats.value(trial["params"].get(path)) for path in paths]
     value = formats.number(trial["value"])
     return str(trial["run_id"]), trial["status"], value, *settings, *live

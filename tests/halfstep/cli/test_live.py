@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import signal
+import subprocess
 import sys
 import time
 
@@ -33,10 +34,16 @@ class Terminal:
     """A command in a terminal of its own."""
 
     def __init__(self, *words: str) -> None:
-        self.pid, self._end = pty.fork()
-        if not self.pid:
-            os.environ |= {"TERM": "xterm", "COLUMNS": "200"}
-            os.execv(sys.executable, [sys.executable, "-m", "halfstep.cli.main", *words])
+        self._end, other_end = pty.openpty()
+        command = [sys.executable, "-m", "halfstep.cli.main", *words]
+        self.process = subprocess.Popen(
+            command,
+            stdin=other_end,
+            stdout=other_end,
+            stderr=other_end,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "200"},
+        )
+        os.close(other_end)
         self.text = ""
 
     def wait_for(self, text: str) -> None:
@@ -44,17 +51,21 @@ class Terminal:
         deadline = time.monotonic() + SECONDS
         while text not in self.text:
             assert time.monotonic() < deadline
-            self.text += os.read(self._end, 65536).decode()
+            self.text += os.read(self._end, 65536).decode(errors="replace")
+
+    def interrupt(self) -> None:
+        """Do what Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
         """Read to the end; return the exit code."""
         try:
             while piece := os.read(self._end, 65536):
-                self.text += piece.decode()
+                self.text += piece.decode(errors="replace")
         except OSError:  # the other end is closed
             pass
         os.close(self._end)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.process.wait(SECONDS)
 
 
 def test_a_run_is_followed_on_one_line_of_a_terminal(
@@ -76,7 +87,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(
     """With exit code 130."""
     terminal = Terminal("run", "follow", str(running.id))
     terminal.wait_for("running")
-    os.kill(terminal.pid, signal.SIGINT)
+    terminal.interrupt()
     assert terminal.end() == 130
     assert "Traceback" not in terminal.text
     assert client.run(running.id)["status"] == "running"
@@ -86,16 +97,16 @@ def test_top_refreshes_a_table_of_running_runs(
     known: dict[str, str], database: Database, ada: User, running: Run, client: Client
 ) -> None:
     """Runs that start appear, those that wait or ended do not; Ctrl-C ends it."""
-    client.submit("digits", {}, name="waits")
     terminal = Terminal("top", "--interval", "0.2")
     terminal.wait_for("Running: 1")
     started = start_run(database, ada)
+    client.submit("digits", {}, name="waits")
     terminal.wait_for("Running: 2")
     with database.writing() as session:
         queue.end(session, started.id, started.attempt, Status.FINISHED)
     terminal.text = ""
     terminal.wait_for("Running: 1")
-    os.kill(terminal.pid, signal.SIGINT)
+    terminal.interrupt()
     assert terminal.end() == 0
     assert "waits" not in terminal.text
 
