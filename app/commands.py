@@ -7,13 +7,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from alembic.command import upgrade
@@ -35,8 +34,9 @@ from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
 from db.telemetry import metric_pyramids, pyramid
-from halfstep.cli.output import say
-from halfstep.cli.service_commands import AsJson, run_typed, tell
+from halfstep.cli.application import App, Command, ServingCommand, single
+from halfstep.cli.options import AsJson, RunId
+from halfstep.cli.output import print_result, say
 from halfstep.process import close_to_others, end_with_parent
 
 if TYPE_CHECKING:
@@ -47,32 +47,25 @@ OPERATOR = "operator"
 SWITCH_SECONDS = 0.001
 
 
-def command(function: Callable[..., None]) -> Callable[[list[str]], None]:
-    """Make a function with annotated arguments one that takes the words typed after its name.
+class ServiceCommand(Command):
+    """A command of the service: a mistake of the user ends in one sentence."""
 
-    A mistake of the user's ends in one clear sentence.
-    """
-
-    @wraps(function)
-    def typed(words: list[str]) -> None:
-        cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        cli.command()(function)
-        run_command(cli, words, function.__name__)
-
-    return typed
+    expected_errors: ClassVar[tuple[type[Exception], ...]] = (HalfstepError,)
 
 
-def run_command(cli: typer.Typer, words: list[str], name: str) -> None:
-    """Run what was typed after a command's name; a mistake ends in one clear sentence."""
-    try:
-        run_typed(cli, words, name)
-    except HalfstepError as error:
-        sys.exit(f"halfstep: {error}")
+class ServerCommand(ServingCommand):
+    """A command that serves until it is ended; settings that are wrong end in one sentence."""
+
+    expected_errors: ClassVar[tuple[type[Exception], ...]] = (HalfstepError,)
 
 
-@command
+command = single(ServiceCommand)
+server_command = single(ServerCommand)
+
+
+@server_command
 def up() -> None:
-    """Start server and worker on this machine, and print a link that signs you in."""
+    """Start server and worker on this machine, and print a sign-in link."""
     close_to_others()
     settings, database = _open()
     check_store(settings)
@@ -100,7 +93,7 @@ def up() -> None:
         raise typer.Exit(1)
 
 
-@command
+@server_command
 def server() -> None:
     """Start only the server."""
     close_to_others()
@@ -114,7 +107,8 @@ def server() -> None:
 
 @command
 def link(
-    user: Annotated[str, typer.Argument(help="Name of the user")], as_json: AsJson = False
+    user: Annotated[str, typer.Argument(metavar="NAME", help="Name of the user")],
+    as_json: AsJson = False,
 ) -> None:
     """Print a link that signs a user in once, within a day."""
     with installed() as (settings, database):
@@ -123,10 +117,10 @@ def link(
 
 @command
 def migrate(
-    sql: Annotated[bool, typer.Option(help="Print the SQL, and change nothing")] = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL, and change nothing")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create the database, or bring it up to this version."""
+    """Create the database, or migrate it to this version."""
     if sql:
         printed, database = io.StringIO(), Database(Settings.read().database_url)
         if database.engine.dialect.name == "sqlite":
@@ -134,26 +128,23 @@ def migrate(
             allowed = "allowed: with PostgreSQL, by HALFSTEP_DATABASE_URL"
             raise Invalid({"--sql": f"{database.name} has no SQL that can be printed; {allowed}"})
         upgrade(database.migrations(printed), "head", sql=True)
-        tell({"sql": printed.getvalue()}, printed.getvalue().rstrip(), as_json=as_json)
+        print_result({"sql": printed.getvalue()}, printed.getvalue().rstrip(), as_json=as_json)
         return
     _settings, database = _open()
-    tell({"database": database.name}, f"{database.name} is up to date.", as_json=as_json)
+    print_result({"database": database.name}, f"{database.name} is up to date.", as_json=as_json)
 
 
-def storage(words: list[str]) -> None:
-    """Manage storage: `storage runs`, `prune` and `check`."""
-    run_command(STORAGE, words, "storage")
+storage = App(
+    "Manage storage: list what runs take, delete old files, check files.", cls=ServiceCommand
+)
 
 
-STORAGE = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-
-
-@STORAGE.command("runs")
+@storage.command("runs")
 def _list_storage(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="So many runs at most")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Largest number of runs")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List runs by what their checkpoints and artifacts take, the largest first."""
+    """List runs by the size of their checkpoints and artifacts, the largest first."""
     with installed() as (settings, database):
         with database.reading() as session:
             largest = runs.newest(session, sort="-stored_bytes", limit=limit)
@@ -163,7 +154,7 @@ def _list_storage(
             told = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
             size = formats.size(run.stored_bytes)
             text = f"{size:>8}  {run.id:>6}  {run.status:<10} {run.name}  {owner}"
-            tell(told | {"stored_bytes": run.stored_bytes}, text, as_json=as_json)
+            print_result(told | {"stored_bytes": run.stored_bytes}, text, as_json=as_json)
         space = disk(settings)
         text = (
             f"{formats.size(total)} of {count:,} runs, those shown included\n"
@@ -173,27 +164,33 @@ def _list_storage(
             free, whole = formats.size(space.free_bytes), formats.size(space.total_bytes)
             text += f"\n{free} of {whole} free on the disk of {settings.data}"
         summed = {"runs": count, "stored_bytes": total, "bin": asdict(bin_)}
-        tell(summed | {"disk": asdict(space) if space else None}, text, as_json=as_json)
+        print_result(summed | {"disk": asdict(space) if space else None}, text, as_json=as_json)
 
 
-@STORAGE.command("prune")
+@storage.command("prune")
 def _prune_storage(
     checkpoints: Annotated[
         float | None,
         typer.Option(
-            min=0, metavar="DAYS", help="Checkpoints that are older, but for best and last"
+            min=0, metavar="DAYS", help="Delete checkpoints older than this, except best and last"
         ),
     ] = None,
     logs: Annotated[
         float | None,
-        typer.Option(min=0, metavar="DAYS", help="Logs and samples of runs that ended earlier"),
+        typer.Option(
+            min=0, metavar="DAYS", help="Delete logs and samples of runs that ended earlier"
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Name so many runs at most")] = 20,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be deleted")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="Largest number of runs to list")
+    ] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Say what of ended runs is older than so many days, and delete it if you agree.
+    """List what of ended runs is older than some days, and delete it after confirmation.
 
     Kept are a run's last checkpoint and its best by checkpoints.keep_best, and all of a run that
     another started from, or that is tagged `pinned`.
@@ -211,11 +208,11 @@ def _prune_storage(
             size = formats.size(each.stored_bytes)
             text = f"{size:>8}  {each.run_id:>6}  {each.name}: {each.in_words}"
             told = {"run": each.run_id, "name": each.name, "stored_bytes": each.stored_bytes}
-            tell(told | {"goes": each.in_words}, text, as_json=as_json)
+            print_result(told | {"goes": each.in_words}, text, as_json=as_json)
         total = sum(each.stored_bytes for each in found)
         text = f"and {len(found) - limit:,} more runs\n" if len(found) > limit else ""
         text += f"{len(found):,} runs, {formats.size(total)} of files"
-        tell({"runs": len(found), "stored_bytes": total}, text, as_json=as_json)
+        print_result({"runs": len(found), "stored_bytes": total}, text, as_json=as_json)
         if dry_run or not found or not (yes or typer.confirm("Delete this for good?")):
             return
         store = open_store(settings)
@@ -226,13 +223,15 @@ def _prune_storage(
         with database.writing() as session:
             audit.note_typed(session, "storage prune", *days, f"of {count} runs")
         text = f"{count:,} runs pruned, {formats.size(freed)} freed"
-        tell({"pruned": count, "freed_bytes": freed}, text, as_json=as_json)
+        print_result({"pruned": count, "freed_bytes": freed}, text, as_json=as_json)
 
 
-@STORAGE.command("check")
+@storage.command("check")
 def _check_storage(
-    deep: Annotated[bool, typer.Option(help="Read every file and compare its SHA-256")] = False,
-    mend: Annotated[bool, typer.Option(help="Delete what does not match")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also verify the SHA-256 of every file")
+    ] = False,
+    mend: Annotated[bool, typer.Option("--mend", help="Delete what does not match")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List rows and files that do not match; exit with 1 if any is left."""
@@ -245,14 +244,14 @@ def _check_storage(
         for mismatch in found:
             text = f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}"
             told = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
-            tell(told, text, as_json=as_json)
-        tell({"mismatches": len(found)}, f"{len(found)} do not match.", as_json=as_json)
+            print_result(told, text, as_json=as_json)
+        print_result({"mismatches": len(found)}, f"{len(found)} do not match.", as_json=as_json)
         raise typer.Exit(1 if found and not mend else 0)
 
 
 @command
 def backup(
-    folder: Annotated[Path, typer.Argument(help="A new folder to write")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder to write")],
     as_json: AsJson = False,
 ) -> None:
     """Back up database and checkpoints, while everything runs."""
@@ -271,18 +270,18 @@ def backup(
             f"not in it: all of {kept_in} that no run names; the key of secrets; settings, and",
             "what opens the bucket",
         ]
-        tell({"folder": str(folder)} | saved, "\n".join(lines), as_json=as_json)
+        print_result({"folder": str(folder)} | saved, "\n".join(lines), as_json=as_json)
 
 
 @command
 def restore(
-    folder: Annotated[Path, typer.Argument(help="A folder that `backup` wrote")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `backup` wrote")],
     revoke: Annotated[
         bool, typer.Option("--revoke", help="Delete the backup's API tokens and shared links")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fill an empty database and the store from a backup, also of the other kind of database."""
+    """Restore a backup into an empty database and storage; the kind of database may differ."""
     settings, database = _open()
     restored = restore_backup(database, open_store(settings), folder, revoke=revoke)
     with database.writing() as session:
@@ -293,7 +292,7 @@ def restore(
         f"Deliveries of alerts that were due, and are not sent: {restored['unsent']}",
         *_valid_secrets(restored),
     ]
-    tell({"folder": str(folder)} | restored, "\n".join(lines), as_json=as_json)
+    print_result({"folder": str(folder)} | restored, "\n".join(lines), as_json=as_json)
 
 
 def _valid_secrets(restored: dict[str, Any]) -> list[str]:
@@ -316,9 +315,7 @@ def _expiry(secret: dict[str, Any]) -> str:
 
 
 @command
-def rebuild(
-    run: Annotated[int, typer.Argument(help="Number of the run")], as_json: AsJson = False
-) -> None:
+def rebuild(run: RunId, as_json: AsJson = False) -> None:
     """Rebuild the summaries of a run's steps and metrics."""
     with installed() as (_settings, database):
         with database.writing() as session:
@@ -330,7 +327,7 @@ def rebuild(
             steps = f"{row.step:,} steps, {skipped:,} of them skipped"
         text = f"run {run} ({row.name}): rebuilt what its charts are drawn from: {steps}"
         told = {"run": run, "name": row.name, "steps": row.step, "skipped": skipped}
-        tell(told, text, as_json=as_json)
+        print_result(told, text, as_json=as_json)
 
 
 def _open() -> tuple[Settings, Database]:
@@ -451,4 +448,6 @@ def print_link(settings: Settings, name: str, token: str, *, as_json: bool = Fal
     """Print a link that signs a user in once, at the public address if there is one."""
     link = f"{settings.public_url.rstrip('/') or _local_address(settings)}/?token={token}"
     text = "The link signs you in once, within a day. `halfstep link NAME` makes another."
-    tell({"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json)
+    print_result(
+        {"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json
+    )

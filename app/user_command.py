@@ -7,25 +7,22 @@ from typing import Annotated
 import typer
 from sqlalchemy.orm import Session
 
-from app.commands import installed, print_link, run_command
+from app.commands import ServiceCommand, installed, print_link
 from db.access import accounts, audit, people, projects
 from db.access.permissions import MEMBER
 from db.errors import Invalid
 from db.runs import runs
 from db.settings import Settings
 from db.tables import LARGEST_ID, ONE_RUN, User
-from halfstep.cli.service_commands import AsJson, tell
+from halfstep.cli.application import App
+from halfstep.cli.options import AsJson
+from halfstep.cli.output import print_result
 
-Name = Annotated[str, typer.Argument(help="Name of the user")]
-Project = Annotated[str, typer.Option(help="A project; empty: the one that there always is")]
-
-
-def user(words: list[str]) -> None:
-    """Manage users: `user add`, `list`, `role`, `change`, `subject` and `token`."""
-    run_command(USER, words, "user")
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user")]
+Project = Annotated[str, typer.Option(help="Project; '' is the default project")]
 
 
-USER = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+user = App("Manage users: accounts, roles, sign-in links and tokens.", cls=ServiceCommand)
 
 
 @contextmanager
@@ -35,15 +32,17 @@ def _installed() -> Iterator[tuple[Settings, Session]]:
         yield settings, session
 
 
-@USER.command("add")
+@user.command("add")
 def _add(
     name: Name,
-    role: Annotated[str, typer.Option(help="viewer, member or maintainer")] = MEMBER,
+    role: Annotated[str, typer.Option(help="Role: viewer, member or maintainer")] = MEMBER,
     project: Project = projects.DEFAULT,
-    admin: Annotated[bool, typer.Option("--operator", help="May do everything")] = False,
+    admin: Annotated[
+        bool, typer.Option("--operator", help="Make it an operator, who may do everything")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make an account, and print the link that signs it in, once."""
+    """Create an account, and print a link that signs it in once."""
     with _installed() as (settings, session):
         made = people.invite(session, name, project=project, role=role)
         made.is_admin = admin
@@ -52,9 +51,9 @@ def _add(
     print_link(settings, made.name, token, as_json=as_json)
 
 
-@USER.command("list")
+@user.command("list")
 def _list(as_json: AsJson = False) -> None:
-    """List the accounts, with their roles."""
+    """List accounts with their roles."""
     with _installed() as (_settings, session):
         for who, roles in people.listed(session):
             told = [f"{role} of {name or 'Default project'}" for name, role in roles.items()]
@@ -64,17 +63,17 @@ def _list(as_json: AsJson = False) -> None:
             facts = {"name": who.name, "roles": roles, "operator": who.is_admin}
             facts["runs_commands"] = who.runs_commands
             facts["deactivated"] = who.deactivated_at is not None
-            tell(facts, f"{who.name}: {', '.join(told) or 'no role'}", as_json=as_json)
+            print_result(facts, f"{who.name}: {', '.join(told) or 'no role'}", as_json=as_json)
 
 
-@USER.command("role")
+@user.command("role")
 def _give_role(
     name: Name,
-    role: Annotated[str, typer.Argument(help="viewer, member, maintainer, or none")],
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="viewer, member, maintainer or none")],
     project: Project = projects.DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Give a role in a project, in place of the one before; `none` takes it away."""
+    """Set a user's role in a project; `none` revokes it."""
     with _installed() as (_settings, session):
         who = people.named(session, name)
         audit.note_typed(session, "user role", who.name, role, project)
@@ -82,16 +81,16 @@ def _give_role(
             projects.take_role(session, who, project)
         else:
             projects.set_role(session, who, project, role)
-        tell({"name": who.name, "project": project, "role": role}, "", as_json=as_json)
+        print_result({"name": who.name, "project": project, "role": role}, "", as_json=as_json)
 
 
-@USER.command("change")
+@user.command("change")
 def _change(
     name: Name,
-    change: Annotated[str, typer.Argument(help=", ".join(people.CHANGES))],
+    change: Annotated[str, typer.Argument(metavar="CHANGE", help=", ".join(people.CHANGES))],
     as_json: AsJson = False,
 ) -> None:
-    """Change an account: shut it out, let it in again, remove it, make it an operator, or not."""
+    """Change an account: deactivate, reactivate, remove or reset it, or change its permissions."""
     if change not in people.CHANGES:
         allowed = ", ".join(people.CHANGES)
         raise Invalid({"change": f"{change[:100]!r} is not allowed; allowed: {allowed}"})
@@ -104,32 +103,35 @@ def _change(
     if token:
         print_link(settings, changed, token, as_json=as_json)
     else:
-        tell({"name": changed, "change": change}, "", as_json=as_json)
+        print_result({"name": changed, "change": change}, "", as_json=as_json)
 
 
-@USER.command("subject")
+@user.command("subject")
 def _set_subject(
     name: Name,
     subject: Annotated[
-        str, typer.Argument(help="The provider's issuer and number of them; empty: none")
+        str,
+        typer.Argument(metavar="SUBJECT", help="Issuer and subject of the provider; '' removes it"),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Let a provider of identities sign an account in: "https://provider 1234"."""
+    """Link an account to an identity provider: "https://provider 1234"."""
     with _installed() as (_settings, session):
         who = people.named(session, name)
         people.set_subject(session, who, subject.strip())
         audit.note_typed(session, "user subject", who.name, subject.strip())
-        tell({"name": who.name, "subject": subject.strip()}, "", as_json=as_json)
+        print_result({"name": who.name, "subject": subject.strip()}, "", as_json=as_json)
 
 
-@USER.command("token")
+@user.command("token")
 def _make_token(
-    run: Annotated[int, typer.Argument(min=1, max=LARGEST_ID, help="Number of a watched run")],
-    days: Annotated[int, typer.Option(help="How long it lasts")] = accounts.TOKEN_DAYS,
+    run: Annotated[
+        int, typer.Argument(metavar="RUN", min=1, max=LARGEST_ID, help="Number of a watched run")
+    ],
+    days: Annotated[int, typer.Option(help="Days until it expires")] = accounts.TOKEN_DAYS,
     as_json: AsJson = False,
 ) -> None:
-    """Print a token that sends one watched run in its owner's name, and may do nothing else."""
+    """Print a token that may only send one watched run, as its owner."""
     with _installed() as (_settings, session):
         owner = session.get_one(User, runs.get(session, run).owner_id)
         token, row = accounts.make_api_token(
@@ -138,4 +140,4 @@ def _make_token(
         audit.note_typed(session, "user token", owner.name, f"run {run}")
         told = {"id": row.id, "run": run, "name": owner.name, "token": token}
     said = f"It sends run {run} in {told['name']}'s name for {days} days. It is not shown again."
-    tell(told, f"{token}\n\n{said}", as_json=as_json)
+    print_result(told, f"{token}\n\n{said}", as_json=as_json)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halfstep.api_client.responses import ApiError as ApiError
+    from halfstep.api_client.errors import ApiError as ApiError
     from halfstep.client import Client as Client
     from halfstep.session.logged_values import Audio as Audio
     from halfstep.session.logged_values import Histogram as Histogram

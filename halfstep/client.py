@@ -27,8 +27,8 @@ import httpx2
 
 from halfstep.api_client import credentials
 from halfstep.api_client.alert_calls import AlertCalls
+from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import (
-    ApiError,
     check_finite,
     content,
     is_away,
@@ -37,6 +37,7 @@ from halfstep.api_client.responses import (
     spoken,
 )
 from halfstep.api_client.saved_calls import ShelfCalls
+from halfstep.api_client.tls import DeferredContext
 from halfstep.session.nesting import merged
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Client(AlertCalls, ShelfCalls):
             headers={"Authorization": f"Bearer {login.token}"},
             timeout=PATIENCE_SECONDS,
             follow_redirects=True,
+            verify=DeferredContext(),
             event_hooks=naming(login.origin),
         )
 
@@ -86,6 +88,10 @@ class Client(AlertCalls, ShelfCalls):
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
+
+    def page_url(self, run_id: int) -> str:
+        """Return the address of a run's page."""
+        return f"{str(self._http.base_url).rstrip('/')}/runs/{run_id}"
 
     def recipes(self) -> list[dict[str, Any]]:
         """Return the recipes, each with the JSON Schema of its configuration."""

@@ -24,6 +24,7 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import Run, Status, Step, User
 from db.telemetry import series
+from halfstep.cli.main import main
 from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim
 from worker.engine import Handle
@@ -164,6 +165,20 @@ def halfstep(*words: str, **environment: str) -> subprocess.CompletedProcess[str
     """Type a command and wait for its end."""
     command = [sys.executable, "-m", "halfstep.cli.main", *words]
     return warm.run(command, env={**os.environ, **environment}, timeout=SECONDS)
+
+
+def type_command(*words: str) -> int | str:
+    """Type a command in this process; return its exit code, or the sentence that it ended with."""
+    try:
+        main(list(words))
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0
+
+
+def type_train(words: list[str]) -> None:
+    """Type `halfstep recipe train` in this process; raise SystemExit as it does."""
+    main(["recipe", "train", *words])
 
 
 @contextmanager

@@ -1,71 +1,124 @@
 """The `halfstep recipe` commands, registered as an entry point."""
 
 import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from halfstep.cli.service_commands import AsJson, run_typed, tell
+from halfstep.cli.application import App, Command
+from halfstep.cli.options import AsJson, PrecisionOption
+from halfstep.cli.output import print_result
 from trainer import registered_recipes
 from trainer.registered_recipes import NotRegisteredError
 
-cli = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+class RecipeCommand(Command):
+    """A command about recipes. They run a user's code: of its errors the traceback says more."""
+
+    expected_errors: ClassVar[tuple[type[Exception], ...]] = (NotRegisteredError,)
+    has_file_errors = False
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what it writes only its user can read, like what workers write."""
+        before = os.umask(0o077)
+        try:
+            return super().invoke(ctx)
+        finally:
+            os.umask(before)
 
 
-def recipe(words: list[str]) -> None:
-    """Recipes of your own: `recipe check`, `train`, and `add`, `list`, `remove` for workers."""
-    os.umask(0o077)  # files are private to the user, like those of workers
-    try:
-        run_typed(cli, words, "recipe")
-    except NotRegisteredError as error:
-        sys.exit(f"halfstep: {error}")
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="path/to/file.py or path/to/file.py:Class")
+]
+CheckSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Set a field for the check; repeatable"),
+]
+
+recipe = App("Check, train and register recipes of your own.", cls=RecipeCommand)
 
 
-@cli.callback()
-def _group() -> None:
-    """Recipes of your own."""
+class TrainCommand(RecipeCommand):
+    """`recipe train`, whose --help has the fields of the recipe that is named, or of all."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; remember them for --help."""
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the options, then the fields that --set takes."""
+        from trainer.console import fields_help  # loads torch, which takes seconds
+
+        options, _rest, _order = self.make_parser(ctx).parse_args(list(ctx.meta["words"]))
+        text = fields_help(options.get("name"))
+        super().format_help(ctx, formatter)
+        formatter.write(text)
 
 
-@cli.command()
-def check(
-    file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="may be repeated")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run five steps in each precision, and report problems."""
+@recipe.command()
+def check(file: File, settings: CheckSettings = None, as_json: AsJson = False) -> None:
+    """Run five steps in each precision on the CPU, and report mistakes."""
     from trainer.diagnosis.check import main  # loads torch, which takes seconds
     from trainer.registry import file_of
 
     reference = file if file_of(file) is None else _loaded(file)
-    main(_words(reference, settings or [], as_json=as_json))
+    main(reference, settings or [], as_json=as_json)
 
 
-@cli.command(
-    add_help_option=False,  # the recipe's own help lists its fields
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-def train(context: typer.Context) -> None:
-    """Train a recipe here and now: `recipe train mine.py`, `recipe train digits --help`."""
-    from trainer.console import main  # loads torch, which takes seconds
-
-    main(context.args)
-
-
-@cli.command()
-def add(
-    file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
+@recipe.command(cls=TrainCommand)
+def train(
+    name: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="Name, path/to/file.py or path/to/file.py:Class")
+    ],
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="for the check; may be repeated"),
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="Set one of the fields below; repeatable"
+        ),
     ] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="only see that it loads")] = False,
+    precision: PrecisionOption = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:N; default: cuda if there is one")
+    ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where checkpoints and artifacts are saved"),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Checkpoint to resume from")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a recipe, and let the workers of this data folder offer it if it has no errors."""
+    """Train a recipe here, without server and database: `recipe train digits --precision fp16`.
+
+    The exit code is 0 if it finished, 1 if its file cannot be loaded, 2 if something was typed
+    wrongly, 3 if it failed, 5 if its loss is not finite or all its steps were skipped.
+    """
+    from trainer.console import train_recipe  # loads torch, which takes seconds
+
+    train_recipe(
+        name,
+        settings or [],
+        precision=precision,
+        device=device,
+        checkpoints=checkpoints,
+        resume=resume,
+        as_json=as_json,
+    )
+
+
+@recipe.command()
+def add(
+    file: File,
+    settings: CheckSettings = None,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Only check that it can be loaded")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a recipe, and register it with the workers of this data folder if it has no errors."""
     if no_check and settings:
         text = f"--set {settings[0]} is for the check, which --no-check leaves out: leave out one"
         raise typer.BadParameter(text)
@@ -76,7 +129,7 @@ def add(
         return
     from trainer.diagnosis import check  # loads torch, which takes seconds
 
-    _, report = check.tell(_words(reference, settings or [], as_json=as_json))
+    _, report = check.tell(reference, settings or [], as_json=as_json)
     if not report.errors:
         _register(reference, as_json=as_json)
     check.note(reference, report)
@@ -86,28 +139,28 @@ def add(
         raise NotRegisteredError(text)
 
 
-@cli.command("list")
+@recipe.command("list")
 def list_(as_json: AsJson = False) -> None:
-    """List the registered recipes, with the result of their checks."""
+    """List the registered recipes, with the result of each one's check."""
     for each in registered_recipes.read():
         reference = each["reference"]
         is_there = Path(reference.rpartition(":")[0]).is_file()
         check = registered_recipes.check_of(reference) if is_there else None
         text = f"{reference}  {_state(reference, check) if is_there else 'there is no such file'}"
         told = {"reference": reference, "is_there": is_there, "check": check}
-        tell(told, text, as_json=as_json)
+        print_result(told, text, as_json=as_json)
     if not as_json:
         typer.echo(f"kept in {registered_recipes.path()}")
 
 
-@cli.command()
+@recipe.command()
 def remove(
-    file: Annotated[str, typer.Argument(help="path/to/file.py or path/to/file.py:Class")],
+    file: File,
     as_json: AsJson = False,
 ) -> None:
-    """Stop workers from offering a recipe; the file and its runs stay."""
+    """Unregister a recipe; its file and its runs stay."""
     for reference in registered_recipes.remove(file):
-        tell({"removed": reference}, f"{reference} is kept no longer.", as_json=as_json)
+        print_result({"removed": reference}, f"{reference} is kept no longer.", as_json=as_json)
 
 
 def _loaded(file: str) -> str:
@@ -129,12 +182,6 @@ def _loaded(file: str) -> str:
     return f"{path}:{load_recipe(reference).__name__}"
 
 
-def _words(reference: str, settings: list[str], *, as_json: bool) -> list[str]:
-    """Return the arguments of the check."""
-    options = [word for assignment in settings for word in ("--set", assignment)]
-    return [reference, *options, *["--json"] * as_json]
-
-
 def _register(reference: str, *, as_json: bool) -> None:
     """Register a recipe, and print the name under which workers offer it."""
     from trainer.probe import recipes  # loads torch, which takes seconds
@@ -150,7 +197,7 @@ def _register(reference: str, *, as_json: bool) -> None:
     if holder:
         whose = "a recipe that comes along" if holder == declared else holder
         text += f" The name {declared} is that of {whose}: submit it by its path, or call it else."
-    tell(told | {"name_taken_by": holder}, text, as_json=as_json)
+    print_result(told | {"name_taken_by": holder}, text, as_json=as_json)
 
 
 def _state(reference: str, check: dict[str, Any] | None) -> str:

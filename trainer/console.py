@@ -1,6 +1,5 @@
 """Training in a terminal: `halfstep recipe train`, which prints instead of recording."""
 
-import argparse
 import inspect
 import json
 import math
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 
-from halfstep.cli.typed import EXIT_CODES, LEARNED_NOTHING, Parser
+from halfstep.cli.live import EXIT_CODES, LEARNED_NOTHING
 from halfstep.config_groups import RecipeConfig
 from halfstep.recipe import RecipeError
 from halfstep.run_config import ConfigError, RunConfig, config_schema, parse_config
@@ -36,45 +35,55 @@ from trainer.registry import (
 )
 
 #: Path prefixes of our own code, which is hidden from users' tracebacks.
-OURS = tuple(f"{Path(inspect.getfile(each)).parent}/" for each in (Parser, train))
+OURS = tuple(f"{Path(inspect.getfile(each)).parent}/" for each in (ConfigError, train))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Train one recipe and print its progress."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    file = file_of(options.recipe)
+def train_recipe(
+    name: str,
+    settings: Sequence[str],
+    *,
+    precision: str | None,
+    device: str | None,
+    checkpoints: Path | None,
+    resume: Path | None,
+    as_json: bool,
+) -> None:
+    """Train one recipe and print what happens; raise SystemExit unless it learned something."""
+    file = file_of(name)
 
     def leave(code: int, text: str, trace: str = "") -> NoReturn:
-        told = ENCODER.encode({"error": text}) if options.json else f"{trace}error: {text}"
-        parser.exit(code, f"{told}\n")
+        line = ENCODER.encode({"error": text}) if as_json else f"{trace}error: {text}"
+        sys.stderr.write(f"{line}\n")
+        sys.exit(code)
 
     try:
-        recipe = load_recipe(options.recipe)
+        recipe = load_recipe(name)
     except (UnknownRecipeError, NotRegisteredError) as error:
         leave(2, str(error))
     except (Exception, SystemExit) as error:  # any error of its file
         leave(1, _error_line(file, error))
     ends = _Ends()
     try:
-        values = nested(options.set)
-        if options.precision:
-            values["precision"] = options.precision
+        values = nested(settings)
+        if precision:
+            values["precision"] = precision
         config = parse_config(recipe, values)
-        device = _device(options.device)
-        if options.checkpoints is not None:
-            _prepare(options.checkpoints, options.resume)
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        chosen = _device(device)
+        if checkpoints is not None:
+            _prepare(checkpoints, resume)
         printer = _Printer(config)
-        tell_steps = _print_steps_json if options.json else printer.steps
-        with joined(device) as (ranks, device):
+        tell_steps = _print_steps_json if as_json else printer.steps
+        with joined(chosen) as (ranks, own_device):
             outcome = train(
                 recipe,
                 config,
-                device=device,
+                device=own_device,
                 on_steps=_both(ends.steps, tell_steps),
-                on_event=_both(ends.event, _print_json if options.json else printer.event),
-                checkpoint_folder=options.checkpoints,
-                resume=options.resume,
+                on_event=_both(ends.event, _print_json if as_json else printer.event),
+                checkpoint_folder=checkpoints,
+                resume=resume,
                 ranks=ranks,
             )
     except (ConfigError, RecipeError, CheckpointError, WeightsError) as error:
@@ -85,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
         source = Path(inspect.getfile(recipe)).resolve()
         leave(EXIT_CODES["failed"], _error_line(source, error), _own_frames(str(source), error))
     ending = ends.ending
-    if options.json:
+    if as_json:
         told = {"event": "ended", "status": outcome.status, "step": outcome.step}
         _print_json(told | {"ending": ending})
     else:
@@ -95,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(LEARNED_NOTHING)
 
 
-def nested(assignments: list[str]) -> dict[str, Any]:
+def nested(assignments: Sequence[str]) -> dict[str, Any]:
     """Turn ["training.steps=100"] into {"training": {"steps": 100}}; values are JSON or text."""
     values: dict[str, Any] = {}
     for assignment in assignments:
@@ -305,51 +314,16 @@ def print_event(event: Event) -> None:
             _print(f"resumed after step {step}: {'; '.join(notes) or 'bit-exactly'}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="halfstep recipe train",
-        description="Train a recipe in mixed precision, here and now: no server, no database.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-    )
-    default_device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("recipe", help="one of those below, or path/to/file.py:Class")
-    parser.add_argument("--help", "-h", action=_Help, help="of a recipe: what it is set to, too")
-    parser.add_argument("--precision", choices=["fp16", "bf16", "fp32", "fp8"])
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="set one field of those below; may be repeated",
-    )
-    parser.add_argument("--device", default=default_device, help=f"default: {default_device}")
-    parser.add_argument(
-        "--checkpoints", type=Path, metavar="FOLDER", help="where to save checkpoints and artifacts"
-    )
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="go on from this checkpoint")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
-    return parser
-
-
-class _Help(argparse.Action):
-    """--help, which loads recipes only when help is requested."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002 - argparse calls it so
-        super().__init__(option_strings, dest, nargs=0, help=help)
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object
-    ) -> None:
-        """Print the help with every field of the preceding recipe, or of all recipes."""
-        try:
-            parser.epilog = _help_of(namespace.recipe) if namespace.recipe else _help_of_all()
-        except (ConfigError, UnknownRecipeError, MissingRequirementError, RecipeError) as error:
-            parser.exit(2, f"error: {error}\n")
-        except (Exception, SystemExit) as error:  # any error of its file
-            parser.exit(1, f"error: {_error_line(file_of(namespace.recipe or ''), error)}\n")
-        parser.print_help()
-        parser.exit()
+def fields_help(name: str | None) -> str:
+    """Return all fields of a recipe, or those of every recipe; exit with a sentence on an error."""
+    try:
+        return _help_of(name) if name else _help_of_all()
+    except (ConfigError, UnknownRecipeError, MissingRequirementError, RecipeError) as error:
+        code, text = 2, str(error)
+    except (Exception, SystemExit) as error:  # any error of its file
+        code, text = 1, _error_line(file_of(name or ""), error)
+    sys.stderr.write(f"error: {text}\n")
+    sys.exit(code)
 
 
 def _help_of(name: str) -> str:

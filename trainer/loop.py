@@ -240,6 +240,8 @@ def _report(run: Run, step: int, metrics: Mapping[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    from trainer.console import main
+    import sys
 
-    main()
+    from trainer.commands import recipe
+
+    recipe(["train", *sys.argv[1:]])

@@ -6,7 +6,6 @@ Each run has its own supervisor, which outlives this process: a restarted worker
 supervisors again.
 """
 
-import argparse
 import os
 import random
 import signal
@@ -18,8 +17,9 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from sqlalchemy.orm import Session
 
 from db.alerts.notifications import SIGNED_IN, Listener
@@ -30,6 +30,7 @@ from db.queue import claims, gangs, queue, workers
 from db.queue.gangs import NodeOutcome
 from db.settings import Settings
 from db.tables import RunNode, Status
+from halfstep.cli.application import ServingCommand, single
 from halfstep.cli.output import say
 from halfstep.process import close_to_others
 from halfstep.telemetry.folder_lock import FolderLock
@@ -513,34 +514,30 @@ def _say(text: str) -> None:
     say(f"worker: {text}")
 
 
-def main(words: list[str] | None = None) -> None:
-    """Start a worker alone: it offers this machine's devices, and trains what is queued."""
-    parser = argparse.ArgumentParser(
-        prog="halfstep worker",
-        description="Offer this machine's devices to the server whose database "
-        "HALFSTEP_DATABASE_URL names, and train, until SIGTERM or Ctrl-C.",
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="exit with 0 if the worker started here is well, else 1",
-    )
-    parser.add_argument(
-        "--only",
-        type=int,
-        metavar="RUN",
-        help="train this run alone, and end with it: what a cluster starts",
-    )
-    asked = parser.parse_args(words)
+@single(ServingCommand)
+def main(
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Exit with 0 if the worker started here is healthy, else 1"),
+    ] = False,
+    only: Annotated[
+        int | None,
+        typer.Option(metavar="RUN", help="Train only this run, and end with it: for clusters"),
+    ] = None,
+) -> None:
+    """Start a worker alone: it offers this machine's devices, and trains what is queued.
+
+    The server is the one whose database HALFSTEP_DATABASE_URL names. SIGTERM or Ctrl-C ends it.
+    """
     close_to_others()
     try:
         settings = Settings.read()
-        if asked.check:
+        if check:
             sys.exit(not is_turning(settings))
         database = open_database(settings)
         database.migrate()
         check_store(settings)
-        worker = Worker(settings, database, asked.only)
+        worker = Worker(settings, database, only)
         signal.signal(signal.SIGTERM, worker.stop)
         signal.signal(signal.SIGUSR2, worker.stop)  # sent by a cluster when the time limit is near
         signal.signal(signal.SIGINT, worker.stop)

@@ -7,24 +7,7 @@ from typing import Any
 
 import httpx2
 
-
-class ApiError(Exception):
-    """The server rejected the request or did not respond; the message has the reason.
-
-    status: of the response, 0 if there was none.  errors: messages by field, for invalid fields.
-    problem: body of the response.  code: the reason, for programs.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        errors: Mapping[str, str] | None = None,
-        problem: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.errors, self.problem = status, dict(errors or {}), dict(problem or {})
-        self.code = str(self.problem.get("code", ""))
+from halfstep.api_client.errors import ApiError
 
 
 def is_away(error: ApiError) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from halfstep.api_client.responses import ApiError
+from halfstep.api_client.errors import ApiError
 from halfstep.session.nesting import merged
 
 

@@ -5,7 +5,6 @@ token may not do, the server refuses in any case. Answers are bounded: they go i
 context.
 """
 
-import argparse
 import math
 from collections.abc import Callable
 from functools import wraps
@@ -17,8 +16,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from halfstep import __version__
-from halfstep.api_client.responses import ApiError
-from halfstep.cli.typed import parser_of
+from halfstep.api_client.errors import ApiError
 from halfstep.client import Client
 
 INSTRUCTIONS = """Runs of mixed-precision training, with their loss scale. A step is an attempted
@@ -60,13 +58,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def mcp(words: list[str]) -> None:
-    """Serve a server's runs to agents, by the Model Context Protocol over stdio."""
-    parser = parser_of("mcp", mcp)
-    parser.add_argument("--allow-writes", action="store_true", help="submit and fork as well")
-    options: argparse.Namespace = parser.parse_args(words)
+def serve(*, allow_writes: bool) -> None:
+    """Serve until stdin ends."""
     with Client() as client:
-        server_of(client, allow_writes=options.allow_writes).run("stdio")
+        server_of(client, allow_writes=allow_writes).run("stdio")
 
 
 def server_of(client: Client, *, allow_writes: bool = False) -> "MCPServer[Any]":

@@ -1,7 +1,10 @@
-"""print() that ignores a closed pipe or a full disk."""
+"""Output of commands: lines, JSON, warnings. What needs rich is in halfstep.cli.tables."""
 
+import json
 import os
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 
 def say(text: str) -> None:
@@ -12,3 +15,29 @@ def say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError:
         return
+
+
+def print_result(result: Any, text: str, *, as_json: bool) -> None:
+    """Print the result of a command, as a JSON object or as text; nothing if the text is empty."""
+    if as_json or text:
+        print(json.dumps(result) if as_json else text, flush=True)  # noqa: T201 - a command prints
+
+
+def print_json(results: Iterable[Any]) -> None:
+    """Print results as JSON, one object per line."""
+    for result in results:
+        print(json.dumps(result), flush=True)  # noqa: T201 - a command prints
+
+
+def warn(text: str) -> None:
+    """Print a line on stderr that is no result and does not end the command."""
+    print(f"halfstep: {text}", file=sys.stderr, flush=True)  # noqa: T201 - a command prints
+
+
+def print_notes(notes: list[str], *, as_json: bool) -> None:
+    """Print notes about a result on stderr."""
+    if as_json and notes:
+        print(json.dumps({"notes": notes}), file=sys.stderr)  # noqa: T201 - a command prints
+    elif not as_json:
+        for text in notes:
+            warn(text)

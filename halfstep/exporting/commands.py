@@ -1,43 +1,60 @@
 """`halfstep export`: runs of a server, for what other loggers read."""
 
 import importlib
-import json
 import sys
-from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from halfstep.api_client.progress import Progress
-from halfstep.cli.typed import folder_of, parser_of
-from halfstep.client import Client
-from halfstep.exporting.points import Point, points_of
+import typer
+
+from halfstep.cli.application import single
+from halfstep.cli.options import AsJson, RunId, check_folder
+from halfstep.cli.output import print_result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from halfstep.api_client.progress import Progress
+    from halfstep.exporting.points import Point
 
 #: What can be written, and the extra whose packages that takes.
 TARGETS = {"tensorboard": "tensorboard", "mlflow": ""}
 
 
-def export(words: list[str]) -> None:
+@single()
+def app(
+    target: Annotated[
+        Literal["tensorboard", "mlflow"],
+        typer.Argument(metavar="TARGET", help="tensorboard or mlflow"),
+    ],
+    run_id: RunId,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="logdir of TensorBoard, or MLflow's mlruns")
+    ],
+    as_json: AsJson = False,
+) -> None:
     """Export a run: `export tensorboard|mlflow RUN FOLDER`, every step and every logged number."""
-    parser = parser_of("export", export)
-    parser.add_argument("target", choices=TARGETS)
-    parser.add_argument("run", type=int)
-    logdir = "a logdir of TensorBoard's, or MLflow's mlruns"
-    parser.add_argument("folder", type=folder_of, help=logdir)
-    options = parser.parse_args(words)
+    check_folder(folder)
+    from halfstep.api_client.progress import Progress
+    from halfstep.client import Client
+    from halfstep.exporting.points import points_of
+
     try:
-        target = importlib.import_module(f"halfstep.exporting.{options.target}")
+        writer = importlib.import_module(f"halfstep.exporting.{target}")
     except ModuleNotFoundError as error:
-        extra = TARGETS[options.target]
+        extra = TARGETS[target]
         sys.exit(f"halfstep: it takes {error.name}: pip install 'halfstep[{extra}]'")
-    with Client() as client, Progress(f"run {options.run}") as told:
-        run = client.run(options.run)
+    with Client() as client, Progress(f"run {run_id}") as progress:
+        run = client.run(run_id)
         try:
-            place = target.write(run, _counted(points_of(client, run), told), options.folder)
+            path = writer.write(run, _counted(points_of(client, run), progress), folder)
         except FileExistsError as error:
-            sys.exit(f"halfstep: run {options.run} is there already: {error.filename or error}")
-    print(json.dumps({"folder": str(place)}) if options.json else place)
+            sys.exit(f"halfstep: run {run_id} is there already: {error.filename or error}")
+    print_result({"folder": str(path)}, str(path), as_json=as_json)
 
 
-def _counted(points: Iterable[Point], told: Progress) -> Iterator[Point]:
+def _counted(points: "Iterable[Point]", progress: "Progress") -> "Iterator[Point]":
     for number, point in enumerate(points, start=1):
         if number % 1000 == 0:
-            told(number)
+            progress(number)
         yield point

@@ -7,52 +7,71 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from halfstep.api_client import credentials
-from halfstep.api_client.progress import Progress
-from halfstep.api_client.responses import ApiError
-from halfstep.cli.typed import parser_of
-from halfstep.importing.folder import write_run
-from halfstep.importing.source import Damaged, Found
-from halfstep.telemetry.ingest import Ingest
-from halfstep.telemetry.run_folder import runs_folder
-from halfstep.telemetry.upload import upload
+from halfstep.api_client.errors import ApiError
+from halfstep.cli.application import single
+from halfstep.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from halfstep.importing.source import Damaged, Found
 
 #: What can be read, and the extra whose packages that takes.
 SOURCES = {"tensorboard": "tensorboard", "wandb": "", "mlflow": "mlflow", "neptune": "neptune"}
 
 
-def import_(words: list[str]) -> None:
-    """Import runs: `import tensorboard|wandb|mlflow|neptune PATH`; twice does no harm."""
-    exits = "The exit code is 1 if a run could not be read to its end, or not be sent"
-    parser = parser_of("import", import_, exits)
-    parser.add_argument("source", choices=SOURCES)
-    parser.add_argument("path", type=Path, help="of a folder, file or database")
-    parser.add_argument("--project", help="of all runs; as the source has it if not told")
-    parser.add_argument("--folder", type=Path, default=runs_folder(), help="where runs lie")
-    parser.add_argument("--offline", action="store_true", help="send nothing")
-    options = parser.parse_args(words)
-    if not options.path.exists():
-        parser.error(f"path is {str(options.path)!r}; allowed: what is there")
-    server = None if options.offline else credentials.known()
+@single()
+def app(
+    source: Annotated[
+        Literal["tensorboard", "wandb", "mlflow", "neptune"],
+        typer.Argument(metavar="SOURCE", help="tensorboard, wandb, mlflow or neptune"),
+    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder, file or database to read")],
+    project: Annotated[
+        str | None, typer.Option(help="Project of all runs; default: as the source has it")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where runs are written; default: halfstep-runs")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Send nothing to a server")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Import runs: `import tensorboard|wandb|mlflow|neptune PATH`; repeating it does no harm.
+
+    The exit code is 1 if a run could not be read to its end, or not be sent.
+    """
+    if not path.exists():
+        raise typer.BadParameter(f"path is {str(path)!r}; allowed: what exists")
+    from halfstep.api_client.progress import Progress
+    from halfstep.importing.folder import write_run
+    from halfstep.importing.source import Damaged
+    from halfstep.telemetry.ingest import Ingest
+    from halfstep.telemetry.run_folder import runs_folder
+    from halfstep.telemetry.upload import upload
+
+    folder = folder or runs_folder()
+    server = None if offline else credentials.known()
     failures: list[str] = []
-    told = Progress("runs")
+    progress = Progress("runs")
 
     def complain(text: str) -> None:
         failures.append(text)
-        told.wipe()
+        progress.wipe()
         print(f"halfstep: {text}", file=sys.stderr)
 
     found = 0
-    with told:
-        for each in _runs(options.source)(options.path):
+    with progress:
+        for each in _runs(source)(path):
             found += 1
-            told(found)
+            progress(found)
             if isinstance(each, Damaged):
                 complain(str(each))
                 continue
             try:
-                written = write_run(each, options.folder, complain, project=options.project)
+                written = write_run(each, folder, complain, project=project)
             except (ValueError, ArithmeticError, OSError) as error:
                 complain(f"{each.name} cannot be imported: {error}")
                 continue
@@ -63,8 +82,8 @@ def import_(words: list[str]) -> None:
                         page = upload(written.folder, ingest, complain, time.sleep).page
                 except ApiError as error:
                     complain(f"{written.folder} is not sent: {error}")
-            told.wipe()
-            if options.json:
+            progress.wipe()
+            if as_json:
                 line: dict[str, object] = {
                     "folder": str(written.folder),
                     "page": page,
@@ -79,11 +98,11 @@ def import_(words: list[str]) -> None:
                 counted += f", {written.media:,} media" if written.media else ""
                 print(f"{page or written.folder}: {counted}{was}{_left_out(each)}", flush=True)
     if not found:
-        complain(f"there is nothing of {options.source}'s in {options.path}")
-    sys.exit(1 if failures else 0)
+        complain(f"there is nothing of {source}'s in {path}")
+    raise typer.Exit(1 if failures else 0)
 
 
-def _runs(source: str) -> Callable[[Path], Iterator[Found | Damaged]]:
+def _runs(source: str) -> "Callable[[Path], Iterator[Found | Damaged]]":
     try:
         module = importlib.import_module(f"halfstep.importing.{source}")
     except ModuleNotFoundError as error:
@@ -92,7 +111,7 @@ def _runs(source: str) -> Callable[[Path], Iterator[Found | Damaged]]:
     return read
 
 
-def _left_out(found: Found) -> str:
+def _left_out(found: "Found") -> str:
     counted: Counter[str] = found.left_out
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(counted.items()))
     return f"; left out: {kinds}" if kinds else ""

@@ -17,7 +17,8 @@ from urllib.parse import quote
 import httpx2
 
 from halfstep.api_client.credentials import Credentials
-from halfstep.api_client.responses import ApiError, content, naming, spoken
+from halfstep.api_client.errors import ApiError
+from halfstep.api_client.responses import content, naming, spoken
 from halfstep.telemetry.spool import plain
 
 PIECE_BYTES = 4 * 2**20  # most that the server accepts in one request

@@ -13,7 +13,7 @@ from typing import Any
 
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Unreadable
-from halfstep.api_client.responses import ApiError
+from halfstep.api_client.errors import ApiError
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
 from halfstep.telemetry.ingest import PIECE_BYTES, FileOffset, Ingest, Recorded, SpoolOffset

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from halfstep.api_client.responses import ApiError
+from halfstep.api_client.errors import ApiError
 from halfstep.telemetry import uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.ingest import Ingest

@@ -192,7 +192,7 @@ def follow(
     announce: called once with the URL of the run's page.  release: called when the server
     responded with an error, so there is no page yet.
     """
-    from halfstep.api_client.responses import ApiError
+    from halfstep.api_client.errors import ApiError
     from halfstep.telemetry.run_folder import read_run
 
     tries, over_since, is_announced = 0, None, False

@@ -16,11 +16,10 @@ from sqlalchemy import select, update
 from db.database import Database
 from db.settings import Settings
 from db.tables import AuditEvent, Run, Status, StepBucket, User
-from halfstep.cli import main
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
 from tests.db.telemetry.telemetry_made import make_steps, record
-from tests.site import GATED, SECONDS, Site, answers, halfstep, is_running, until, up
+from tests.site import GATED, SECONDS, Site, answers, halfstep, is_running, type_command, until, up
 
 
 def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
@@ -293,9 +292,7 @@ def test_what_operators_read_is_json_too(
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", settings.database_url)
 
     def told(*words: str) -> list[dict[str, Any]]:
-        with pytest.raises(SystemExit) as ended:
-            main.main([*words, "--json"])
-        assert not ended.value.code
+        assert type_command(*words, "--json") == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     run, summed = told("storage", "runs")

@@ -69,26 +69,30 @@ def test_wheel_holds_one_import_name(wheel: Path) -> None:
     assert modules == sources | {"halfstep/py.typed"}
 
 
-def test_wheel_brings_numpy_and_an_http_client_alone(python: Path) -> None:
+def test_wheel_brings_numpy_an_http_client_and_typer(python: Path) -> None:
     """No torch, no server: what it brought is listed, name by name."""
     listed = json.loads(run(*pip(python), "list", "--format", "json"))
     http_client = {"httpx2", "httpcore2", "anyio", "h11", "idna", "truststore", "typing_extensions"}
-    assert {each["name"] for each in listed} == {"halfstep", "numpy", *http_client}
+    typer = {"typer", "annotated-doc", "shellingham", "pydantic", "pydantic_core"}
+    typer |= {"annotated-types", "typing-inspection"}  # of pydantic
+    rich = {"rich", "markdown-it-py", "mdurl", "Pygments"}
+    assert {each["name"] for each in listed} == {"halfstep", "numpy", *http_client, *typer, *rich}
 
 
 def test_import_loads_nothing_heavy(python: Path, tmp_path: Path) -> None:
-    """`import halfstep` loads neither torch nor numpy nor the HTTP client, before they are used."""
+    """`import halfstep` loads neither torch, numpy, the HTTP client nor typer before their use."""
     code = "import sys, halfstep; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
     loaded = set(run(python, "-c", code, folder=tmp_path).split())
     assert "halfstep" in loaded
-    assert not loaded & {"torch", "numpy", "httpx2", "asyncio", "pydantic"}
+    assert not loaded & {"torch", "numpy", "httpx2", "asyncio", "pydantic", "typer", "rich"}
 
 
 def test_command_exists_with_the_client_alone(python: Path, tmp_path: Path) -> None:
     """The front door opens without the service, and does not offer what is not installed."""
     shown = run(python.with_name("halfstep"), "--help", folder=tmp_path)
     assert "COMMAND" in shown
-    assert "\n    worker " not in shown
+    assert "submit" in shown
+    assert "migrate" not in shown
 
 
 def test_own_modules_of_a_project_are_its_own(python: Path, tmp_path: Path) -> None:

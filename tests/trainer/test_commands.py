@@ -31,7 +31,7 @@ def test_recipe_train_beside_files_of_our_modules_names(tmp_path: Path) -> None:
     assert (trained.returncode, trained.stderr) == (0, "")
     assert trained.stdout.splitlines()[-1] == "finished after 2 steps"
     explained = halfstep("recipe", "train", "mlp", "--help").stdout
-    assert explained.startswith("usage: halfstep recipe train")
+    assert "Usage: halfstep recipe train" in explained
     assert "recipe.width" in explained
 
 

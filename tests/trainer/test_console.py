@@ -6,8 +6,8 @@ import pytest
 
 from halfstep.config_groups import Training
 from halfstep.run_config import config_model
+from tests.site import type_train as main
 from tests.trainer.conftest import Regression
-from trainer.console import main
 from trainer.registry import load_recipe
 
 TEMPLATE = (Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py").read_text()
@@ -15,10 +15,9 @@ TEMPLATE = (Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py"
 
 def test_help_lists_recipes_and_fields(capsys):
     """`--help` says what can be trained and what can be set, with defaults."""
-    with pytest.raises(SystemExit) as left:
-        main(["--help"])
+    main(["--help"])
     text = capsys.readouterr().out
-    assert left.value.code == 0
+    assert "--precision" in text
     for part in ("recipe digits", "recipe mlp", "training.steps = ", "recipe.dropout = 0.0"):
         assert part in text
     assert "scaler.init_scale=16777216.0" in text
@@ -28,9 +27,7 @@ def test_help_lists_recipes_and_fields(capsys):
 @pytest.mark.parametrize("name", ["digits", "gpt", "wgan-gp"])
 def test_help_of_a_recipe_tells_its_own_defaults(capsys, name):
     """Of every field, one that all share too, and of no other recipe."""
-    with pytest.raises(SystemExit) as left:
-        main([name, "--help"])
-    assert left.value.code == 0
+    main([name, "--help"])
     lines = capsys.readouterr().out.splitlines()
     told = dict(line.strip().split(" = ") for line in lines if re.match(r"  [a-z_.0-9]+ = ", line))
     recipe = load_recipe(name)
@@ -52,8 +49,7 @@ def test_help_of_a_recipe_that_overrides_a_single_value(capsys, monkeypatch):
     """A precision of its own stands among its defaults, and an unknown name is a sentence."""
     monkeypatch.setattr("trainer.console.known_recipes", lambda: ["tests.Regression"])
     monkeypatch.setattr("trainer.console.load_recipe", lambda name: Regression)
-    with pytest.raises(SystemExit):
-        main(["--help"])
+    main(["--help"])
     text = capsys.readouterr().out
     assert (
         "precision=fp32, training.steps=5, training.batch_size=8, training.max_grad_norm=null"
@@ -78,7 +74,7 @@ def test_a_run_tells_its_story_as_json(capsys):
         assert message in json.loads(capsys.readouterr().err)["error"]
     with pytest.raises(SystemExit, match="2"):
         main(["--json"])
-    assert "recipe" in json.loads(capsys.readouterr().err)["error"]
+    assert json.loads(capsys.readouterr().err)["error"] == "RECIPE is missing"
 
 
 def test_a_run_prints_its_story(capsys, tmp_path):

@@ -1,16 +1,15 @@
-"""Recipe checks before a long training: `python -m trainer.diagnosis.check mine.py`.
+"""Recipe checks before a long training: `halfstep recipe check mine.py`.
 
 Runs five steps of the real loop in each precision on the CPU, with CUDA's autocast; one step on the
 meta device, whose tensors have no values, so that any synchronisation raises; and compares four
 steps with two, a resume and two more. Findings have source lines. Exit code 1 if there is an error.
 """
 
-import argparse
 import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,38 +71,39 @@ class Report:
         return [finding for finding in self.findings if finding.severity == "error"]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Check one recipe, print the findings, and store them with a registered recipe."""
-    reference, report = tell(arguments)
-    note(reference, report)
+def main(reference: str, settings: Sequence[str] = (), *, as_json: bool = False) -> None:
+    """Check one recipe, print the findings, and store them with a registered recipe.
+
+    Raises SystemExit with 1 if there are errors, with 2 if it cannot be checked.
+    """
+    full_reference, report = tell(reference, settings, as_json=as_json)
+    note(full_reference, report)
     if report.errors:
         sys.exit(1)
 
 
-def tell(arguments: list[str] | None = None) -> tuple[str, Report]:
+def tell(
+    reference: str, settings: Sequence[str] = (), *, as_json: bool = False
+) -> tuple[str, Report]:
     """Check one recipe and print the findings; return its reference and the report.
 
     The reference of a file has its full path and its class.
     """
-    parser = argparse.ArgumentParser(prog="python -m trainer.diagnosis.check", description=__doc__)
-    parser.add_argument("recipe", help="path/to/file.py, path/to/file.py:Class, or a known name")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
-    parser.add_argument("--json", action="store_true", help="one JSON object, for machines")
-    options = parser.parse_args(arguments)
     try:
-        recipe = load_recipe(options.recipe)
-        report = check(recipe, nested(options.set))
+        recipe = load_recipe(reference)
+        report = check(recipe, nested(settings))
     except (ConfigError, UnknownRecipeError, NotRegisteredError) as error:
-        text = json.dumps({"error": str(error)}) if options.json else f"error: {error}"
-        parser.exit(2, f"{text}\n")
-    if options.json:
+        text = json.dumps({"error": str(error)}) if as_json else f"error: {error}"
+        sys.stderr.write(f"{text}\n")
+        sys.exit(2)
+    if as_json:
         findings = {"recipe": recipe.name, "findings": _findings(report)}
         sys.stdout.write(json.dumps(findings) + "\n")
     else:
         sys.stdout.write("\n".join(_lines(recipe, report)) + "\n")
     sys.stdout.flush()
-    file = file_of(options.recipe)
-    return f"{file}:{recipe.__name__}" if file else options.recipe, report
+    file = file_of(reference)
+    return f"{file}:{recipe.__name__}" if file else reference, report
 
 
 def note(reference: str, report: Report) -> None:
@@ -432,7 +432,3 @@ def _lines(recipe_class: type[Recipe], report: Report) -> Iterator[str]:
         yield "No error found; warnings to judge: see above."
     else:
         yield "No mistake found."
-
-
-if __name__ == "__main__":
-    main()

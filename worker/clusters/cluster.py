@@ -9,8 +9,10 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from typing import Annotated
 
 import obstore
+import typer
 from obstore.store import LocalStore
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
@@ -20,8 +22,9 @@ from db.errors import HalfstepError
 from db.files.storage import open_store, why
 from db.queue import workers
 from db.settings import Settings
+from halfstep.cli.application import App
+from halfstep.cli.options import AsJson
 from halfstep.cli.output import say
-from halfstep.cli.typed import Parser
 from worker.attempts.gang import interface
 from worker.clusters.cluster_check import Finding
 from worker.clusters.placement import open_placement
@@ -125,24 +128,30 @@ def _all(settings: Settings, *, is_here_alone: bool) -> Iterator[Finding]:
         yield from of_placement(settings)
 
 
-def main(words: list[str] | None = None) -> None:
-    """Check the cluster; exit with 1 if anything is missing."""
-    parser = Parser(
-        prog="halfstep cluster",
-        description="Say what is missing for runs over several machines: of this one, and of the "
-        "cluster that HALFSTEP_PLACEMENT names.",
-    )
-    parser.add_argument("action", choices=["check"])
-    parser.add_argument("--here", action="store_true", help="look at this machine alone")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
-    asked = parser.parse_args(words)
+main = App("Check what runs over several machines need.")
+
+
+@main.callback()
+def _group() -> None:
+    """Check what runs over several machines need."""
+
+
+@main.command()
+def check(
+    here: Annotated[bool, typer.Option("--here", help="Check only this machine")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine, and the cluster that HALFSTEP_PLACEMENT names.
+
+    The exit code is 1 if anything is missing.
+    """
     try:
         settings = Settings.read()
     except HalfstepError as error:
         sys.exit(f"cluster: {error}")
     is_fine = True
-    for finding in _all(settings, is_here_alone=asked.here):
-        say(json.dumps(asdict(finding)) if asked.json else str(finding))
+    for finding in _all(settings, is_here_alone=here):
+        say(json.dumps(asdict(finding)) if as_json else str(finding))
         is_fine &= finding.is_fine
     sys.exit(not is_fine)
 

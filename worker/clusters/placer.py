@@ -5,7 +5,6 @@
 It owns no training: while it is down, running jobs continue, and queued runs wait.
 """
 
-import argparse
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from db.database import Database, is_outage, open_database
 from db.errors import HalfstepError
 from db.queue import placements, workers
 from db.settings import Settings
+from halfstep.cli.application import ServingCommand, single
 from halfstep.cli.output import say
 from halfstep.process import close_to_others
 from worker.attempts.recorder import may_pass
@@ -148,13 +148,12 @@ def _say(text: str) -> None:
     say(f"placer: {text}")
 
 
-def main(words: list[str] | None = None) -> None:
-    """Request workers from a cluster, run by run."""
-    argparse.ArgumentParser(
-        prog="halfstep placer",
-        description="Ask the cluster that HALFSTEP_PLACEMENT names for workers, for each run that "
-        "is queued, until SIGTERM or Ctrl-C.",
-    ).parse_args(words)
+@single(ServingCommand)
+def main() -> None:
+    """Request workers from a cluster, run by run.
+
+    The cluster is the one that HALFSTEP_PLACEMENT names. SIGTERM or Ctrl-C ends it.
+    """
     close_to_others()
     try:
         settings = Settings.read()

@@ -13,7 +13,7 @@ from db.access import accounts
 from db.database import Database
 from db.settings import Settings
 from halfstep.api_client.credentials import Credentials
-from halfstep.api_client.responses import ApiError
+from halfstep.api_client.errors import ApiError
 from halfstep.telemetry.ingest import Ingest
 from halfstep.telemetry.upload import TRIES, upload
 from tests.app.conftest import serving

@@ -16,11 +16,11 @@ from db.access.permissions import Grants
 from db.database import Database
 from db.queue import workers
 from db.tables import Run, RunNode, SystemSample, User, Worker
-from halfstep.cli.commands import workers as type_workers
 from tests.app.auth.test_permissions import _script
 from tests.app.conftest import CPU, submit
 from tests.app.test_looks import noted
 from tests.db.conftest import add_worker
+from tests.site import type_command
 
 GPU = {**CPU, "kind": "cuda", "name": "H200", "memory_bytes": 80 * 2**30}
 
@@ -154,14 +154,15 @@ def test_operators_drain_a_worker_by_page_api_and_command(
     token = script.headers["authorization"].removeprefix("Bearer ")
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
     for words, said in (
-        (["drain", "w1"], "w1: 1 devices, up, drained\n"),
-        ([], "w1: 1 devices, up, drained\n"),
-        (["undrain", "w1"], "w1: 1 devices, up\n"),
+        (["drain", "w1"], "up, drained"),
+        ([], "up, drained"),
+        (["list"], "up, drained"),
+        (["undrain", "w1"], "up"),
     ):
-        type_workers(words)
-        assert capsys.readouterr().out == said
-    with pytest.raises(SystemExit):
-        type_workers(["drain", "w9"])
+        assert type_command("workers", *words) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert (line[:2], line.endswith(said)) == ("w1", True)
+    assert type_command("workers", "drain", "w9") == 2
     assert "name is 'w9'; there are: w1" in capsys.readouterr().err
     audit_events = [each["action"] for each in script.get("/api/v1/audit").json()["audit_events"]]
     assert [each for each in audit_events if "/drain" in each or "/undrain" in each] == [

@@ -50,7 +50,7 @@ def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
     done = login("secret-token\n", "http://there/")
     path = stranger / "halfstep" / "login.json"
     assert done.stdout == f"The token of http://there/ is in {path}\n"
-    told = "halfstep: the token is not tried: the server does not answer at http://there: "
+    told = "halfstep: the token is not checked: the server does not answer at http://there: "
     assert done.stderr.startswith(told)
     assert path.stat().st_mode & 0o777 == 0o600
     assert credentials.known() == ("http://there", "secret-token", str(path))

@@ -1,7 +1,9 @@
-"""The front door: the `halfstep` command and what joins it."""
+"""The root of the `halfstep` command, and what holds for every command."""
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -10,39 +12,28 @@ from typing import Any
 import pytest
 import typer
 
-from app.commands import STORAGE
-from app.user_command import USER
 from halfstep import __version__
 from halfstep.cli import main
-from halfstep.cli.alert_commands import ALERT
-from halfstep.cli.commands import COMMANDS, RUN
-from halfstep.cli.saved_commands import NOTE, PRESET, RETENTION
-from halfstep.cli.sweep_commands import SWEEP
 from halfstep.client import Client
-from tests.site import halfstep
-from trainer.commands import cli as recipe
+from tests.site import halfstep, type_command
 
 #: Commands that serve until they are ended.
 FOR_EVER = {"mcp", "placer", "server", "up", "worker"}
-#: Commands of commands; one that is not here has no --json of its own, which is told below.
-GROUPS = {
-    "alert": [*ALERT],
-    "note": [*NOTE],
-    "preset": [*PRESET],
-    "retention": [*RETENTION],
-    "run": [*RUN],
-    "sweep": [*SWEEP],
-} | {
-    name: [*typer.main.get_group(group).commands]
-    for name, group in (("storage", STORAGE), ("user", USER), ("recipe", recipe))
-}
 
 
 def all_commands() -> Iterator[tuple[str, ...]]:
-    """Yield the words of each command that is installed and comes to an end."""
+    """Yield the words of each command that is installed, groups without their own."""
     installed = {point.name for point in entry_points(group=main.GROUP)}
-    for name in sorted({*main.OWN, *installed} - FOR_EVER):
-        yield from ((name, inner) for inner in GROUPS[name]) if name in GROUPS else [(name,)]
+    for name in sorted({*main.CLIENT, *installed}):
+        found = main.command(name)
+        inner = getattr(found, "commands", None)
+        yield from [(name,)] if inner is None else ((name, each) for each in inner)
+
+
+def found_command(words: tuple[str, ...]) -> Any:
+    """Return the command that these words name."""
+    command = main.command(words[0])
+    return command.commands[words[1]] if words[1:] else command
 
 
 def joined(folder: Path, command: str, code: str) -> dict[str, str]:
@@ -55,59 +46,107 @@ def joined(folder: Path, command: str, code: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
+def help_of(*words: str, **environment: str) -> str:
+    """Return what --help prints, without frames and line breaks."""
+    return re.sub(r"[\s│]+", " ", halfstep(*words, **environment).stdout)
+
+
 def test_help_lists_every_command_with_its_first_line() -> None:
-    """`halfstep` alone explains what is installed."""
+    """`halfstep` without arguments explains what is installed."""
     for words in ((), ("--help",)):
-        text = re.sub(r"\s+", " ", halfstep(*words).stdout)
+        text = help_of(*words)
         assert "up Start server and worker on this machine" in text
         assert "worker Start a worker alone" in text
-        assert "recipe Recipes of your own" in text
+        assert "recipe Check, train and register recipes of your own." in text
+        assert "top Show all running runs" in text
 
 
-def test_version_is_told() -> None:
+def test_help_has_a_short_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """On every level."""
+    for words in (["-h"], ["run", "-h"], ["run", "show", "-h"], ["storage", "prune", "-h"]):
+        assert type_command(*words) == 0
+        assert "Usage: halfstep" in capsys.readouterr().out
+
+
+def test_version_is_printed() -> None:
     """The version is the wheel's."""
     assert halfstep("--version").stdout.strip() == __version__
 
 
 def test_another_package_adds_a_command(tmp_path: Path) -> None:
-    """An entry point of the group is called with the words after its name."""
+    """An entry point of the group is called with all arguments after its name."""
     code = 'def greet(words):\n    """Say hello."""\n    print("hello", *words)\n'
     environment = joined(tmp_path, "greet = guest:greet", code)
-    assert halfstep("greet", "Ada", "--loud", **environment).stdout == "hello Ada --loud\n"
-    assert "Say hello." in halfstep("--help", **environment).stdout
+    typed = ("greet", "Ada", "--loud", "--", "--help")
+    assert halfstep(*typed, **environment).stdout == "hello Ada --loud -- --help\n"
+    assert "greet Say hello." in help_of("--help", **environment)
+
+
+def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
+    """Its commands are a group under the name of the entry point."""
+    code = (
+        "import typer\napp = typer.Typer(help='Greetings.')\n"
+        "@app.command()\ndef hello(name: str):\n    print('hello', name)\n"
+        "@app.command()\ndef bye():\n    raise typer.Exit(3)\n"
+    )
+    environment = joined(tmp_path, "greet = guest:app", code)
+    assert halfstep("greet", "hello", "Ada", **environment).stdout == "hello Ada\n"
+    assert halfstep("greet", "bye", **environment).returncode == 3
+    assert "greet Greetings." in help_of("--help", **environment)
 
 
 def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
     """Its line says what it raises; the others are there."""
     environment = joined(tmp_path, "greet = guest:greet", "1 / 0")
-    shown = halfstep("--help", **environment)
-    assert "cannot be loaded: ZeroDivisionError" in re.sub(r"\s+", " ", shown.stdout)
-    assert "Print a link" in shown.stdout
-
-
-def test_every_command_of_the_client_is_offered() -> None:
-    """The front door lists them without loading them."""
-    assert tuple(COMMANDS) == main.OWN
+    shown = help_of("--help", **environment)
+    assert "cannot be loaded: ZeroDivisionError" in shown
+    assert "Print a link" in shown
+    assert "ZeroDivisionError" in halfstep("greet", **environment).stderr
 
 
 def test_the_services_commands_are_known_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they need is told by the client alone."""
+    """The client alone says what they need."""
     points = entry_points(group=main.GROUP)
     ours = [each.name for each in points if each.dist and each.dist.name == "halfstep-service"]
     assert tuple(sorted(ours)) == main.SERVICE
-    monkeypatch.setattr(main, "entry_points", lambda group: [])
+    monkeypatch.setattr(main, "root", lambda: typer.main.get_group(main.APP))
+    monkeypatch.setattr(main.Root, "_installed", {})
     told = r"`recipe` .* in a clone of Halfstep, pip install \./halfstep '\.\[worker\]'"
-    with pytest.raises(SystemExit, match=told):
-        main.main(["recipe", "check", "mine.py"])
+    assert re.search(told, str(type_command("recipe", "check", "mine.py")))
+
+
+@pytest.mark.parametrize("words", [*all_commands()], ids=" ".join)
+def test_everything_has_help_text(words: tuple[str, ...]) -> None:
+    """Every command, argument and option has; the texts of options are no sentences."""
+    command = found_command(words)
+    assert command.help
+    assert command.help[0].isupper()
+    assert "[" not in command.help  # which rich would take for its markup
+    for parameter in command.params:
+        assert parameter.help, f"{' '.join(words)}: {parameter.name} has no help text"
+        assert not parameter.help.endswith("."), parameter.name
+        assert "[" not in parameter.help, parameter.name
+        if parameter.param_type_name == "argument":
+            assert parameter.metavar == parameter.metavar.upper(), parameter.name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [each for each in all_commands() if each[0] not in FOR_EVER],
+    ids=" ".join,
+)
+def test_every_command_has_json(words: tuple[str, ...]) -> None:
+    """Except for those that serve for ever."""
+    assert any("--json" in parameter.opts for parameter in found_command(words).params)
 
 
 @pytest.mark.parametrize(
     "words", [["--sort", "-lr"], ["--sort=-lr"], ["--limit", "5", "--sort", "-lr", "status:failed"]]
 )
-def test_runs_are_sorted_downwards_by_a_word_with_a_dash(
+def test_runs_are_sorted_in_descending_order_by_a_word_with_a_dash(
     monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    """argparse takes such a word for an option; a real option behind --sort is one still."""
+    """It is no option; a real option after --sort still is."""
     asked: list[str] = []
 
     def run_page(_self: Client, _filter: str, *, sort: str, limit: int) -> dict[str, Any]:
@@ -117,38 +156,60 @@ def test_runs_are_sorted_downwards_by_a_word_with_a_dash(
     monkeypatch.setattr(Client, "run_page", run_page)
     monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HALFSTEP_TOKEN", "token")
-    RUN["list"](words)
+    assert type_command("run", "list", *words) == 0
     assert asked == ["-lr"]
-    with pytest.raises(SystemExit):
-        RUN["list"](["--sort", "--limit", "5"])
+    assert type_command("run", "list", "--sort", "--limit", "5") == 2
 
 
 def test_unknown_command_is_named() -> None:
-    """A typing error ends in a sentence that lists what there is."""
+    """A typing error ends in a sentence that lists what there is, and what was meant."""
     ended = halfstep("dwonload")
     assert ended.returncode == 2
-    assert "'dwonload'" in ended.stderr
+    assert "'dwonload'; did you mean 'download'?" in ended.stderr
     assert "migrate" in ended.stderr
 
 
-@pytest.mark.parametrize("words", [*all_commands()], ids=" ".join)
-def test_every_command_has_json(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """But for those that go on for ever."""
-    with pytest.raises(SystemExit, match="0"):
-        main.main([*words, "--help"])
-    assert "--json" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("run show", "RUN is missing"),
+        ("run show first", "RUN: 'first' is not a whole number"),
+        ("run show 1 2", "got unexpected extra argument(s) (2)"),
+        ("run show 1 --jsno", "no such option: --jsno"),
+        ("run shwo 1", "there is no command 'shwo'; did you mean 'show'? allowed: submit, list,"),
+        ("submit digits --precision fp17", "--precision: 'fp17' is not allowed; allowed: fp16, "),
+        ("top --interval 0", "--interval: 0 is not allowed; allowed: at least 0.2"),
+        ("export tensorflow 1 x", "TARGET: 'tensorflow' is not allowed; allowed: tensorboard, ml"),
+    ],
+)
+def test_a_typing_error_is_one_sentence(
+    typed: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one line of stderr, with the command whose --help explains more; the exit code is 2."""
+    assert type_command(*typed.split()) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"halfstep: {message}")
+    assert line.endswith("--help`)")
+
+
+def test_a_group_without_a_command_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """And ends with exit code 2."""
+    assert type_command("run") == 2
+    assert "follow" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("typed", "code", "message"),
     [
-        ("run show first", 2, "invalid int value: 'first'"),
-        ("run shwo 1", 2, "invalid choice: 'shwo'"),
+        ("run show first", 2, "RUN: 'first' is not a whole number"),
+        ("run shwo 1", 2, "there is no command 'shwo'"),
         ("run show 1", 1, "the server does not answer"),
-        ("storage runs --limit 0", 2, "should be greater than or equal to 1"),
+        ("projects", 1, "the server does not answer"),
+        ("workers", 1, "the server does not answer"),
+        ("storage runs --limit 0", 2, "--limit: 0 is not allowed; allowed: 1 to 1000"),
         ("storage prune --logs 1", 1, "--json: asks nobody; allowed: with --dry-run or --yes"),
         ("link bob", 1, "There is no installation here"),
-        ("recipe remove away.py", 1, "away.py is not kept"),
+        ("recipe remove away.py", 1, "away.py is not "),
     ],
 )
 def test_what_goes_wrong_is_json_where_that_is_asked_for(
@@ -163,8 +224,26 @@ def test_what_goes_wrong_is_json_where_that_is_asked_for(
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     monkeypatch.setenv("HALFSTEP_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HALFSTEP_TOKEN", "none")
-    with pytest.raises(SystemExit) as ended:
-        main.main([*typed.split(), "--json"])
+    assert type_command(*typed.split(), "--json") == code
     said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (code, "")
+    assert said.out == ""
     assert message in json.loads(said.err)["error"]
+
+
+def test_a_list_of_runs_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    """Its start is quick: neither numpy nor torch nor pydantic."""
+    code = """
+import sys
+from halfstep.cli.main import main
+from halfstep.client import Client
+Client.run_page = lambda *_, **__: {"runs": [], "notes": []}
+main(["run", "list", "--limit", "5"])
+print(*{name.partition(".")[0] for name in sys.modules})
+"""
+    environment = {"HALFSTEP_TOKEN": "token", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert {"typer", "httpx2"} <= loaded
+    assert not loaded & {"numpy", "torch", "pydantic", "sqlalchemy", "fastapi", "mcp"}

@@ -24,7 +24,6 @@ from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from halfstep.cli import commands
 from halfstep.importing import media, wandb
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Media
@@ -32,6 +31,7 @@ from halfstep.session.logged_values import Histogram, as_file
 from halfstep.telemetry.run_folder import read_run
 from halfstep.telemetry.spool import SKIPPED
 from tests.halfstep.monitor.watch_made import Written
+from tests.site import type_command
 
 RECORDED = Path(__file__).parents[1] / "imported"
 MOMENT = 1_700_000_000.0
@@ -46,11 +46,8 @@ def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Import:
 
     def type_it(source: str, path: Path, *words: str, code: int = 0) -> list[dict[str, Any]]:
         folder = str(tmp_path / "halfstep")
-        with pytest.raises(SystemExit) as ended:
-            commands.COMMANDS["import"](
-                [source, str(path), "--folder", folder, "--offline", "--json", *words]
-            )
-        assert ended.value.code == code
+        options = ("--folder", folder, "--offline", "--json", *words)
+        assert type_command("import", source, str(path), *options) == code
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     return type_it

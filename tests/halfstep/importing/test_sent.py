@@ -8,8 +8,8 @@ from sqlalchemy import select
 from db.access import accounts
 from db.database import Database
 from db.tables import Artifact, Metric, Run, Status, Step, User
-from halfstep.cli import commands
 from tests.halfstep.importing.test_imports import RECORDED, event_file, scalar
+from tests.site import type_command
 
 
 @pytest.fixture
@@ -22,8 +22,7 @@ def server(address: str, database: Database, ada: User, monkeypatch: pytest.Monk
 
 
 def import_into(folder: Path, source: str, path: Path) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        commands.COMMANDS["import"]([source, str(path), "--folder", str(folder)])
+    assert type_command("import", source, str(path), "--folder", str(folder)) == 0
 
 
 def test_an_imported_run_stands_on_the_server_once(

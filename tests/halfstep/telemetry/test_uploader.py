@@ -19,7 +19,7 @@ import halfstep
 from halfstep import process
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials
-from halfstep.api_client.responses import ApiError
+from halfstep.api_client.errors import ApiError
 from halfstep.session import watch_session
 from halfstep.telemetry import sender, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles

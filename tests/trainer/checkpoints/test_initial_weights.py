@@ -6,9 +6,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from halfstep.run_config import ConfigError, parse_config
+from tests.site import type_train as main
 from tests.trainer.conftest import Pair, Regression, assert_same_bits
 from trainer.checkpoints.initial_weights import load_weights
-from trainer.console import main
 
 ONE_STEP = {"training": {"steps": 1}, "recipe": {"learning_rate": 1e-30}}
 

@@ -30,7 +30,7 @@ def checked(tmp_path, capsys, *changes, arguments=()):
     file.write_text(text)
     code = 0
     try:
-        main([str(file), *arguments])
+        main(str(file), arguments)
     except SystemExit as left:
         code = left.code
     return code, capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_recipes_that_come_along_pass(capsys, monkeypatch, name):
     settings = {
         "gpt": ["recipe.width=32", "recipe.context=16", "recipe.layers=1", "recipe.max_bytes=65536"]
     }.get(name, [])
-    main([name, *(word for each in settings for word in ("--set", each))])
+    main(name, settings)
     text = capsys.readouterr().out
     assert "error" not in text
     assert "warning" not in text
@@ -530,7 +530,7 @@ def test_what_determinism_refuses_on_cuda_is_named(tmp_path, capsys, operation):
     code, text = checked(tmp_path, capsys, (STEP, step))
     assert code == 1
     assert message in text
-    off = ["--set", "training.deterministic=false"]
+    off = ["training.deterministic=false"]
     assert message not in checked(tmp_path, capsys, (STEP, step), arguments=off)[1]
 
 
@@ -583,7 +583,7 @@ def test_a_batch_that_is_an_object_is_no_other_each_time(tmp_path, capsys):
 def test_an_operation_without_a_meta_kernel_is_no_wait(tmp_path, capsys):
     """How far the check has looked is a warning; that the step waits would be a guess."""
     step = f'yield Loss({REFUSED_ON_CUDA["ctc_loss"]}, optimizer="adamw")'
-    off = ["--set", "training.deterministic=false"]
+    off = ["training.deterministic=false"]
     code, text = checked(tmp_path, capsys, (STEP, step), arguments=off)
     assert code == 0
     assert "asks the device for a value" not in text
@@ -610,7 +610,7 @@ def test_a_shape_that_the_values_decide_is_a_wait(tmp_path, capsys):
 def test_a_compiler_under_a_path_with_a_space_is_named(tmp_path, capsys, monkeypatch):
     """torch hands such a path to the linker in two pieces, whose message nobody understands."""
     monkeypatch.setattr(recipe_checks, "TORCH_LIB_PATH", "/home/a b/torch/lib")
-    code, text = checked(tmp_path, capsys, arguments=["--set", "training.compile=true"])
+    code, text = checked(tmp_path, capsys, arguments=["training.compile=true"])
     assert code == 1
     assert "-L/home/a b/torch/lib unquoted, and the path has a space" in text
     assert checked(tmp_path, capsys)[0] == 0
@@ -626,13 +626,13 @@ def test_what_holds_in_one_precision_only_says_so(tmp_path, capsys):
 
 def test_settings_reach_the_recipe(tmp_path, capsys):
     """`--set` works as in training, and a bad value is one sentence with exit code 2."""
-    assert checked(tmp_path, capsys, arguments=["--set", "recipe.width=8"])[0] == 0
-    assert checked(tmp_path, capsys, arguments=["--set", "recipe.width=0"])[0] == 2
+    assert checked(tmp_path, capsys, arguments=["recipe.width=8"])[0] == 0
+    assert checked(tmp_path, capsys, arguments=["recipe.width=0"])[0] == 2
 
 
 def test_a_file_with_two_recipes_wants_a_name(tmp_path, capsys):
     """One is found by itself; of two the class has to be named."""
     two = ("class Diabetes(Recipe):", "class Other(Recipe): ...\n\n\nclass Diabetes(Recipe):")
     assert checked(tmp_path, capsys, two)[0] == 2
-    main([f"{tmp_path}/mine.py:Diabetes"])
+    main(f"{tmp_path}/mine.py:Diabetes")
     assert "No mistake found." in capsys.readouterr().out

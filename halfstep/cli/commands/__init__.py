@@ -1,0 +1,1 @@
+"""The client's commands, a module per noun; each has an `app`."""

@@ -1,0 +1,109 @@
+"""`halfstep alert COMMAND`: alert rules and channels."""
+
+from typing import Annotated, Any
+
+import typer
+
+from halfstep.cli.application import App
+from halfstep.cli.options import AsJson
+from halfstep.cli.output import print_json, print_result
+
+app = App("List, add or remove alert rules, or test a channel.")
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List your alert rules, and the channels that they use."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        rules, channels = client.alert_rules(), client.channels()
+    if as_json:
+        print_json([*rules, *channels])
+        return
+    from halfstep.cli.tables import print_tables, table
+
+    rule_rows = [(str(rule["id"]), rule["text"], _state(rule)) for rule in rules]
+    channel_rows = [
+        (str(row["id"]), row["kind"], row["name"], row["target"], _state(row)) for row in channels
+    ]
+    tables = [table(("Rule", "Text", "State"), rule_rows)]
+    if channel_rows:
+        tables.append(table(("Channel", "Kind", "Name", "Target", "State"), channel_rows))
+    print_tables(*tables)
+
+
+def _state(row: dict[str, Any]) -> str:
+    return "on" if row["is_on"] else "off"
+
+
+@app.command()
+def add(
+    condition: Annotated[
+        str,
+        typer.Argument(metavar="CONDITION", help="ended, failed, collapsing, loss_above, …"),
+    ],
+    value: Annotated[float | None, typer.Option(help="Value of a condition that has one")] = None,
+    metric: Annotated[str, typer.Option(help="Metric of metric_above and metric_below")] = "",
+    run_id: Annotated[
+        int | None, typer.Option("--run", help="Only this run; default: all of yours")
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="All runs of this project")] = None,
+    everybody: Annotated[
+        bool, typer.Option("--everybody", help="All runs that you may see")
+    ] = False,
+    channels: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--channel", help="Channel besides the page; default: all that are on; repeatable"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add an alert rule: `alert add collapsing`, `alert add no_progress --value 30 --run 7`.
+
+    The conditions are in docs/how-to/alerts.md.
+    """
+    if sum((run_id is not None, project is not None, everybody)) > 1:
+        raise typer.BadParameter("allowed is one of --run, --project and --everybody")
+    from halfstep.client import Client
+
+    with Client() as client:
+        rule = client.alert(
+            condition,
+            value=value,
+            metric=metric,
+            run_id=run_id,
+            project=project or "",
+            everybody=everybody,
+            channels=channels or None,
+        )
+    print_result(rule, f"rule {rule['id']}: {rule['text']}", as_json=as_json)
+
+
+@app.command()
+def remove(
+    rule: Annotated[int, typer.Argument(metavar="RULE", help="Number of the rule")],
+    as_json: AsJson = False,
+) -> None:
+    """Delete an alert rule; its alerts stay."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        client.delete_alert(rule)
+    print_result({"id": rule, "removed": True}, f"rule {rule} is removed", as_json=as_json)
+
+
+@app.command("test")
+def send_test(
+    channel: Annotated[
+        int, typer.Argument(metavar="CHANNEL", help="Number of the channel, from `alert list`")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Send a test through a channel; the page and `deliveries` of the client show the response."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        delivery = client.test_channel(channel)
+    print_result(delivery, f"a test through channel {channel} is on its way", as_json=as_json)

@@ -1,0 +1,60 @@
+"""`halfstep login`: store a server's address and a token."""
+
+import http
+import sys
+from getpass import getpass
+from typing import Annotated
+
+import typer
+
+from halfstep.api_client import credentials
+from halfstep.api_client.credentials import Credentials
+from halfstep.api_client.errors import ApiError
+from halfstep.cli.application import single
+from halfstep.cli.options import AsJson, read_text
+from halfstep.cli.output import print_notes, print_result
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+@single()
+def app(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server")] = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Store a server's URL and a token, in a file that only you can read."""
+    if not credentials.is_address(url):
+        raise typer.BadParameter(f"url is {url!r}; allowed: http://… or https://…")
+    # Never an argument: the list of processes and the shell's history would show it.
+    question = f"Token of {url}, from its account page: "
+    is_terminal = sys.stdin.isatty()
+    token = (getpass(question) if is_terminal else read_text(sys.stdin.readline)).strip()
+    if not token:
+        raise typer.BadParameter("there is no token: type it, or send it as standard input")
+    if wrong := credentials.flaw(token):
+        raise typer.BadParameter(wrong)
+    notes = _check_token(url, token)
+    path = credentials.store(Credentials(url.rstrip("/"), token))
+    print_result(
+        {"url": url, "path": str(path)}, f"The token of {url} is in {path}", as_json=as_json
+    )
+    print_notes(notes, as_json=as_json)
+
+
+def _check_token(url: str, token: str) -> list[str]:
+    """Send a request that any token permits; return why none could be sent.
+
+    Raises ApiError if the token is unknown, or the server is not Halfstep.
+    """
+    from halfstep.api_client.responses import is_away
+    from halfstep.client import Client
+
+    try:
+        with Client(url, token) as client:
+            client.projects()
+    except ApiError as error:
+        is_outage = is_away(error) or error.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR
+        if not is_outage and error.status != http.HTTPStatus.FORBIDDEN:  # of a valid token
+            raise
+        return [f"the token is not checked: {error}"] if is_outage else []
+    return []

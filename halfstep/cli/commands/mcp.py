@@ -1,0 +1,23 @@
+"""`halfstep mcp`: a server's runs for agents."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from halfstep.cli.application import single
+
+
+@single()
+def app(
+    allow_writes: Annotated[
+        bool,
+        typer.Option("--allow-writes", help="Also offer submit and fork, if the token may"),
+    ] = False,
+) -> None:
+    """Serve a server's runs to agents, by the Model Context Protocol over stdio."""
+    try:
+        from halfstep.cli import mcp_server
+    except ModuleNotFoundError as error:
+        sys.exit(f"halfstep: it takes {error.name}: pip install 'halfstep[mcp]'")
+    mcp_server.serve(allow_writes=allow_writes)

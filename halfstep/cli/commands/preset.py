@@ -1,0 +1,82 @@
+"""`halfstep preset COMMAND`: saved configurations of runs."""
+
+from typing import Annotated, Any
+
+import typer
+
+from halfstep.cli.application import App
+from halfstep.cli.options import AsJson, Fields, PrecisionOption, Project, Tags, configuration
+from halfstep.cli.output import print_json, print_result
+
+app = App("List, save or remove presets of runs.")
+
+
+@app.command("list")
+def list_(
+    project: Annotated[
+        str | None, typer.Option(help="Only of this project; '' is the default project")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List presets of projects that you may submit to: `run submit --preset NAME` queues one."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        presets = client.presets(project=project)
+    if as_json:
+        print_json(presets)
+        return
+    from halfstep.cli.tables import print_table
+
+    rows = [(str(row["id"]), row["name"], row["recipe"], row["project"]) for row in presets]
+    print_table(("Preset", "Name", "Recipe", "Project"), rows)
+
+
+@app.command()
+def save(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the preset")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe")],
+    fields: Fields = None,
+    precision: PrecisionOption = None,
+    project: Project = None,
+    tags: Tags = None,
+    nodes: Annotated[int, typer.Option(help="Workers that train it together")] = 1,
+    devices: Annotated[int, typer.Option(help="Devices per node")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Save a preset: `preset save quick digits --set training.steps=9`.
+
+    It replaces the project's preset of the same name.
+    """
+    config = configuration(fields, precision)
+    options: dict[str, Any] = {} if project is None else {"project": project}
+    from halfstep.client import Client
+
+    with Client() as client:
+        preset = client.save_preset(
+            name,
+            recipe,
+            config,
+            tags=tags or [],
+            nodes=nodes,
+            devices_per_node=devices,
+            **options,
+        )
+    where = f" in {preset['project']}" if preset["project"] else ""
+    text = f"preset {preset['id']}: {preset['name']}, {preset['recipe']}{where}"
+    print_result(preset, text, as_json=as_json)
+
+
+@app.command()
+def remove(
+    preset: Annotated[
+        int, typer.Argument(metavar="PRESET", help="Number of the preset, from `preset list`")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Delete a preset."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        client.delete_preset(preset)
+    print_result({"id": preset, "removed": True}, f"preset {preset} is removed", as_json=as_json)

@@ -1,0 +1,150 @@
+"""`halfstep retention COMMAND`: rules that delete old files of ended runs."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from halfstep.cli import formats
+from halfstep.cli.application import App
+from halfstep.cli.options import AsJson
+from halfstep.cli.output import print_json, print_result
+
+if TYPE_CHECKING:
+    from halfstep.client import Client
+
+RuleProject = Annotated[
+    str | None, typer.Option("--project", help="Runs of this project; '' is the default project")
+]
+AllProjects = Annotated[
+    bool, typer.Option("--all", help="Runs of all projects without a rule of their own")
+]
+CheckpointDays = Annotated[
+    float | None,
+    typer.Option(
+        "--checkpoints", metavar="DAYS", help="Delete checkpoints older than this; default: keep"
+    ),
+]
+LogDays = Annotated[
+    float | None,
+    typer.Option(
+        "--logs",
+        metavar="DAYS",
+        help="Delete logs and samples of the machine older than this; default: keep",
+    ),
+]
+
+app = App("List, preview, add or remove retention rules for ended runs.")
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List the retention rules."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        rules = client.retention()
+    if as_json:
+        print_json(rules)
+        return
+    from halfstep.cli.tables import print_table
+
+    rows = [
+        (_scope(rule), _days(rule["checkpoint_days"]), _days(rule["log_days"])) for rule in rules
+    ]
+    print_table(("Project", "Checkpoints", "Logs"), rows)
+
+
+@app.command()
+def preview(
+    project: RuleProject = None,
+    everything: AllProjects = False,
+    checkpoints: CheckpointDays = None,
+    logs: LogDays = None,
+    as_json: AsJson = False,
+) -> None:
+    """Preview what a rule deletes: `retention preview --project vision --checkpoints 30`."""
+    _check_scope(project, everything=everything)
+    from halfstep.client import Client
+
+    with Client() as client:
+        _print_preview(client, project, checkpoints, logs, as_json=as_json)
+
+
+@app.command()
+def add(
+    project: RuleProject = None,
+    everything: AllProjects = False,
+    checkpoints: CheckpointDays = None,
+    logs: LogDays = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set a rule, after a preview; replaces the previous one."""
+    _check_scope(project, everything=everything)
+    if not yes and (as_json or not sys.stdin.isatty()):
+        raise typer.BadParameter("there is nobody to ask for confirmation; allowed: with --yes")
+    from halfstep.client import Client
+
+    with Client() as client:
+        if not yes:
+            _print_preview(client, project, checkpoints, logs, as_json=False)
+            if not typer.confirm("Set this rule, which deletes for good?"):
+                raise typer.Exit(1)
+        rule = client.set_retention(project=project, checkpoint_days=checkpoints, log_days=logs)
+    kinds = {"checkpoints": rule["checkpoint_days"], "logs and samples": rule["log_days"]}
+    parts = [f"{kind} after {_days(days)}" for kind, days in kinds.items() if days is not None]
+    print_result(rule, f"{_scope(rule)}: {', '.join(parts)}", as_json=as_json)
+
+
+@app.command()
+def remove(
+    project: RuleProject = None, everything: AllProjects = False, as_json: AsJson = False
+) -> None:
+    """Remove a rule: it deletes nothing more."""
+    _check_scope(project, everything=everything)
+    from halfstep.client import Client
+
+    with Client() as client:
+        client.end_retention(project=project)
+    print_result({"removed": True}, "the rule is removed", as_json=as_json)
+
+
+def _check_scope(project: str | None, *, everything: bool) -> None:
+    if (project is None) != everything:
+        raise typer.BadParameter("allowed is one of --project and --all")
+
+
+def _print_preview(
+    client: "Client",
+    project: str | None,
+    checkpoints: float | None,
+    logs: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    found = client.preview_retention(project=project, checkpoint_days=checkpoints, log_days=logs)
+    if as_json:
+        print_json([found])
+        return
+    from halfstep.cli.tables import print_table
+
+    if found["largest"]:
+        rows = [
+            (formats.size(run["stored_bytes"]), str(run["run_id"]), run["name"])
+            for run in found["largest"]
+        ]
+        print_table(("Size", "Run", "Name"), rows)
+    if found["not_looked_at"]:
+        print(f"{found['not_looked_at']:,} more runs have old files, and were not examined")
+    print(f"{found['runs']:,} runs, {formats.size(found['stored_bytes'])} of files", flush=True)
+
+
+def _scope(rule: dict[str, Any]) -> str:
+    if rule["scope"] == "all":
+        return "all other projects"
+    return rule["scope"].removeprefix("in:") or "Default project"
+
+
+def _days(days: float | None) -> str:
+    return formats.MISSING if days is None else f"{days:g} days"

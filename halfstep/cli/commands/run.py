@@ -1,0 +1,288 @@
+"""`halfstep run COMMAND`: submit, list, show and follow runs; logs and checkpoints."""
+
+import http
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from halfstep.api_client.errors import ApiError
+from halfstep.cli import formats
+from halfstep.cli.application import App
+from halfstep.cli.commands import run_control, run_data
+from halfstep.cli.options import (
+    AsJson,
+    Commit,
+    Fields,
+    Folder,
+    Git,
+    Line,
+    Name,
+    Parameters,
+    PrecisionOption,
+    Project,
+    RunId,
+    Secrets,
+    Tags,
+    Variables,
+    Venv,
+    Wait,
+    check_folder,
+    command_of,
+    configuration,
+)
+from halfstep.cli.output import print_json, print_notes, print_result
+
+if TYPE_CHECKING:
+    from halfstep.client import Client
+
+app = App("Submit, list, show, follow, edit, pause, cancel, delete and fork runs.")
+
+
+@app.command()
+def submit(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="Recipe, unless --command or --preset")
+    ] = "",
+    fields: Fields = None,
+    precision: PrecisionOption = None,
+    name: Name = "",
+    tags: Tags = None,
+    project: Project = None,
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help="Preset to start from instead of a recipe")
+    ] = "",
+    nodes: Annotated[
+        int | None, typer.Option(help="Workers that train it together; default: 1")
+    ] = None,
+    devices: Annotated[int | None, typer.Option(help="Devices per node; default: 1")] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Initial weights to upload: .safetensors or .pt"),
+    ] = None,
+    line: Line = "",
+    parameters: Parameters = None,
+    folder: Folder = "",
+    git: Git = "",
+    commit: Commit = "",
+    venv: Venv = "",
+    variables: Variables = None,
+    secrets: Secrets = None,
+    wait: Wait = False,
+    as_json: AsJson = False,
+) -> None:
+    """Queue a run: `submit digits --set training.steps=400`.
+
+    Or a command line: `submit --command 'python train.py --lr {lr}' --param lr=0.1`.
+
+    With --wait, the exit code is 0 if it finished, 3 if it failed, 4 if it was cancelled, 5 if it
+    finished with a loss that is not finite, or with all its steps skipped.
+    """
+    if sum(map(bool, (recipe, line, preset))) != 1:
+        raise typer.BadParameter("allowed is one of a recipe, --preset and --command")
+    if weights and (line or not weights.is_file()):
+        raise typer.BadParameter(f"--weights {weights}: allowed is a file, for a recipe")
+    options: dict[str, Any] = {"name": name} | ({"tags": tags} if tags else {})
+    given = {"nodes": nodes, "devices_per_node": devices, "project": project}
+    options |= {option: value for option, value in given.items() if value is not None}
+    from halfstep.client import Client
+
+    with Client() as client:
+        if line:
+            command = command_of(line, parameters, folder, git, commit, venv, variables, secrets)
+            queued = client.submit_command(**command, **options)
+        else:
+            config = configuration(fields, precision)
+            if weights:
+                config = _with_uploaded_weights(client, config, weights)
+            queued = (
+                client.submit_preset(preset, config, **options)
+                if preset
+                else client.submit(recipe, config, **options)
+            )
+        run_control.report_queued(client, queued, wait=wait, as_json=as_json)
+
+
+def _with_uploaded_weights(client: "Client", config: dict[str, Any], path: Path) -> dict[str, Any]:
+    from halfstep.api_client.progress import Progress
+    from halfstep.session.nesting import merged
+
+    with Progress(path.name, in_bytes=True) as progress:
+        upload = client.upload_weights(path, told=progress)["upload"]
+    return merged(config, {"weights": {"upload": upload}})
+
+
+def _no_option(value: str) -> str:
+    if value.startswith("--"):  # `--sort --limit 5`
+        raise typer.BadParameter(f"{value!r} is not allowed; allowed: a column, setting or metric")
+    return value
+
+
+@app.command("list")
+def list_(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILTER",
+            help="Conditions: a text, status:failed, since:7d, 'lr>0.01', 'val/accuracy>0.9'; "
+            "after --, -word excludes",
+        ),
+    ] = None,
+    sort: Annotated[
+        str,
+        typer.Option(
+            callback=_no_option, help='Column, setting or metric to sort by; "-loss": descending'
+        ),
+    ] = "-id",
+    limit: Annotated[int, typer.Option(help="Largest number of runs")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, newest first."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        page = client.run_page(" ".join(words or ()), sort=sort, limit=limit)
+    notes = page["notes"]
+    if as_json:
+        print_json(page["runs"])
+    elif page["runs"]:
+        from halfstep.cli.tables import print_tables, run_table
+
+        print_tables(run_table(page["runs"], "Reason"))
+    else:
+        notes = [*notes, "no run matches"]
+    print_notes(notes, as_json=as_json)
+
+
+@app.command()
+def show(run_id: RunId, as_json: AsJson = False) -> None:
+    """Show a run: its state, changed settings and findings; --json has all of it."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        run = client.run(run_id) | {"findings": client.findings(run_id)}
+        address = client.page_url(run_id)
+    if as_json:
+        print_json([run])
+        return
+    from halfstep.cli.tables import field_table, print_tables, table
+
+    tables = [field_table(_fields_of(run, address))]
+    settings = {row["path"]: formats.value(row["value"]) for row in run["changed_settings"]}
+    if settings:
+        tables.append(field_table(settings, title="Changed settings"))
+    if run["findings"]:
+        rows = [(finding["title"], finding["text"]) for finding in run["findings"]]
+        tables.append(table(("Finding", "Text"), rows))
+    print_tables(*tables)
+
+
+def _fields_of(run: dict[str, Any], address: str) -> dict[str, str]:
+    verdict = run["verdict"]
+    recipe = run["recipe"] or run["source"]
+    left = run["seconds_left"]
+    return {
+        "Run": f"{run['id']}  {run['name']}",
+        "Status": formats.state(run),
+        "Reason": formats.reason(run),
+        "Step": formats.progress(run),
+        "Loss": formats.number(run["loss"]),
+        "Scale": formats.scale(run["scale"]),
+        "Skipped": f"{run['skipped']:,}",
+        "Health": verdict["word"] if verdict else formats.MISSING,
+        "Health reason": verdict["reason"] if verdict else "",
+        "ETA": "" if left is None else formats.duration(left),
+        "Steps/s": formats.number(run["steps_per_second"]),
+        "Duration": formats.duration(run["seconds"]),
+        "Recipe": "  ".join(filter(None, (recipe, run["precision"]))),
+        "Owner": run["owner"],
+        "Project": run["project"],
+        "Tags": ", ".join(run["tags"]),
+        "Created": formats.moment(run["created_at"]),
+        "Note": run["note"],
+        "Page": address,
+    }
+
+
+@app.command()
+def follow(run_id: RunId, as_json: AsJson = False) -> None:
+    """Follow a run until it ends; the exit code reports the outcome.
+
+    The exit code is 0 if it finished, 3 if it failed, 4 if it was cancelled, 5 if it finished with
+    a loss that is not finite, or with all its steps skipped.
+    """
+    from halfstep.cli.live import follow_run
+    from halfstep.client import Client
+
+    with Client() as client:
+        raise typer.Exit(follow_run(client, run_id, as_json=as_json))
+
+
+@app.command("open")
+def open_(run_id: RunId, as_json: AsJson = False) -> None:
+    """Open the page of a run in a browser, and print its link."""
+    import webbrowser
+
+    from halfstep.client import Client
+
+    with Client() as client:
+        client.run(run_id)  # reports that there is none, instead of opening an error page
+        address = client.page_url(run_id)
+    print_result({"url": address}, address, as_json=as_json)
+    webbrowser.open(address)
+
+
+@app.command()
+def log(run_id: RunId, as_json: AsJson = False) -> None:
+    """Print a run's log: once it has ended, the whole log."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        if not as_json and _print_log_file(client, run_id):
+            return
+        for line in client.log(run_id):
+            print(json.dumps(line) if as_json else line["text"])
+
+
+def _print_log_file(client: "Client", run_id: int) -> bool:
+    """Print the files of an ended run's log; return whether there are any."""
+    if client.run(run_id)["ended_at"] is None:
+        return False
+    try:
+        for piece in client.log_text(run_id):
+            sys.stdout.buffer.write(piece)
+    except ApiError as error:
+        if error.status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.FORBIDDEN):
+            return False  # users who may not download files get the lines that the page shows
+        raise
+    return True
+
+
+@app.command()
+def download(
+    run_id: RunId,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to save the file")
+    ] = Path(),
+    step: Annotated[
+        int | None, typer.Option(help="Step of the checkpoint; default: the newest")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="checkpoint (default), weights, ema or weights.MODULE")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Download a checkpoint of a run, and verify its SHA-256."""
+    check_folder(folder)
+    from halfstep.api_client.progress import Progress
+    from halfstep.client import Client
+
+    with Client() as client, Progress(f"run {run_id}", in_bytes=True) as progress:
+        path = client.download(run_id, folder, step=step, kind=kind, told=progress)
+    print_result({"path": str(path)}, str(path), as_json=as_json)
+
+
+run_data.add_to(app)
+run_control.add_to(app)

@@ -1,0 +1,144 @@
+"""`halfstep run series, events, findings, compare`: numbers of runs."""
+
+import csv
+import json
+import math
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from halfstep.cli import formats
+from halfstep.cli.application import App
+from halfstep.cli.options import AsJson, RunId, RunIds
+from halfstep.cli.output import print_json, warn
+
+
+def add_to(app: App) -> None:
+    """Add the commands to the group `run`."""
+    for command in (series, events, findings, compare):
+        app.command(command.__name__)(command)
+
+
+def series(
+    run_id: RunId,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Metrics that the training logged, not steps")
+    ] = False,
+    first: Annotated[int, typer.Option(help="First step")] = 0,
+    last: Annotated[int | None, typer.Option(help="Last step; default: the newest")] = None,
+    points: Annotated[
+        int | None,
+        typer.Option(help="Downsample to 32 to 5000 points, with every extreme; default: all"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print every step of a run, or every metric, as CSV; `--points 200` downsamples.
+
+    flags is a sum of 1: the step was skipped; 2: the loss is not finite; 4: the norm exceeds fp32;
+    256: the first optimizer skipped; 512: the second did; … An empty field is NaN.
+    """
+    from halfstep.client import Client
+    from halfstep.telemetry.spool import json_safe
+
+    with Client() as client:
+        read = client.metrics if metrics else client.series
+        lines = read(run_id, first=first, last=last, points=points)
+    columns = {name: column.tolist() for name, column in lines.columns().items()}
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    if not as_json:
+        writer.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
+        if as_json:
+            print(json.dumps(json_safe(dict(zip(columns, row, strict=True)))))
+        else:
+            writer.writerow("" if math.isnan(value) else value for value in row)
+
+
+def events(run_id: RunId, as_json: AsJson = False) -> None:
+    """List scaler events: skips with their culprits, growth and backoff."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        if as_json:
+            print_json(client.events(run_id))
+            return
+        rows = [_event_row(event) for event in client.events(run_id)]
+    from halfstep.cli.tables import print_table
+
+    print_table(("Step", "Kind", "Scale", "Culprits"), rows)
+
+
+def _event_row(event: dict[str, Any]) -> tuple[str, ...]:
+    change = f"{formats.scale(event['scale_before'])} → {formats.scale(event['scale_after'])}"
+    culprits = ", ".join(culprit["name"] for culprit in event["culprits"])
+    return f"{event['step']:,}", event["kind"], change, culprits
+
+
+def findings(run_id: RunId, as_json: AsJson = False) -> None:
+    """Print the findings of a run, the most severe first."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        rows = client.findings(run_id)
+    if as_json:
+        print_json(rows)
+        return
+    for finding in rows:
+        print(f"{finding['title']}\n  {finding['text']}")
+
+
+def compare(run_ids: RunIds, as_json: AsJson = False) -> None:
+    """Compare runs: summary values, best values, and the settings that differ."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        comparison = client.compare(run_ids)
+    rows = [
+        {"run": row["run"]["id"], "name": row["run"]["name"], "status": row["run"]["status"]}
+        | {"step": row["run"]["step"], "skipped": row["run"]["skipped"]}
+        | {name: figure["value"] for name, figure in row["figures"].items()}
+        | {f"best {name}": figure["value"] for name, figure in row["best"].items()}
+        | {path: values[index] for path, values in comparison["differences"].items()}
+        for index, row in enumerate(comparison["runs"])
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        _print_comparison(comparison["runs"], rows)
+    if comparison["missing"]:
+        warn(f"left out, because they do not exist: {', '.join(map(str, comparison['missing']))}")
+
+
+def _print_comparison(compared: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+    """Print a table with a column per run; on a narrow terminal several tables."""
+    from halfstep.cli.tables import parts, print_tables, table
+
+    fields = {
+        "Status": [formats.state(row["run"]) for row in compared],
+        "Step": [formats.progress(row["run"]) for row in compared],
+        "Scale": [formats.scale(row["run"]["scale"]) for row in compared],
+        "Skipped": [f"{row['run']['skipped']:,}" for row in compared],
+        "Health": [formats.health(row["run"]) for row in compared],
+        "ETA": [formats.duration(row["run"]["seconds_left"]) for row in compared],
+    }
+    names = dict.fromkeys(name for row in rows for name in [*row][5:])
+    fields |= {name: [_cell(row, name) for row in rows] for name in names}
+    heads = [f"{row['run']} {row['name']}" for row in rows]
+    columns = [
+        [head, *cells]
+        for head, cells in zip(heads, zip(*fields.values(), strict=True), strict=True)
+    ]
+    print_tables(
+        *(
+            table(("Field", *heads[part]), [(name, *cells[part]) for name, cells in fields.items()])
+            for part in parts(["Field", *fields], columns)
+        )
+    )
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    if name not in row:
+        return formats.MISSING
+    value = row[name]
+    return formats.number(value) if isinstance(value, float) else formats.value(value)

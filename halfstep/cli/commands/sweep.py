@@ -1,0 +1,258 @@
+"""`halfstep sweep COMMAND`: runs that differ in the settings that are searched."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import typer
+
+from halfstep.cli import formats
+from halfstep.cli.application import App
+from halfstep.cli.options import (
+    AsJson,
+    Commit,
+    Fields,
+    Folder,
+    Git,
+    Line,
+    Name,
+    OtherProject,
+    Parameters,
+    PrecisionOption,
+    Project,
+    Secrets,
+    SweepId,
+    Tags,
+    Variables,
+    Venv,
+    command_of,
+    configuration,
+    pairs,
+    value_of,
+)
+from halfstep.cli.output import print_json, print_result, warn
+
+#: Of a command that waits for the end of a sweep.
+EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
+#: Columns of `sweep show` about how far a run is.
+LIVE = ("Step", "Loss", "Scale", "Skipped", "Health", "ETA")
+
+Search = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FIELD=VALUES",
+        help="Field and its values: 0.1, 0.01; 1..9 step 2; uniform(a, b), loguniform(a, b), "
+        "integers(a, b); a JSON list; repeatable",
+    ),
+]
+
+app = App("Begin, list, show, extend, move, pause, resume or cancel sweeps.")
+
+
+@app.command()
+def begin(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe, unless --command")] = "",
+    search: Search = None,
+    fields: Fields = None,
+    precision: PrecisionOption = None,
+    kind: Annotated[
+        Literal["grid", "random", "tpe", "hyperband"],
+        typer.Option(help="How values are chosen"),
+    ] = "grid",
+    metric: Annotated[str, typer.Option(help="Metric to compare by its last value")] = "loss",
+    goal: Annotated[
+        Literal["minimise", "maximise"] | None,
+        typer.Option(help="Goal for the metric; default: derived from its name"),
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Runs in total; default: all points of a grid, else 20")
+    ] = None,
+    at_once: Annotated[int, typer.Option(help="Runs that are queued or train at once")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of random values")] = 0,
+    name: Name = "",
+    project: Project = None,
+    tags: Tags = None,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Wait for the end: exit code 0, 3 if failed, 4 if cancelled"),
+    ] = False,
+    line: Line = "",
+    parameters: Parameters = None,
+    folder: Folder = "",
+    git: Git = "",
+    commit: Commit = "",
+    venv: Venv = "",
+    variables: Variables = None,
+    secrets: Secrets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Begin a sweep: `sweep begin digits --search recipe.learning_rate='0.1, 0.01' --at-once 2`.
+
+    Or of a command: `sweep begin --command 'python train.py --lr {lr}' --search lr='0.1, 0.01'`.
+    """
+    if bool(recipe) == bool(line):
+        raise typer.BadParameter("allowed is one of a recipe and --command")
+    if line and (fields or precision):
+        raise typer.BadParameter(
+            "--set and --precision are of a recipe; allowed with --command is --param"
+        )
+    options: dict[str, Any] = {"kind": kind, "metric": metric, "goal": goal or "", "runs": runs}
+    options |= {"at_once": at_once, "seed": seed, "name": name, "project": project}
+    options["tags"] = tags or []
+    space = _space(search)
+    from halfstep.client import Client
+
+    with Client() as client:
+        if line:
+            command = command_of(line, parameters, folder, git, commit, venv, variables, secrets)
+            sweep = client.sweep_command(space=space, **command, **options)
+        else:
+            sweep = client.begin_sweep(recipe, space, configuration(fields, precision), **options)
+        _print_sweep(sweep, as_json=as_json)
+        if wait:
+            sweep = client.wait_for_sweep(sweep["id"], told=warn)
+            _print_sweep(sweep, as_json=as_json)
+            raise typer.Exit(EXIT_CODES[sweep["status"]])
+
+
+@app.command("list")
+def list_(
+    limit: Annotated[int, typer.Option(help="Largest number of sweeps")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List sweeps, newest first."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        sweeps = client.sweeps(limit=limit)
+    if as_json:
+        print_json(sweeps)
+        return
+    from halfstep.cli.tables import print_table
+
+    columns = ("Sweep", "Name", "Status", "Runs", "Metric", "Best", "Reason")
+    print_table(columns, [_sweep_row(sweep) for sweep in sweeps])
+
+
+def _sweep_row(sweep: dict[str, Any]) -> tuple[str, ...]:
+    ended = f"{_ended(sweep)} / {sweep['runs_total']}"
+    best = formats.number(sweep["best"])
+    fields = (str(sweep["id"]), sweep["name"], sweep["status"], ended, sweep["metric"], best)
+    return *fields, sweep["error"] or ""
+
+
+@app.command()
+def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
+    """Show a sweep and its runs with settings and values, the best first."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        sweep, trials = client.sweep(sweep_id), client.trials(sweep_id)
+        found = [] if as_json else client.runs(f"sweep:{sweep_id}", limit=1000)
+    if as_json:
+        print_json([sweep, *trials])
+        return
+    from halfstep.cli.tables import field_table, print_tables, table
+
+    best = "" if sweep["best"] is None else formats.number(sweep["best"])
+    fields = {
+        "Sweep": f"{sweep['id']}  {sweep['name']}",
+        "Status": sweep["status"],
+        "Reason": sweep["error"] or "",
+        "Runs": f"{_ended(sweep)} / {sweep['runs_total']} ended",
+        "Metric": f"{sweep['metric']}, {sweep['goal']}",
+        "Best": best,
+        "Recipe": sweep["recipe"],
+        "Kind": sweep["kind"],
+    }
+    paths = list(dict.fromkeys(path for trial in trials for path in trial["params"]))
+    columns = ("Run", "Status", sweep["metric"], *paths, *LIVE)
+    runs = {run["id"]: run for run in found}
+    is_loss = sweep["metric"] == "loss"  # which is there as the value
+    rows = [_trial_row(row, paths, runs.get(row["run_id"]), is_loss=is_loss) for row in trials]
+    print_tables(field_table(fields), table(columns, rows))
+
+
+def _trial_row(
+    trial: dict[str, Any], paths: Sequence[str], run: dict[str, Any] | None, *, is_loss: bool
+) -> tuple[str, ...]:
+    live = [""] * len(LIVE)
+    if run is not None:
+        loss = "" if is_loss else formats.number(run["loss"])
+        skipped, left = f"{run['skipped']:,}", formats.duration(run["seconds_left"])
+        scale, health = formats.scale(run["scale"]), formats.health(run)
+        live = [formats.progress(run), loss, scale, skipped, health, left]
+    settings = [formats.value(trial["params"].get(path)) for path in paths]
+    value = formats.number(trial["value"])
+    return str(trial["run_id"]), trial["status"], value, *settings, *live
+
+
+@app.command()
+def extend(
+    sweep_id: SweepId,
+    runs: Annotated[int | None, typer.Option(help="Number of runs to add")] = None,
+    search: Search = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add runs to a sweep, or values to a grid: `sweep extend 1 --search training.seed=4..6`."""
+    space = _space(search) or None
+    from halfstep.client import Client
+
+    with Client() as client:
+        _print_sweep(client.extend_sweep(sweep_id, runs=runs, space=space), as_json=as_json)
+
+
+@app.command()
+def move(sweep_id: SweepId, project: OtherProject, as_json: AsJson = False) -> None:
+    """Move a sweep and all of its runs to another project, if you maintain both."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        _print_sweep(client.move_sweep(sweep_id, project=project), as_json=as_json)
+
+
+@app.command()
+def pause(sweep_id: SweepId, as_json: AsJson = False) -> None:
+    """Pause a sweep: it submits no more runs; runs under way continue."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        _print_sweep(client.pause_sweep(sweep_id), as_json=as_json)
+
+
+@app.command()
+def resume(sweep_id: SweepId, as_json: AsJson = False) -> None:
+    """Resume a paused or failed sweep."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        _print_sweep(client.resume_sweep(sweep_id), as_json=as_json)
+
+
+@app.command()
+def cancel(sweep_id: SweepId, as_json: AsJson = False) -> None:
+    """Cancel a sweep, and its queued and training runs."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        _print_sweep(client.cancel_sweep(sweep_id), as_json=as_json)
+
+
+def _space(search: Sequence[str] | None) -> dict[str, Any]:
+    space = {}
+    for path, text in pairs("--search", search or (), "FIELD=VALUES"):
+        value = value_of(text)
+        space[path] = value if isinstance(value, list) else text
+    return space
+
+
+def _ended(sweep: dict[str, Any]) -> int:
+    return int(sweep["complete"] + sweep["pruned"] + sweep["failed"])
+
+
+def _print_sweep(sweep: dict[str, Any], *, as_json: bool) -> None:
+    best = f"  best {sweep['metric']} {formats.number(sweep['best'])}"
+    ended = f"{_ended(sweep)} / {sweep['runs_total']} runs ended"
+    why = f"  ({sweep['error']})" if sweep["error"] else ""
+    text = f"sweep {sweep['id']}  {sweep['status']}  {sweep['name']}  {ended}"
+    text += "" if sweep["best"] is None else best
+    print_result(sweep, text + why, as_json=as_json)

@@ -1,0 +1,74 @@
+"""`halfstep workers COMMAND`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from halfstep.cli.application import App, ListingGroup
+from halfstep.cli.options import AsJson
+from halfstep.cli.output import print_json, print_result
+
+if TYPE_CHECKING:
+    from halfstep.client import Client
+
+WorkerName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the worker")]
+
+app = App("List workers; drain or undrain one.", group=ListingGroup)
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List workers, in the order of their registration."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        workers = list(client.workers())
+    if as_json:
+        print_json(workers)
+        return
+    from halfstep.cli.tables import print_table
+
+    rows = [(row["name"], row["host"], f"{len(row['devices'])}", _state(row)) for row in workers]
+    print_table(("Worker", "Host", "Devices", "State"), rows)
+
+
+@app.command()
+def drain(
+    name: WorkerName,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Also return its current runs to the queue")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a worker from claiming runs."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        worker = client.drain_worker(_worker_id(client, name), stop=stop)
+    _print_worker(worker, as_json=as_json)
+
+
+@app.command()
+def undrain(name: WorkerName, as_json: AsJson = False) -> None:
+    """Let a drained worker claim runs again."""
+    from halfstep.client import Client
+
+    with Client() as client:
+        worker = client.undrain_worker(_worker_id(client, name))
+    _print_worker(worker, as_json=as_json)
+
+
+def _worker_id(client: "Client", name: str) -> int:
+    workers = {row["name"]: int(row["id"]) for row in client.workers()}
+    if name not in workers:
+        raise typer.BadParameter(f"name is {name!r}; there are: {', '.join(workers) or 'none'}")
+    return workers[name]
+
+
+def _print_worker(worker: dict[str, Any], *, as_json: bool) -> None:
+    text = f"{worker['name']}: {len(worker['devices'])} devices, {_state(worker)}"
+    print_result(worker, text, as_json=as_json)
+
+
+def _state(worker: dict[str, Any]) -> str:
+    return ("up" if worker["alive"] else "down") + (", drained" if worker["drained_at"] else "")

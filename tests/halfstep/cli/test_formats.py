@@ -1,0 +1,90 @@
+"""Values as text."""
+
+import pytest
+
+from halfstep.cli import formats
+
+RUN = {
+    "id": 7,
+    "name": "baseline",
+    "status": "running",
+    "attempt": 2,
+    "step": 352_889,
+    "steps_total": 3_000_000,
+    "loss": 0.01812,
+    "scale": 524288.0,
+    "skipped": 1234,
+    "verdict": {"word": "healthy", "reason": "No step was skipped."},
+    "seconds_left": 20160.0,
+    "error": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0.0, "0"),
+        (0.147601, "0.1476"),
+        (2.25e-7, "2.25e-7"),
+        (123_456.0, "123,456"),
+        (3.45e8, "3.45e8"),
+        ("Infinity", "∞"),
+        ("-Infinity", "−∞"),
+        ("NaN", "NaN"),
+    ],
+)
+def test_a_number_has_four_digits(value: float | str | None, text: str) -> None:
+    """The API has numbers that JSON lacks as words."""
+    assert formats.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(65536.0, "2^16"), (1.0, "2^0"), (0.25, "2^-2"), (1000.0, "1000"), (0.0, "0"), (None, "–")],
+)
+def test_a_scale_is_a_power_of_two_where_it_is_one(value: float | None, text: str) -> None:
+    """As the filter of the list takes it."""
+    assert formats.scale(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0s"), (9.96, "10.0s"), (59.0, "59s"), (61.0, "1m 1s"), (20160, "5h 36m"),
+     (90000, "1d 1h"), (None, "–")],
+)  # fmt: skip
+def test_a_duration_has_two_units(seconds: float | None, text: str) -> None:
+    """The largest two."""
+    assert formats.duration(seconds) == text
+
+
+def test_the_status_line_has_what_one_watches() -> None:
+    """Loss, scale, skipped steps, health and ETA; what is not known is left out."""
+    line = formats.run_line(RUN)
+    assert line == (
+        "run 7  running  baseline  step 352,889/3,000,000  loss 0.01812  scale 2^19  "
+        "skipped 1,234  healthy  ETA 5h 36m"
+    )
+    unknown = {"verdict": None, "loss": None, "scale": None, "seconds_left": None}
+    line = formats.run_line(RUN | unknown | {"status": "queued", "waiting": "no worker is up"})
+    assert line.endswith("skipped 1,234  (no worker is up)")
+    assert "loss" not in line
+
+
+def test_a_failed_run_has_the_reason_of_its_failure() -> None:
+    """Not of what was done with it later; in a list, which has no history, the last line."""
+    failed = RUN | {"status": "failed", "error": "Traceback:\n\nValueError: bye\n"}
+    history = [
+        {"status": "failed", "attempt": 1, "reason": "exit code 2"},
+        {"status": "running", "attempt": 2, "reason": None},
+        {"status": "failed", "attempt": 2, "reason": "exit code 3: bye"},
+        {"status": "failed", "attempt": 2, "reason": "restored by ada"},
+    ]
+    assert formats.reason(failed | {"statuses": history}) == "exit code 3: bye"
+    assert formats.reason(failed) == "ValueError: bye"
+    assert formats.reason(RUN) == ""
+
+
+def test_text_cannot_control_the_terminal() -> None:
+    """A name with an escape sequence is shown, and obeyed by no terminal."""
+    assert formats.plain("a\x1b[2Jb\nc") == "a\ufffd[2Jb c"

@@ -1,0 +1,141 @@
+"""Live status of runs: `run follow`, `--wait`, `top`."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from db.database import Database
+from db.queue import queue
+from db.tables import Run, Status, User
+from halfstep import Client
+from tests.app.conftest import start_run
+from tests.halfstep.test_client import client, token
+from tests.site import SECONDS, halfstep, type_command
+
+__all__ = ["client", "token"]
+
+
+@pytest.fixture
+def known(address: str, token: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of who is signed in; of this process, too."""
+    known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
+    for name, value in known.items():
+        monkeypatch.setenv(name, value)
+    return known
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self._end, other_end = pty.openpty()
+        command = [sys.executable, "-m", "halfstep.cli.main", *words]
+        self.process = subprocess.Popen(
+            command,
+            stdin=other_end,
+            stdout=other_end,
+            stderr=other_end,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "200"},
+        )
+        os.close(other_end)
+        self.text = ""
+
+    def wait_for(self, text: str) -> None:
+        """Read until the terminal has shown this."""
+        deadline = time.monotonic() + SECONDS
+        while text not in self.text:
+            assert time.monotonic() < deadline
+            self.text += os.read(self._end, 65536).decode(errors="replace")
+
+    def interrupt(self) -> None:
+        """Do what Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> int:
+        """Read to the end; return the exit code."""
+        try:
+            while piece := os.read(self._end, 65536):
+                self.text += piece.decode(errors="replace")
+        except OSError:  # the other end is closed
+            pass
+        os.close(self._end)
+        return self.process.wait(SECONDS)
+
+
+def test_a_run_is_followed_on_one_line_of_a_terminal(
+    known: dict[str, str], database: Database, running: Run
+) -> None:
+    """The line is drawn again, with the end last; the exit code reports the outcome."""
+    terminal = Terminal("run", "follow", str(running.id))
+    terminal.wait_for(f"run {running.id}  running")
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.CANCELLED)
+    assert terminal.end() == 4
+    assert f"run {running.id}  cancelled" in terminal.text
+    assert terminal.text.count("\n") == 1
+
+
+def test_ctrl_c_ends_the_following_and_not_the_run(
+    known: dict[str, str], client: Client, running: Run
+) -> None:
+    """With exit code 130."""
+    terminal = Terminal("run", "follow", str(running.id))
+    terminal.wait_for("running")
+    terminal.interrupt()
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.text
+    assert client.run(running.id)["status"] == "running"
+
+
+def test_top_refreshes_a_table_of_running_runs(
+    known: dict[str, str], database: Database, ada: User, running: Run, client: Client
+) -> None:
+    """Runs that start appear, those that wait or ended do not; Ctrl-C ends it."""
+    terminal = Terminal("top", "--interval", "0.2")
+    terminal.wait_for("Running: 1")
+    started = start_run(database, ada)
+    client.submit("digits", {}, name="waits")
+    terminal.wait_for("Running: 2")
+    with database.writing() as session:
+        queue.end(session, started.id, started.attempt, Status.FINISHED)
+    terminal.text = ""
+    terminal.wait_for("Running: 1")
+    terminal.interrupt()
+    assert terminal.end() == 0
+    assert "waits" not in terminal.text
+
+
+def test_top_prints_once_where_there_is_no_terminal(
+    known: dict[str, str], running: Run, client: Client
+) -> None:
+    """A table, or JSON."""
+    head, row = halfstep("top", **known).stdout.splitlines()
+    assert set(head.split()) >= {"Run", "Loss", "Scale", "Skipped", "Health", "ETA"}
+    assert row.split()[:3] == [str(running.id), running.name, "running"]
+    told = json.loads(halfstep("top", "--json", **known).stdout)
+    assert (told["id"], told["status"]) == (running.id, "running")
+
+
+def test_the_page_of_a_run_is_opened(
+    known: dict[str, str],
+    running: Run,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its link is printed; a run that does not exist is an error, and opens nothing."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    link = f"{known['HALFSTEP_URL']}/runs/{running.id}"
+    assert type_command("run", "open", str(running.id)) == 0
+    assert (capsys.readouterr().out, opened) == (f"{link}\n", [link])
+    assert type_command("run", "open", str(running.id), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"url": link}
+    assert "no run 99" in str(type_command("run", "open", "99"))
+    assert len(opened) == 2
