@@ -15,7 +15,7 @@ from db.telemetry import latest_metrics, series
 PREFERRED_METRIC = "/loss"
 LATEST_STEPS = 1000
 SKIPS, CULPRITS = 200, 4  # skips that culprits are counted in; culprits that are listed
-SKIPS_LISTED = 12
+SKIPS_LISTED = 24
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,15 @@ class ScalerCard:
     """What the loss scaler did of late.
 
     recent: skips in the latest LATEST_STEPS steps.  streak: most skips in a row among the latest
-    SKIPS.  culprits: parameters by the number of these skips in which they overflowed.
+    SKIPS.  culprits: parameters by the number of these skips in which they overflowed.  seen:
+    number of the skips that were read; is_cut: there are more.
     """
 
     recent: int
     streak: int
     growth_interval: int | None
+    seen: int = 0
+    is_cut: bool = False
     culprits: Sequence[tuple[str, int]] = ()
     skips: Sequence[ScalerEvent] = field(default=())
 
@@ -62,7 +65,7 @@ def key_figures(session: Session, run: Run) -> KeyFigures:
         metric=_metric(session, run),
         scale_note=_scale_note(session, run),
         norm=norm,
-        norm_note="" if norm is None else "not clipped" if clipped is None else "clipped",
+        norm_note=_norm_note(norm, clipped),
     )
 
 
@@ -79,9 +82,17 @@ def scaler_card(session: Session, run: Run) -> ScalerCard:
         recent=session.scalar(recent) or 0,
         streak=_streak(sorted({skip.step for skip in skips})),
         growth_interval=_growth_interval(run),
+        seen=len(skips),
+        is_cut=run.skipped > len(skips),
         culprits=named.most_common(CULPRITS),
         skips=skips[:SKIPS_LISTED],
     )
+
+
+def _norm_note(norm: float | None, clipped: float | None) -> str:
+    if norm is None or clipped is None:
+        return ""
+    return f"clipped to {clipped:.4g}" if clipped < norm else "not clipped"
 
 
 def _metric(session: Session, run: Run) -> MetricFigure | None:

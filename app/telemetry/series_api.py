@@ -197,7 +197,7 @@ def windows_of(
     measured = windows.metrics_of_runs(
         session,
         ids,
-        first=first,
+        first=first if first > 1 else None,  # metrics may begin before the first step
         last=last,
         most=points,
         names=names if metrics is None else metrics,

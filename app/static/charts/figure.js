@@ -142,7 +142,7 @@ export const scaleAxis = (values) => {
 export const figure = (row, points, view, colors, { width, height }) => {
   const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
   const inner = Math.max(height - MARGIN.t - MARGIN.b, 20)
-  const [first, end] = points.x([points.first, points.end], view.x)
+  const [first, end] = points.x([points.begin, points.end], view.x)
   /** @type {import('decimation').Screen} */
   const screen = { range: view.range ?? [first, end], pixels }
   const all = row.lines(screen)

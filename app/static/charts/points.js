@@ -95,6 +95,8 @@ export class Points {
   get last() { return this.lines.elapsed_ms.x.at(-1) ?? 0 }
   /** Where charts end: of a run that only logs, at its last metric. */
   get end() { return this.last || Math.max(0, ...[...this.metrics.values()].map(({ x }) => x.at(-1) ?? 0)) }
+  /** Where charts begin: metrics may have a point before the first step. */
+  get begin() { return Math.min(this.first, ...(this.asked[0] <= 1 ? [...this.metrics.values()].map(({ x }) => x[0] ?? this.first) : [])) }
   /** Whether it is known what steps waited for data. */
   get hasWaits() { return this.lines.data_us.y.some(isNumber) }
   get isWhole() { return this.asked[0] <= 1 && this.asked[1] === Infinity }

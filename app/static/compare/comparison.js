@@ -103,7 +103,7 @@ export const comparisonFigure = ({ runs, rows, view, band }, colors, width) => {
 const extent = (runs, mode) => {
   const ends = runs.flatMap(({ points }) => (mode.startsWith(METRIC)
     ? points.known(mode.slice(METRIC.length)).y
-    : points.x([points.first, points.end].filter(Boolean), mode)))
+    : points.x([points.begin, points.end].filter((step) => step || step === points.begin), mode)))
   return ends.length ? [ends.reduce((a, b) => Math.min(a, b)), ends.reduce((a, b) => Math.max(a, b))] : [0, 1]
 }
 

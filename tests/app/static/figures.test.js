@@ -44,6 +44,12 @@ test('a panel without numbers has no axes', () => {
   assert.deepEqual([visible(scale), scale.layout.shapes], [[false, false], []])
 })
 
+test('charts begin at a metric of step 0', () => {
+  const points = pointsOf({}, { 'val/loss': { x: [0, 3], y: [2, 1], mean_x: [] } })
+  assert.deepEqual(panel('loss', points).layout.xaxis.range, [0, 3])
+  assert.deepEqual(panel('loss', pointsOf({})).layout.xaxis.range, [1, 3])
+})
+
 test('a line of one point is a point', () => {
   const single = panel('val/accuracy', pointsOf({}, { 'val/accuracy': { x: [0], y: [0.5], mean_x: [] } }))
   assert.equal(single.data[0].mode, 'lines+markers')

@@ -120,3 +120,15 @@ def test_a_stream_has_no_other_parts(running: Run, script: TestClient) -> None:
     answer = script.get("/api/v1/runs/1/live", params={"parts": "steps,colours"})
     assert answer.status_code == 422
     assert "there is no colours; allowed: steps, events" in answer.json()["errors"]["parts"]
+
+
+def test_a_metric_of_step_0_is_in_the_series(
+    database: Database, running: Run, script: TestClient
+) -> None:
+    """An evaluation before the first step is a point of the whole run, and of no later part."""
+    metrics = [make_metric(step, 1.0, "val/loss") for step in (0, 2)]
+    record(database, running, make_steps([1.0] * 3), events=metrics)
+    whole = script.get("/api/v1/runs/1/series").json()
+    assert whole["metrics"]["val/loss"]["x"] == [0, 2]
+    part = script.get("/api/v1/runs/1/series", params={"first": 2}).json()
+    assert part["metrics"]["val/loss"]["x"] == [2]

@@ -1,0 +1,48 @@
+"""Figures of a run's page beside its summary."""
+
+from app.runs.key_figures import key_figures, scaler_card
+from db.database import Database
+from db.tables import Run
+from tests.db.telemetry.telemetry_made import (
+    make_events,
+    make_metric,
+    make_skip,
+    make_steps,
+    record,
+)
+
+
+def test_the_scaler_card_counts_skips_and_culprits(database: Database, running: Run) -> None:
+    """In the latest steps, in a row, and by the parameter that overflowed."""
+    skipped = [2, 3, 4, 90]
+    events = [*make_events(skipped[:-1]), make_skip(90, "model.0.bias", "model.2.bias")]
+    record(database, running, make_steps([1.0] * 100, skipped=skipped), events=events)
+    with database.reading() as session:
+        card = scaler_card(session, session.get_one(Run, running.id))
+    assert (card.recent, card.streak, card.seen, card.is_cut) == (4, 3, 4, False)
+    assert [skip.step for skip in card.skips] == [90, 4, 3, 2]
+    assert dict(card.culprits) == {"model.0.bias": 1, "model.2.bias": 1}
+
+
+def test_a_card_of_many_skips_says_that_it_saw_the_latest(database: Database, running: Run) -> None:
+    """The longest run of skips may be longer than what was read."""
+    skipped = range(1, 301)
+    events = make_events(list(skipped))
+    record(database, running, make_steps([1.0] * 300, skipped=skipped), events=events)
+    with database.reading() as session:
+        card = scaler_card(session, session.get_one(Run, running.id))
+    assert (card.recent, card.streak, card.seen, card.is_cut) == (300, 200, 200, True)
+
+
+def test_the_metric_of_the_tiles_is_a_loss_if_there_is_one(
+    database: Database, running: Run
+) -> None:
+    """With its step; the norm says whether it was clipped."""
+    events = [make_metric(3, 0.9, "a/accuracy"), make_metric(2, 0.5, "val/loss")]
+    record(database, running, make_steps([1.0] * 4), events=events)
+    with database.reading() as session:
+        figures = key_figures(session, session.get_one(Run, running.id))
+    assert figures.metric is not None
+    assert (figures.metric.name, figures.metric.value) == ("val/loss", 0.5)
+    assert figures.metric.note == "step 2"
+    assert figures.norm_note == "clipped to 3"

@@ -1,0 +1,105 @@
+"""Where the parts of a run's page stand, at the sizes of screens that people have."""
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from db.database import Database
+from db.queue import queue
+from db.tables import Run, Status
+from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
+
+
+@pytest.fixture
+def trained(database: Database, running: Run) -> Run:
+    """A run in fp16 with skipped steps and a metric."""
+    events = [*make_events([3, 40]), make_metric(50, 0.5, "val/loss")]
+    record(database, running, make_steps([1.0] * 60, skipped=[3, 40]), events=events)
+    return running
+
+
+def _box(page: Page, selector: str) -> dict[str, float]:
+    box = page.locator(selector).bounding_box()
+    assert box is not None
+    return {**box, "bottom": box["y"] + box["height"]}
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "least"),
+    [(1440, 900, 240), (1366, 768, 185), (1440, 1080, 330), (1920, 1080, 330)],
+)
+def test_loss_and_scale_stand_whole_in_the_first_screen(
+    trained: Run, page: Page, width: int, height: int, least: int
+) -> None:
+    """Both charts end above the fold, what stands before them is short, and they grow to fill."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-plot=scale][data-drawn]")
+    loss, scale = _box(page, "[data-row=loss]"), _box(page, "[data-row=scale]")
+    assert loss["y"] <= 260
+    assert scale["bottom"] <= height - 40
+    assert min(_box(page, f"[data-plot={row}]")["height"] for row in ("loss", "scale")) >= least
+    card = _box(page, ".scaler-card")
+    assert card["x"] > loss["x"] + loss["width"]
+    assert card["bottom"] == pytest.approx(scale["bottom"], abs=1)
+
+
+def test_a_run_has_one_filled_button_and_seven_tabs(
+    database: Database, trained: Run, page: Page
+) -> None:
+    """The filled button is what the state calls for."""
+    page.goto("/runs/1")
+    filled = page.locator("header .primary:visible")
+    expect(filled).to_have_text(["Pause"])
+    expect(page.get_by_role("tab")).to_have_count(7)
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FINISHED)
+    expect(filled).to_have_text(["Clone"])
+    for anchor, tab in (
+        ("checkpoints", "Files"),
+        ("spikes", "Skipped steps"),
+        ("system", "Charts"),
+    ):
+        page.goto(f"/runs/1#{anchor}")
+        expect(page.locator(f"#{anchor}")).to_be_in_viewport()
+        expect(page.locator("[role=tab][aria-selected=true]")).to_contain_text(tab)
+
+
+def test_a_phone_shows_health_and_the_loss_first(trained: Run, page: Page) -> None:
+    """Name, six figures, health and the whole loss panel, without scrolling."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-plot=loss][data-drawn]")
+    rail = _box(page, ".rail")
+    assert rail["bottom"] == 844
+    assert _box(page, "[data-row=loss]")["bottom"] <= rail["y"]
+    for text in ("Training loss", "Loss scale", "Skipped steps", "Gradient norm", "Throughput"):
+        expect(page.locator(".facts").get_by_text(text)).to_be_in_viewport()
+    page.get_by_role("button", name="More actions").click()
+    expect(page.get_by_role("button", name="Cancel run")).to_be_in_viewport()
+
+
+def test_a_diagnosis_comes_first(database: Database, running: Run, page: Page) -> None:
+    """Cause and first remedy stand above everything else of a run that ended unwell."""
+    losses = [1.0] * 5 + [float("nan")] * 55
+    skipped = range(6, 61)
+    events = make_events(list(skipped))
+    record(database, running, make_steps(losses, skipped=skipped), events=events)
+    with database.writing() as session:
+        queue.end(session, 1, 1, Status.FINISHED)
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/runs/1")
+    page.wait_for_selector("[data-plot=scale][data-drawn]")
+    assert _box(page, ".diagnosis")["bottom"] <= 420
+    loss, scale = _box(page, "[data-row=loss]"), _box(page, "[data-row=scale]")
+    assert loss["y"] == scale["y"]
+    assert max(loss["bottom"], scale["bottom"]) <= 880
+    expect(page.locator(".primary:visible")).to_have_count(1)
+
+
+@pytest.mark.parametrize("width", [320, 360, 640, 768, 900, 1024, 1440, 1920, 2560])
+def test_a_run_never_scrolls_sideways(trained: Run, page: Page, width: int) -> None:
+    """At any width, on each tab."""
+    page.set_viewport_size({"width": width, "height": 900})
+    for tab in ("charts", "skips", "gradients", "files", "log", "configuration", "history"):
+        page.goto(f"/runs/1?tab={tab}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
