@@ -396,7 +396,7 @@ class Client(AlertCalls, ShelfCalls):
         further |= {"parent_id": run_id, "parent_step": step}
         return self.submit(parent["recipe"], changed, name=name, tags=tags, **further)
 
-    def go_on(self, run_id: int) -> dict[str, Any]:
+    def continue_run(self, run_id: int) -> dict[str, Any]:
         """Queue the remaining steps of a cancelled or failed run, from its last checkpoint."""
         return self._post(f"/api/v1/runs/{run_id}/continuation")
 

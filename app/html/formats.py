@@ -116,18 +116,10 @@ def as_json(value: Any) -> str:
 
 
 def value(value: Any) -> str:
-    """A value of a configuration."""
-    match value:
-        case None:
-            return "off"
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return repr(int(value)) if value.is_integer() and abs(value) < 1e16 else repr(value)
-        case list():
-            return ", ".join(map(str, value)) or "none"
-        case _:
-            return str(value)
+    """Return a value of a configuration as JSON has it; a text without quotes."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e16:
+        return str(int(value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -11,10 +12,13 @@ from app.html.formats import count
 from db.tables import ENDED, SKIPPED, Run, ScalerEvent, Step
 from db.telemetry import latest_metrics, series
 
-#: Part of the name of the metric that is shown beside the training loss, if there is one.
-PREFERRED_METRIC = "/loss"
+#: Names of the metric that is the second tile, the first that a run has; else its first metric.
+VALIDATION_LOSSES = (
+    *("val/loss", "valid/loss", "validation/loss", "eval/loss", "test/loss"),
+    *("val_loss", "eval_loss", "test_loss"),
+)
 LATEST_STEPS = 1000
-SKIPS, CULPRITS = 200, 4  # skips that culprits are counted in; culprits that are listed
+SKIPS, ORIGINS = 200, 4  # skips whose origins are counted; origins that are listed
 SKIPS_LISTED = 24
 
 
@@ -39,12 +43,32 @@ class KeyFigures:
 
 
 @dataclass(frozen=True)
+class ListedSkip:
+    """A skipped step. origin: where the overflow began; empty if that was not recorded."""
+
+    step: int
+    scale_before: float
+    scale_after: float
+    origin: str
+
+    @classmethod
+    def of(cls, skip: ScalerEvent) -> Self:
+        """Return what the card shows of a skip.
+
+        In the backward pass an overflow begins at the last parameter in forward order that has it.
+        """
+        last = skip.culprits[-1]["name"] if skip.culprits else ""
+        origin = "loss" if skip.loss_nonfinite else last
+        return cls(skip.step, skip.scale_before, skip.scale_after, origin)
+
+
+@dataclass(frozen=True)
 class ScalerCard:
     """What the loss scaler did of late.
 
     recent: skips in the latest LATEST_STEPS steps.  streak: most skips in a row among the latest
-    SKIPS.  culprits: parameters by the number of these skips in which they overflowed.  seen:
-    number of the skips that were read; is_cut: there are more.
+    SKIPS.  origins: where these began, by number.  seen: number of the skips that were read;
+    is_cut: there are more.  skips: the latest, newest first.
     """
 
     recent: int
@@ -52,8 +76,8 @@ class ScalerCard:
     growth_interval: int | None
     seen: int = 0
     is_cut: bool = False
-    culprits: Sequence[tuple[str, int]] = ()
-    skips: Sequence[ScalerEvent] = field(default=())
+    origins: Sequence[tuple[str, int]] = ()
+    skips: Sequence[ListedSkip] = field(default=())
 
 
 def key_figures(session: Session, run: Run) -> KeyFigures:
@@ -76,15 +100,15 @@ def scaler_card(session: Session, run: Run) -> ScalerCard:
         Step.step > run.step - LATEST_STEPS,
         Step.flags.bitwise_and(SKIPPED) != 0,
     )
-    skips = series.skips(session, run.id, most=SKIPS)
-    named = Counter(name for skip in skips for name in {each["name"] for each in skip.culprits})
+    skips = [ListedSkip.of(skip) for skip in series.skips(session, run.id, most=SKIPS)]
+    origins = Counter(skip.origin for skip in skips if skip.origin)
     return ScalerCard(
         recent=session.scalar(recent) or 0,
         streak=_streak(sorted({skip.step for skip in skips})),
         growth_interval=_growth_interval(run),
         seen=len(skips),
         is_cut=run.skipped > len(skips),
-        culprits=named.most_common(CULPRITS),
+        origins=origins.most_common(ORIGINS),
         skips=skips[:SKIPS_LISTED],
     )
 
@@ -96,13 +120,13 @@ def _norm_note(norm: float | None, clipped: float | None) -> str:
 
 
 def _metric(session: Session, run: Run) -> MetricFigure | None:
-    for search in (PREFERRED_METRIC, ""):
-        page = latest_metrics.page_of_names(session, run.id, search=search, limit=8)
-        names = [name for name in page.names if not name.startswith("run/")]
-        if names:
-            point = latest_metrics.points(session, [run.id], names[:1])[run.id][names[0]]
-            return MetricFigure(names[0], point.value, f"step {count(point.step)}")
-    return None
+    known = latest_metrics.points(session, [run.id], VALIDATION_LOSSES)[run.id]
+    name = next(filter(known.__contains__, VALIDATION_LOSSES), None)
+    name = name or latest_metrics.first_name(session, run.id, without="run/")
+    if name is None:
+        return None
+    point = known.get(name) or latest_metrics.points(session, [run.id], [name])[run.id][name]
+    return MetricFigure(name, point.value, f"step {count(point.step)}")
 
 
 def _growth_interval(run: Run) -> int | None:
@@ -111,13 +135,16 @@ def _growth_interval(run: Run) -> int | None:
 
 
 def _scale_note(session: Session, run: Run) -> str:
-    """Return when the scale grows next, if nothing overflows until then."""
+    """Return when the scale may grow next: if nothing overflows until then."""
     interval = _growth_interval(run)
     if run.status in ENDED or not run.step or interval is None or run.precision != "fp16":
         return ""
+    ceiling = run.settings["scaler"].get("ceiling")
+    if ceiling is not None and run.scale is not None and run.scale >= ceiling:
+        return "at its ceiling"
     query = select(func.max(ScalerEvent.step)).where(ScalerEvent.run_id == run.id)
     at = (session.scalar(query) or 0) + interval
-    return f"grows after step {count(at)}" if at > run.step else ""
+    return f"may grow after {count(at)}" if at > run.step else ""
 
 
 def _streak(steps: Sequence[int]) -> int:

@@ -118,6 +118,13 @@ def points(
     return found
 
 
+def first_name(session: Session, run_id: int, *, without: str) -> str | None:
+    """Return the first metric of a run by name. without: prefix of names that do not count."""
+    query = select(LatestMetric.name).where(LatestMetric.run_id == run_id)
+    query = query.where(~LatestMetric.name.startswith(without, autoescape=True))
+    return session.scalar(query.order_by(LatestMetric.name).limit(1))
+
+
 def take_back(connection: Connection, run_id: int, *, after: int) -> None:
     """Revert the latest points to a step, after the later points have been deleted."""
     beyond = (LatestMetric.run_id == run_id, LatestMetric.step > after)

@@ -4,7 +4,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
@@ -154,7 +154,7 @@ def message_of(error: typer.TyperException) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Tell whether UTF-8 has it: Python keeps other bytes that were typed as half characters."""
+    """Return whether UTF-8 can encode a text: Python keeps other bytes as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -239,11 +239,6 @@ class _Converter:
         return number
 
 
-def group_commands(app: typer.Typer) -> Mapping[str, Any]:
-    """Return the commands of a group by name."""
-    return typer.main.get_group(app).commands
-
-
 def _paragraphs(text: str | None) -> str | None:
     """Return a docstring with a line per paragraph, to be broken by the width of the terminal."""
     if text is None:
@@ -254,18 +249,3 @@ def _paragraphs(text: str | None) -> str | None:
 def first_line(text: str | None) -> str:
     """Return the first line of a docstring."""
     return str(text or "").strip().partition("\n")[0]
-
-
-__all__: Sequence[str] = (
-    "App",
-    "Command",
-    "Group",
-    "ListingGroup",
-    "PassThrough",
-    "ServingCommand",
-    "first_line",
-    "group_commands",
-    "is_text",
-    "message_of",
-    "single",
-)

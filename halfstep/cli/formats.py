@@ -1,5 +1,6 @@
 """Numbers, times and names as text in tables, as the pages show them."""
 
+import json
 import math
 from datetime import datetime
 from typing import Any
@@ -56,14 +57,10 @@ def moment(seconds: float | None) -> str:
 
 
 def value(setting: Any) -> str:
-    """Return a value of a configuration."""
-    if setting is None:
-        return "off"
-    if isinstance(setting, bool):
-        return "yes" if setting else "no"
-    if isinstance(setting, list):
-        return ", ".join(map(str, setting)) or "none"
-    return f"{setting:g}" if isinstance(setting, float) else str(setting)
+    """Return a value of a configuration as JSON has it; a text without quotes."""
+    if isinstance(setting, float):
+        return f"{setting:g}"
+    return setting if isinstance(setting, str) else json.dumps(setting, ensure_ascii=False)
 
 
 def progress(run: dict[str, Any]) -> str:
@@ -106,7 +103,7 @@ def run_line(run: dict[str, Any]) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text on one line, without control characters that a terminal would obey."""
+    """Return text on one line, without control characters, which a terminal would interpret."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)

@@ -59,7 +59,7 @@ def _printed(
 
 
 def exit_code(run: dict[str, Any]) -> int:
-    """Return the exit code that tells a shell how a run has ended."""
+    """Return the exit code for the outcome of a run."""
     is_lost = run.get("ending") in ("diverged", "unapplied")
     return LEARNED_NOTHING if is_lost else EXIT_CODES[run["status"]]
 

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -27,6 +27,22 @@ def print_json(results: Iterable[Any]) -> None:
     """Print results as JSON, one object per line."""
     for result in results:
         print(json.dumps(result), flush=True)  # noqa: T201 - a command prints
+
+
+def print_list(
+    results: Iterable[Any],
+    columns: Sequence[str],
+    row_of: Callable[[Any], Sequence[str]],
+    *,
+    as_json: bool,
+) -> None:
+    """Print results as JSON, or as a table. row_of: returns the cells of a result."""
+    if as_json:
+        print_json(results)
+        return
+    from halfstep.cli.tables import print_table
+
+    print_table(columns, [row_of(result) for result in results])
 
 
 def warn(text: str) -> None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.browser import STATUS, launched
+from tests.browser import STATUS, launched, open_menu
 from tests.site import up
 
 THEMES = MappingProxyType({"light": "", "dark": "-dark"})
@@ -32,7 +32,7 @@ def main(wanted: list[str]) -> None:
         sync_playwright() as playwright,
     ):
         browser = launched(playwright)
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
         expect.set_options(timeout=PATIENCE)
         page.set_default_timeout(PATIENCE)
         page.goto(link)
@@ -55,7 +55,8 @@ def main(wanted: list[str]) -> None:
 def compare(page: Page, address: str) -> None:
     """Queue the first run in every precision, and take their comparison once they have ended."""
     page.goto(f"{address}/runs/1")
-    page.get_by_text("Compare precisions…").click()
+    open_menu(page)
+    page.get_by_text("Run in other precisions…").click()
     page.get_by_role("button", name="Queue 4 runs").click()
     page.wait_for_url("**/groups/*")
     expect(page.locator('td [data-status="finished"]')).to_have_count(4)
@@ -71,13 +72,14 @@ def take(page: Page, name: str, height: int, themes: Mapping[str, str] = THEMES)
             page.wait_for_selector("[data-drawn]")
         path = IMAGES / f"{name}{suffix}.png"
         page.screenshot(
-            path=path, full_page=True, clip={"x": 0, "y": 0, "width": 1280, "height": height}
+            path=path, full_page=True, clip={"x": 0, "y": 0, "width": 1440, "height": height}
         )
         size = path.stat().st_size
         assert size <= MOST_BYTES, f"{path} has {size} bytes; allowed: {MOST_BYTES}"
 
 
 def submit(page: Page, precision: str, steps: str) -> None:
+    page.get_by_role("link", name="Runs", exact=True).click()
     page.get_by_role("link", name="New run").first.click()
     page.get_by_role("link", name="Handwritten digits").click()
     page.locator(f"[name=precision][value={precision}]").check(force=True)

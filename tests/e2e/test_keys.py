@@ -79,6 +79,10 @@ def test_runs_are_gone_through_selected_found_and_opened_by_keys(
     page.keyboard.press("Enter")
     expect(page.locator(STATUS)).to_have_text("Pausing")
     page.keyboard.press("Control+k")
+    page.keyboard.type("cancel run")  # of the menu, which is closed
+    expect(palette.get_by_role("option", selected=True)).to_contain_text("Cancel run")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
     page.keyboard.type("new swe")
     page.keyboard.press("Enter")
     page.wait_for_url("**/sweeps/new")

@@ -19,8 +19,10 @@ let active = 0
 /** @param {() => void} showKeys */
 export const openPalette = (showKeys) => {
   const pages = [...dialog.querySelectorAll('nav a')].filter((link) => getComputedStyle(link).display !== 'none').map((link) => ({ text: link.textContent, hint: 'page', go: () => location.assign(link.href) }))
-  const actions = [...document.querySelectorAll('.top-actions :is(button, a.button)')]
-    .filter((each) => each.checkVisibility() && !each.disabled)
+  // Those of the menu too, which are hidden only by its being closed.
+  const isOffered = (each) => !each.disabled && each.textContent.trim() && !each.closest('details')
+    && [each, each.parentElement].every((part) => getComputedStyle(part).display !== 'none' || part.matches('[popover]'))
+  const actions = [...document.querySelectorAll('.top-actions :is(button, a)')].filter(isOffered)
     .map((each) => ({ text: each.textContent.trim(), hint: 'on this page', go: () => each.click() }))
   here = [...actions, ...pages, { text: 'Keyboard shortcuts', hint: '?', go: showKeys }]
   box.value = ''

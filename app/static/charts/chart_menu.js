@@ -48,7 +48,7 @@ export const createPanelMenu = (section, name, charts, arrangement, onArrange) =
     if (!panel) return
     const file = `${name}-${row.replaceAll('/', '-')}`
     menu.replaceChildren(
-      ...(panel.metric ? [pin(panel.metric)] : []),
+      ...(panel.row.metric ? [pin(panel.row.metric)] : []),
       item('Full screen', () => panel.element.requestFullscreen()),
       item('Save as PNG', () => charts.picture(file, 'png', row)),
       item('Save as SVG', () => charts.picture(file, 'svg', row)),

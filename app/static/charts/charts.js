@@ -28,10 +28,9 @@ const themeColors = (element) => {
 }
 
 /**
- * Keep a plot drawn: when on screen, in the colours of the theme, as often as drawing is cheap. A
- * figure that fits is as high as its element.
+ * Keep a plot drawn: when on screen, in the colours of the theme, as often as drawing is cheap.
  * @param {Found} plot
- * @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number}} compose drawn: how much there is to see, for who waits for it
+ * @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number, isFitted?: boolean}} compose drawn: how much there is to see, for who waits for it; isFitted: as high as its element, which else becomes as high as the figure
  * @param {() => void} [onFirst]
  */
 export const painter = (plot, compose, onFirst = () => {}) => {
@@ -60,11 +59,11 @@ export const painter = (plot, compose, onFirst = () => {}) => {
       next = wanted
       wanted = null
       const start = performance.now()
-      const { data, layout, drawn } = compose(next, colors)
+      const { data, layout, drawn, isFitted } = compose(next, colors)
+      const own = `${layout.height}px`
+      if (!isFitted && layout.height && getComputedStyle(plot).height !== own) still(() => { plot.style.height = own })
       width = plot.clientWidth
       height = plot.clientHeight
-      const own = layout.height ? `${layout.height}px` : ''
-      if (own && !layout.fits && getComputedStyle(plot).height !== own) still(() => { plot.style.height = own })
       const drawing = window.Plotly.react(plot, data, { ...layout, width }, { displayModeBar: false, scrollZoom: false, doubleClick: 'autosize' })
       await Promise.race([drawing, pause()])
       if (!shown) onFirst()

@@ -18,7 +18,7 @@ const FEW = 1 // points of a line that has no length
 /** Rows that have ticks of skipped steps. */
 const TICKED = new Set(['loss', 'scale', 'norm'])
 /** Whether there is a loss scale, whether what steps wait for data is known, or will be, and examples a step, 0: unknown. @typedef {{scaled: boolean, timed: boolean, examples: number}} Known */
-/** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. lines: of a screen. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, lines: (screen: import('decimation').Screen) => any[], axis: (traces: any[]) => any}} Row */
+/** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. lines: of a screen, in the theme's colours. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis: (traces: any[]) => any}} Row */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 export const GROUPS = { gradients: 'Gradients', throughput: 'Throughput', optimizer: 'Optimizer', pinned: 'Pinned' }
 
@@ -27,17 +27,17 @@ const isEmptyLine = ({ y }) => y.every((value) => value === null)
 /** @param {any[]} traces @returns {(number|null)[]} */
 const valuesOf = (traces) => traces.flatMap(({ y }) => y)
 
-/** Every panel, in order. @param {import('points').Points} points @param {import('url_state').View} view @param {Record<string, string>} colors @param {Known} known @returns {Row[]} */
-export const rowsOf = (points, view, colors, { scaled, timed, examples }) => {
+/** Every panel, in order. @param {import('points').Points} points @param {import('url_state').View} view @param {Known} known @returns {Row[]} */
+export const rowsOf = (points, view, { scaled, timed, examples }) => {
   const on = (screen, { x, y }) => folded({ x: points.x(x, view.x), y }, screen)
   const line = (series, name, color, more = {}) => ({
     ...series, name, type: 'scatter', mode: series.x.length > FEW ? 'lines' : 'lines+markers',
     line: { color, width: 1.6, ...more.line }, marker: { size: 6, color }, hoverinfo: 'skip', ...more.trace,
   })
   const ours = (screen, name, label, color, more) => line(on(screen, points.lines[name]), label, color, more)
-  const milliseconds = (screen, name, label, more) => {
+  const milliseconds = (screen, name, label, color, more) => {
     const { x, y } = on(screen, points.lines[name])
-    return line({ x, y: y.map((us) => (us === null ? null : us / 1000)) }, label, colors.data, more)
+    return line({ x, y: y.map((us) => (us === null ? null : us / 1000)) }, label, color, more)
   }
   const measured = (screen, name, color) => {
     const series = on(screen, points.metrics.get(name) ?? { x: [], y: [] })
@@ -48,13 +48,13 @@ export const rowsOf = (points, view, colors, { scaled, timed, examples }) => {
   const has = (...lines) => lines.some((name) => points.lines[name].y.some((value) => value !== null))
   const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
   const losses = names.filter((name) => name.endsWith('/loss'))
-  const lossLines = (screen) => {
+  const lossLines = (screen, colors) => {
     const mean = points.means.loss ?? points.lines.loss
     if (!view.smooth) return [ours(screen, 'loss', 'loss', colors.loss)]
     return [ours(screen, 'loss', 'loss', colors.loss, { trace: { opacity: 0.3 }, line: { width: 1 } }),
       line(on(screen, { x: mean.x, y: smoothed(mean.y, view.smooth) }), 'smoothed', colors.loss, { line: { width: 2.2 } })]
   }
-  const normLines = (screen) => {
+  const normLines = (screen, colors) => {
     const { grad_norm: before, grad_norm_clipped: after } = points.lines
     const isClipped = after.y.some((value, i) => value !== null && value !== before.y[i])
     if (!isClipped) return [ours(screen, 'grad_norm', 'norm', colors.norm)]
@@ -63,22 +63,22 @@ export const rowsOf = (points, view, colors, { scaled, timed, examples }) => {
   }
   return [
     { name: 'loss', title: 'Loss', group: '', has: true, axis: (traces) => lossAxis(view, valuesOf(traces)),
-      lines: (screen) => [...lossLines(screen), ...losses.map((name) => measured(screen, name, colors.val))] },
+      lines: (screen, colors) => [...lossLines(screen, colors), ...losses.map((name) => measured(screen, name, colors.val))] },
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, axis: (traces) => scaleAxis(valuesOf(traces)),
-      lines: (screen) => [ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } })] }] : []),
+      lines: (screen, colors) => [ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } })] }] : []),
     { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: !scaled || has('grad_norm'), axis: (traces) => logAxis(valuesOf(traces)), lines: normLines },
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,
-      axis: () => ({ nticks: 4 }), lines: (screen) => [measured(screen, name, colors.val)] })),
+      axis: () => ({ nticks: 4 }), lines: (screen, colors) => [measured(screen, name, colors.val)] })),
     ...(points.hasWaits || (timed && !points.total) ? [{ name: 'data', title: 'Time per step, ms', group: 'throughput', has: true, axis: () => ({ nticks: 4, rangemode: 'tozero' }),
-      lines: (screen) => [milliseconds(screen, 'step_us', 'step', { trace: { opacity: 0.4 }, line: { width: 1 } }), milliseconds(screen, 'data_us', 'waiting for data')] }] : []),
+      lines: (screen, colors) => [milliseconds(screen, 'step_us', 'step', colors.data, { trace: { opacity: 0.4 }, line: { width: 1 } }), milliseconds(screen, 'data_us', 'waiting for data', colors.data)] }] : []),
     { name: 'examples', title: 'Examples per second', group: 'throughput', has: examples > 0 && has('step_us'), axis: () => ({ nticks: 4, rangemode: 'tozero' }),
-      lines: (screen) => {
+      lines: (screen, colors) => {
         const { x, y } = on(screen, points.lines.step_us)
         return [line({ x, y: y.map((us) => (us ? examples / us * 1e6 : null)) }, 'examples/s', colors.val)]
       } },
     { name: 'lr', title: 'Learning rate', group: 'optimizer', has: has('lr'), axis: () => ({ nticks: 4, rangemode: 'tozero', exponentformat: 'power' }),
-      lines: (screen) => [ours(screen, 'lr', 'learning rate', colors.lr)] },
+      lines: (screen, colors) => [ours(screen, 'lr', 'learning rate', colors.lr)] },
   ]
 }
 
@@ -145,15 +145,15 @@ export const figure = (row, points, view, colors, { width, height }) => {
   const [first, end] = points.x([points.begin, points.end], view.x)
   /** @type {import('decimation').Screen} */
   const screen = { range: view.range ?? [first, end], pixels }
-  const all = row.lines(screen)
-  const lines = all.map(({ name, line, x, y }) => ({ name, color: line.color, x, y, row: row.name, ...(row.name === 'scale' && { words: scaleText }) }))
+  const all = row.lines(screen, colors)
+  const lines = all.map(({ name, line, x, y }) => ({ name, color: line.color, x, y, ...(row.name === 'scale' && { words: scaleText }) }))
   const traces = all.filter(({ name }) => !view.hidden.includes(name))
   const isEmpty = traces.every(isEmptyLine)
   const ticks = ticksOf(screen.range, pixels, view.x in X_TITLES && view.x !== 'time')
   const title = X_TITLES[view.x] ?? view.x.slice(METRIC_AXIS.length)
   // Axis y spans the plot, behind the lines: marks of steps are there.
   const layout = {
-    height, fits: true, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+    height, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet },
     showlegend: false, hovermode: false, dragmode: 'zoom',
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },

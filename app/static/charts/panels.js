@@ -4,7 +4,7 @@ import { place, pointedAt, snapped, valueAt } from 'crosshair'
 import { figure, GROUPS, rowsOf } from 'figure'
 import { still } from 'dom_updates'
 
-/** metric: that it shows, if any. @typedef {{element: HTMLElement, plot: Found, title: string, metric: string|undefined, draw: () => void, drawn: any}} Panel */
+/** row: what it shows. drawn: its figure. @typedef {{element: HTMLElement, row: import('figure').Row, plot: Found, draw: () => void, drawn: any}} Panel */
 
 /** @param {string} tag @param {Record<string, any>} [fields] @param {(Node|string)[]} children @returns {any} */
 const made = (tag, fields = {}, ...children) => {
@@ -13,21 +13,19 @@ const made = (tag, fields = {}, ...children) => {
   return element
 }
 
-/** A button in a panel's head. @param {string} title @param {string} label @param {string} icon */
-const tool = (title, label, icon) => made('button', { type: 'button', className: 'ghost square small', title, ariaLabel: label, innerHTML: icon })
-
 /** @param {string} group */
 const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.slice(0, -1))
 
 /**
  * @param {HTMLElement} section
- * @param {{known: import('figure').Known, view: import('url_state').View, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onHide: (hidden: string[]) => void, onDraw: () => void, onFold: (group: string, isFolded: boolean) => void}} options
+ * @param {{known: import('figure').Known, view: import('url_state').View, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onHide: (hidden: string[]) => void, onFold: (group: string, isFolded: boolean) => void}} options
  * onZoom gets the axes that changed, rows by name; null: all there is
  * @typedef {import('url_state').Range} Range
  */
-export const createPanels = (section, { known, view, onZoom, onHide, onDraw, onFold }) => {
+export const createPanels = (section, { known, view, onZoom, onHide, onFold }) => {
   const hero = section.querySelector('[data-hero]')
   const below = section.querySelector('[data-groups]')
+  const blank = /** @type {any} */ (section.querySelector('[data-panel]')).content.firstElementChild
   /** By row. @type {Map<string, Panel>} */
   const panels = new Map()
   /** By group. @type {Map<string, HTMLDetailsElement>} */
@@ -73,31 +71,26 @@ export const createPanels = (section, { known, view, onZoom, onHide, onDraw, onF
 
   /** @param {import('figure').Row} row @returns {Panel} */
   const create = (row) => {
-    const there = hero.querySelector(`[data-row="${CSS.escape(row.name)}"]`)
-    const element = there ?? made('section', { className: 'chart-panel' },
-      made('header', {}, made('h3', { textContent: row.title, title: row.title }), made('div', { className: 'panel-lines' }),
-        made('div', { className: 'tools' }, tool('Full screen (F)', `${row.title}: full screen`, FULL), tool('More', `${row.title}: more`, MORE))),
-      made('div', { className: 'plot', role: 'img', ariaLabel: `${row.title} by step` }), made('div', { className: 'crosshair', hidden: true, ariaHidden: 'true' }, made('b')))
-    element.dataset.row = row.name
+    const element = hero.querySelector(`[data-row="${CSS.escape(row.name)}"]`) ?? blank.cloneNode(true)
+    const plot = element.querySelector('.plot')
+    const [full, more] = element.querySelectorAll('.tools button')
+    element.dataset.row = plot.dataset.plot = row.name
     element.tabIndex = 0
     element.setAttribute('aria-label', row.title)
-    const plot = /** @type {any} */ (element.querySelector('.plot'))
-    plot.dataset.plot = row.name
-    const [full, more] = element.querySelectorAll('.tools button')
+    Object.assign(element.querySelector('h3'), { textContent: row.title, title: row.title })
+    plot.setAttribute('aria-label', `${row.title} by step`)
+    full.setAttribute('aria-label', `${row.title}: full screen`)
+    more.setAttribute('aria-label', `${row.title}: more`)
     full.addEventListener('click', () => element.requestFullscreen())
-    more.toggleAttribute('data-more', true)
     element.addEventListener('keydown', (event) => {
       if (event.key.toLowerCase() === 'f' && event.target === element && !event.ctrlKey && !event.metaKey && !event.altKey) element.requestFullscreen()
     })
     /** @type {Panel} */
-    const panel = { element, plot, title: row.title, metric: row.metric, drawn: null, draw: () => paint({}) }
+    const panel = { element, row, plot, drawn: null, draw: () => paint({}) }
     const compose = (_, colors) => {
-      const found = points && rowsOf(points, view, colors, known).find(({ name }) => name === row.name)
-      if (!found || !points) return { data: [], layout: { height: plot.clientHeight, fits: true }, drawn: 0 }
-      panel.drawn = figure(found, points, view, colors, { width: plot.clientWidth, height: plot.clientHeight })
+      panel.drawn = figure(panel.row, /** @type {any} */ (points), view, colors, { width: plot.clientWidth, height: plot.clientHeight })
       showLegend(panel)
-      onDraw()
-      return panel.drawn
+      return { ...panel.drawn, isFitted: true }
     }
     const paint = painter(plot, compose, () => plot.on('plotly_relayout', (change) => {
       const zoom = zoomed(change, [row.name])
@@ -155,15 +148,16 @@ export const createPanels = (section, { known, view, onZoom, onHide, onDraw, onF
     /** @param {import('points').Points} newest */
     draw: (newest) => {
       points = newest
-      const rows = rowsOf(newest, view, {}, known).filter(({ has }) => has)
+      const rows = rowsOf(newest, view, known).filter(({ has }) => has)
       const names = rows.map(({ name, group }) => `${group} ${name}`).join('\n')
       if (names !== section.dataset.rows) {
         still(() => arrange(rows))
         const isFirst = !section.dataset.rows
         section.dataset.rows = names
         // What stands below the panels was not there to scroll to.
-        if (isFirst && location.hash) section.parentElement?.querySelector(`:scope > ${CSS.escape(location.hash.slice(1)).replace(/^/, '#')}`)?.scrollIntoView()
+        if (isFirst && location.hash) section.parentElement?.querySelector(`:scope > #${CSS.escape(location.hash.slice(1))}`)?.scrollIntoView()
       }
+      for (const row of rows) Object.assign(panels.get(row.name) ?? {}, { row })
       for (const panel of panels.values()) panel.draw()
     },
     panelOf: (row) => panels.get(row),
@@ -180,6 +174,3 @@ export const createPanels = (section, { known, view, onZoom, onHide, onDraw, onF
     },
   }
 }
-
-const FULL = '<svg class="icon" viewBox="0 0 16 16" aria-hidden="true"><path d="M2.5 6V2.5H6m4 0h3.5V6m0 4v3.5H10m-4 0H2.5V10"/></svg>'
-const MORE = '<svg class="icon" viewBox="0 0 16 16" aria-hidden="true"><circle cx="3.5" cy="8" r=".9"/><circle cx="8" cy="8" r=".9"/><circle cx="12.5" cy="8" r=".9"/></svg>'

@@ -40,7 +40,6 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
       }
       changeView()
     },
-    onDraw: () => showCounts(),
     onHide: (hidden) => {
       view.hidden = hidden
       showView()
@@ -66,7 +65,11 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     note.classList.toggle('some', skipped > 0)
     section.querySelector('[data-point-count]').textContent = `${count(points.count)} of ${count(points.total)} points`
   }
-  const draw = () => { if (points) panels.draw(points) }
+  const draw = () => {
+    if (!points) return
+    showCounts()
+    panels.draw(points)
+  }
 
   /** A query for what the charts draw. @param {Record<string, string>} more */
   const queryOf = (more) => {

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from halfstep.cli.application import App
+from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_json, print_result
 
@@ -14,9 +15,7 @@ app = App("List, add or remove alert rules, or test a channel.")
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List your alert rules, and the channels that they use."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         rules, channels = client.alert_rules(), client.channels()
     if as_json:
         print_json([*rules, *channels])
@@ -66,9 +65,7 @@ def add(
     """
     if sum((run_id is not None, project is not None, everybody)) > 1:
         raise typer.BadParameter("allowed is one of --run, --project and --everybody")
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         rule = client.alert(
             condition,
             value=value,
@@ -87,9 +84,7 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Delete an alert rule; its alerts stay."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         client.delete_alert(rule)
     print_result({"id": rule, "removed": True}, f"rule {rule} is removed", as_json=as_json)
 
@@ -102,8 +97,6 @@ def send_test(
     as_json: AsJson = False,
 ) -> None:
     """Send a test through a channel; the page and `deliveries` of the client show the response."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         delivery = client.test_channel(channel)
     print_result(delivery, f"a test through channel {channel} is on its way", as_json=as_json)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from halfstep.cli.application import App
+from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson, SomeProject, note_text
 from halfstep.cli.output import print_result
 
@@ -19,9 +20,7 @@ app = App("Show or write the note on a project or a comparison.")
 def show(run_ids: NotedRuns = None, project: SomeProject = None, as_json: AsJson = False) -> None:
     """Print the note on a project, or on runs side by side: `note show 1 3`."""
     _check_subject(run_ids, project)
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         text = client.note(*(run_ids or ()), project=project)
     print_result({"note": text}, text, as_json=as_json)
 
@@ -38,9 +37,7 @@ def write(
     """Write the note on a project, or on runs side by side: `note write 1 3 --note 'too slow'`."""
     _check_subject(run_ids, project)
     new = note_text(note) or ""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         text = client.write_note(new, *(run_ids or ()), project=project)
     print_result(
         {"note": text}, "the note is saved" if text else "the note is removed", as_json=as_json

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from halfstep.cli.application import App
+from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson, Fields, PrecisionOption, Project, Tags, configuration
-from halfstep.cli.output import print_json, print_result
+from halfstep.cli.output import print_list, print_result
 
 app = App("List, save or remove presets of runs.")
 
@@ -19,17 +20,14 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List presets of projects that you may submit to: `run submit --preset NAME` queues one."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         presets = client.presets(project=project)
-    if as_json:
-        print_json(presets)
-        return
-    from halfstep.cli.tables import print_table
+    columns = ("Preset", "Name", "Recipe", "Project")
+    print_list(presets, columns, _row, as_json=as_json)
 
-    rows = [(str(row["id"]), row["name"], row["recipe"], row["project"]) for row in presets]
-    print_table(("Preset", "Name", "Recipe", "Project"), rows)
+
+def _row(preset: dict[str, Any]) -> tuple[str, ...]:
+    return str(preset["id"]), preset["name"], preset["recipe"], preset["project"]
 
 
 @app.command()
@@ -50,9 +48,7 @@ def save(
     """
     config = configuration(fields, precision)
     options: dict[str, Any] = {} if project is None else {"project": project}
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         preset = client.save_preset(
             name,
             recipe,
@@ -75,8 +71,6 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Delete a preset."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         client.delete_preset(preset)
     print_result({"id": preset, "removed": True}, f"preset {preset} is removed", as_json=as_json)

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from halfstep.cli.application import App, ListingGroup
+from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson
-from halfstep.cli.output import print_json, print_result
+from halfstep.cli.output import print_list, print_result
 
 ProjectName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the project")]
 
@@ -16,17 +17,10 @@ app = App("List projects; for admins: rename or delete one.", group=ListingGroup
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List the projects that you may see, with what they use."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         projects = client.projects()
-    if as_json:
-        print_json(projects)
-        return
-    from halfstep.cli.tables import print_table
-
-    rows = [(_name(row), f"{row['devices_used']:,}", f"{row['queued_used']:,}") for row in projects]
-    print_table(("Project", "Devices used", "Queued runs"), rows)
+    columns = ("Project", "Devices used", "Queued runs")
+    print_list(projects, columns, _row, as_json=as_json)
 
 
 @app.command()
@@ -36,9 +30,7 @@ def rename(
     as_json: AsJson = False,
 ) -> None:
     """Rename a project; for admins."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         project = client.rename_project(name, new_name)
     print_result(project, f"the project {name} is now {project['name']}", as_json=as_json)
 
@@ -46,12 +38,11 @@ def rename(
 @app.command()
 def delete(name: ProjectName, as_json: AsJson = False) -> None:
     """Delete a project without runs; for admins."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         client.delete_project(name)
     print_result({"name": name, "deleted": True}, f"{name} is deleted", as_json=as_json)
 
 
-def _name(project: dict[str, Any]) -> str:
-    return str(project["name"] or "Default project")
+def _row(project: dict[str, Any]) -> tuple[str, ...]:
+    name = project["name"] or "Default project"
+    return name, f"{project['devices_used']:,}", f"{project['queued_used']:,}"

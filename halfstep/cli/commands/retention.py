@@ -7,8 +7,9 @@ import typer
 
 from halfstep.cli import formats
 from halfstep.cli.application import App
+from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson
-from halfstep.cli.output import print_json, print_result
+from halfstep.cli.output import print_json, print_list, print_result
 
 if TYPE_CHECKING:
     from halfstep.client import Client
@@ -40,19 +41,13 @@ app = App("List, preview, add or remove retention rules for ended runs.")
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List the retention rules."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         rules = client.retention()
-    if as_json:
-        print_json(rules)
-        return
-    from halfstep.cli.tables import print_table
+    print_list(rules, ("Project", "Checkpoints", "Logs"), _row, as_json=as_json)
 
-    rows = [
-        (_scope(rule), _days(rule["checkpoint_days"]), _days(rule["log_days"])) for rule in rules
-    ]
-    print_table(("Project", "Checkpoints", "Logs"), rows)
+
+def _row(rule: dict[str, Any]) -> tuple[str, ...]:
+    return _scope(rule), _days(rule["checkpoint_days"]), _days(rule["log_days"])
 
 
 @app.command()
@@ -65,9 +60,7 @@ def preview(
 ) -> None:
     """Preview what a rule deletes: `retention preview --project vision --checkpoints 30`."""
     _check_scope(project, everything=everything)
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         _print_preview(client, project, checkpoints, logs, as_json=as_json)
 
 
@@ -84,9 +77,7 @@ def add(
     _check_scope(project, everything=everything)
     if not yes and (as_json or not sys.stdin.isatty()):
         raise typer.BadParameter("there is nobody to ask for confirmation; allowed: with --yes")
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         if not yes:
             _print_preview(client, project, checkpoints, logs, as_json=False)
             if not typer.confirm("Set this rule, which deletes for good?"):
@@ -103,9 +94,7 @@ def remove(
 ) -> None:
     """Remove a rule: it deletes nothing more."""
     _check_scope(project, everything=everything)
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         client.end_retention(project=project)
     print_result({"removed": True}, "the rule is removed", as_json=as_json)
 

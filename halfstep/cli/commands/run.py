@@ -12,6 +12,7 @@ from halfstep.api_client.errors import ApiError
 from halfstep.cli import formats
 from halfstep.cli.application import App
 from halfstep.cli.commands import run_control, run_data
+from halfstep.cli.connection import connect
 from halfstep.cli.options import (
     AsJson,
     Commit,
@@ -87,9 +88,7 @@ def submit(
     options: dict[str, Any] = {"name": name} | ({"tags": tags} if tags else {})
     given = {"nodes": nodes, "devices_per_node": devices, "project": project}
     options |= {option: value for option, value in given.items() if value is not None}
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         if line:
             command = command_of(line, parameters, folder, git, commit, venv, variables, secrets)
             queued = client.submit_command(**command, **options)
@@ -140,9 +139,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         page = client.run_page(" ".join(words or ()), sort=sort, limit=limit)
     notes = page["notes"]
     if as_json:
@@ -159,9 +156,7 @@ def list_(
 @app.command()
 def show(run_id: RunId, as_json: AsJson = False) -> None:
     """Show a run: its state, changed settings and findings; --json has all of it."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         run = client.run(run_id) | {"findings": client.findings(run_id)}
         address = client.page_url(run_id)
     if as_json:
@@ -214,9 +209,8 @@ def follow(run_id: RunId, as_json: AsJson = False) -> None:
     a loss that is not finite, or with all its steps skipped.
     """
     from halfstep.cli.live import follow_run
-    from halfstep.client import Client
 
-    with Client() as client:
+    with connect() as client:
         raise typer.Exit(follow_run(client, run_id, as_json=as_json))
 
 
@@ -225,9 +219,7 @@ def open_(run_id: RunId, as_json: AsJson = False) -> None:
     """Open the page of a run in a browser, and print its link."""
     import webbrowser
 
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         client.run(run_id)  # reports that there is none, instead of opening an error page
         address = client.page_url(run_id)
     print_result({"url": address}, address, as_json=as_json)
@@ -237,9 +229,7 @@ def open_(run_id: RunId, as_json: AsJson = False) -> None:
 @app.command()
 def log(run_id: RunId, as_json: AsJson = False) -> None:
     """Print a run's log: once it has ended, the whole log."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         if not as_json and _print_log_file(client, run_id):
             return
         for line in client.log(run_id):
@@ -277,9 +267,8 @@ def download(
     """Download a checkpoint of a run, and verify its SHA-256."""
     check_folder(folder)
     from halfstep.api_client.progress import Progress
-    from halfstep.client import Client
 
-    with Client() as client, Progress(f"run {run_id}", in_bytes=True) as progress:
+    with connect() as client, Progress(f"run {run_id}", in_bytes=True) as progress:
         path = client.download(run_id, folder, step=step, kind=kind, told=progress)
     print_result({"path": str(path)}, str(path), as_json=as_json)
 

@@ -7,6 +7,7 @@ import typer
 
 from halfstep.cli import formats
 from halfstep.cli.application import App
+from halfstep.cli.connection import connect
 from halfstep.cli.options import (
     AsJson,
     Fields,
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 def add_to(app: App) -> None:
     """Add the commands to the group `run`."""
-    for command in (cancel, pause, resume, scale, fork, go_on, edit, delete, restore, move):
-        app.command(command.__name__.replace("_", "-"))(command)
+    for command in (cancel, pause, resume, scale, fork, continue_, edit, delete, restore, move):
+        app.command(command.__name__.rstrip("_"))(command)
 
 
 def report_queued(client: "Client", run: dict[str, Any], *, wait: bool, as_json: bool) -> None:
@@ -44,9 +45,7 @@ def report_queued(client: "Client", run: dict[str, Any], *, wait: bool, as_json:
 
 def _act(action: "Callable[[Client], dict[str, Any]]", *, as_json: bool) -> None:
     """Apply an action to a run, and print the run."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         run = action(client)
     print_result(run, formats.run_line(run), as_json=as_json)
 
@@ -66,9 +65,9 @@ def resume(run_id: RunId, as_json: AsJson = False) -> None:
     _act(lambda client: client.resume(run_id), as_json=as_json)
 
 
-def go_on(run_id: RunId, as_json: AsJson = False) -> None:
+def continue_(run_id: RunId, as_json: AsJson = False) -> None:
     """Continue a cancelled or failed run from its last checkpoint, as a new run."""
-    _act(lambda client: client.go_on(run_id), as_json=as_json)
+    _act(lambda client: client.continue_run(run_id), as_json=as_json)
 
 
 def scale(
@@ -77,9 +76,7 @@ def scale(
     as_json: AsJson = False,
 ) -> None:
     """Set the loss scale of a running fp16 run from its next step on."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         request = client.set_scale(run_id, loss_scale)
     print_result(
         request, f"run {run_id}: a loss scale of {loss_scale:g} is requested", as_json=as_json
@@ -106,9 +103,7 @@ def fork(
     config = configuration(fields, precision)
     options: dict[str, Any] = {"name": name, "tags": tags or []}
     options |= {} if project is None else {"project": project}
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         queued = client.fork(run_id, config, step=step, **options)
         report_queued(client, queued, wait=wait, as_json=as_json)
 
@@ -157,9 +152,7 @@ def move(run_ids: RunIds, project: OtherProject, as_json: AsJson = False) -> Non
 def _bulk(
     action: str, run_ids: list[int], outcome: str, *, as_json: bool, project: str | None = None
 ) -> None:
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         result = client.bulk(action, run_ids, project=project)
     lines = [f"run {run_id} {outcome}" for run_id in result["done"]]
     print_result(result, "\n".join(lines), as_json=as_json)

@@ -10,8 +10,9 @@ import typer
 
 from halfstep.cli import formats
 from halfstep.cli.application import App
+from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson, RunId, RunIds
-from halfstep.cli.output import print_json, warn
+from halfstep.cli.output import print_json, print_list, warn
 
 
 def add_to(app: App) -> None:
@@ -57,16 +58,9 @@ def series(
 
 def events(run_id: RunId, as_json: AsJson = False) -> None:
     """List scaler events: skips with their culprits, growth and backoff."""
-    from halfstep.client import Client
-
-    with Client() as client:
-        if as_json:
-            print_json(client.events(run_id))
-            return
-        rows = [_event_row(event) for event in client.events(run_id)]
-    from halfstep.cli.tables import print_table
-
-    print_table(("Step", "Kind", "Scale", "Culprits"), rows)
+    with connect() as client:
+        columns = ("Step", "Kind", "Scale", "Culprits")
+        print_list(client.events(run_id), columns, _event_row, as_json=as_json)
 
 
 def _event_row(event: dict[str, Any]) -> tuple[str, ...]:
@@ -77,9 +71,7 @@ def _event_row(event: dict[str, Any]) -> tuple[str, ...]:
 
 def findings(run_id: RunId, as_json: AsJson = False) -> None:
     """Print the findings of a run, the most severe first."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         rows = client.findings(run_id)
     if as_json:
         print_json(rows)
@@ -90,9 +82,7 @@ def findings(run_id: RunId, as_json: AsJson = False) -> None:
 
 def compare(run_ids: RunIds, as_json: AsJson = False) -> None:
     """Compare runs: summary values, best values, and the settings that differ."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         comparison = client.compare(run_ids)
     rows = [
         {"run": row["run"]["id"], "name": row["run"]["name"], "status": row["run"]["status"]}

@@ -7,6 +7,7 @@ import typer
 
 from halfstep.cli import formats
 from halfstep.cli.application import App
+from halfstep.cli.connection import connect
 from halfstep.cli.options import (
     AsJson,
     Commit,
@@ -29,7 +30,7 @@ from halfstep.cli.options import (
     pairs,
     value_of,
 )
-from halfstep.cli.output import print_json, print_result, warn
+from halfstep.cli.output import print_json, print_list, print_result, warn
 
 #: Of a command that waits for the end of a sweep.
 EXIT_CODES = {"finished": 0, "failed": 3, "cancelled": 4}
@@ -99,9 +100,7 @@ def begin(
     options |= {"at_once": at_once, "seed": seed, "name": name, "project": project}
     options["tags"] = tags or []
     space = _space(search)
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         if line:
             command = command_of(line, parameters, folder, git, commit, venv, variables, secrets)
             sweep = client.sweep_command(space=space, **command, **options)
@@ -120,17 +119,10 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List sweeps, newest first."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         sweeps = client.sweeps(limit=limit)
-    if as_json:
-        print_json(sweeps)
-        return
-    from halfstep.cli.tables import print_table
-
     columns = ("Sweep", "Name", "Status", "Runs", "Metric", "Best", "Reason")
-    print_table(columns, [_sweep_row(sweep) for sweep in sweeps])
+    print_list(sweeps, columns, _sweep_row, as_json=as_json)
 
 
 def _sweep_row(sweep: dict[str, Any]) -> tuple[str, ...]:
@@ -143,9 +135,7 @@ def _sweep_row(sweep: dict[str, Any]) -> tuple[str, ...]:
 @app.command()
 def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
     """Show a sweep and its runs with settings and values, the best first."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         sweep, trials = client.sweep(sweep_id), client.trials(sweep_id)
         found = [] if as_json else client.runs(f"sweep:{sweep_id}", limit=1000)
     if as_json:
@@ -195,45 +185,35 @@ def extend(
 ) -> None:
     """Add runs to a sweep, or values to a grid: `sweep extend 1 --search training.seed=4..6`."""
     space = _space(search) or None
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         _print_sweep(client.extend_sweep(sweep_id, runs=runs, space=space), as_json=as_json)
 
 
 @app.command()
 def move(sweep_id: SweepId, project: OtherProject, as_json: AsJson = False) -> None:
     """Move a sweep and all of its runs to another project, if you maintain both."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         _print_sweep(client.move_sweep(sweep_id, project=project), as_json=as_json)
 
 
 @app.command()
 def pause(sweep_id: SweepId, as_json: AsJson = False) -> None:
     """Pause a sweep: it submits no more runs; runs under way continue."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         _print_sweep(client.pause_sweep(sweep_id), as_json=as_json)
 
 
 @app.command()
 def resume(sweep_id: SweepId, as_json: AsJson = False) -> None:
     """Resume a paused or failed sweep."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         _print_sweep(client.resume_sweep(sweep_id), as_json=as_json)
 
 
 @app.command()
 def cancel(sweep_id: SweepId, as_json: AsJson = False) -> None:
     """Cancel a sweep, and its queued and training runs."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         _print_sweep(client.cancel_sweep(sweep_id), as_json=as_json)
 
 

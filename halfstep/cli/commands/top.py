@@ -7,6 +7,7 @@ import typer
 
 from halfstep.api_client.errors import ApiError
 from halfstep.cli.application import single
+from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson
 from halfstep.cli.output import print_json
 
@@ -27,9 +28,7 @@ def app(
 
     Where stdout is no terminal, or with --json, it prints the runs once.
     """
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         if as_json:
             print_json(_running(client))
             return

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from halfstep.cli.application import App, ListingGroup
+from halfstep.cli.connection import connect
 from halfstep.cli.options import AsJson
-from halfstep.cli.output import print_json, print_result
+from halfstep.cli.output import print_list, print_result
 
 if TYPE_CHECKING:
     from halfstep.client import Client
@@ -19,17 +20,13 @@ app = App("List workers; drain or undrain one.", group=ListingGroup)
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List workers, in the order of their registration."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         workers = list(client.workers())
-    if as_json:
-        print_json(workers)
-        return
-    from halfstep.cli.tables import print_table
+    print_list(workers, ("Worker", "Host", "Devices", "State"), _row, as_json=as_json)
 
-    rows = [(row["name"], row["host"], f"{len(row['devices'])}", _state(row)) for row in workers]
-    print_table(("Worker", "Host", "Devices", "State"), rows)
+
+def _row(worker: dict[str, Any]) -> tuple[str, ...]:
+    return worker["name"], worker["host"], f"{len(worker['devices'])}", _state(worker)
 
 
 @app.command()
@@ -41,9 +38,7 @@ def drain(
     as_json: AsJson = False,
 ) -> None:
     """Stop a worker from claiming runs."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         worker = client.drain_worker(_worker_id(client, name), stop=stop)
     _print_worker(worker, as_json=as_json)
 
@@ -51,9 +46,7 @@ def drain(
 @app.command()
 def undrain(name: WorkerName, as_json: AsJson = False) -> None:
     """Let a drained worker claim runs again."""
-    from halfstep.client import Client
-
-    with Client() as client:
+    with connect() as client:
         worker = client.undrain_worker(_worker_id(client, name))
     _print_worker(worker, as_json=as_json)
 

@@ -213,7 +213,7 @@ def test_runs_of_all_kinds_stand_side_by_side(
         run.source, run.recipe, run.config, run.precision = "watch", "", odd, ""
         run.status, run.workload = Status.FINISHED, {"examples": 1, "device": "their GPU"}
     page = browser.get("/compare?runs=1,2").text
-    assert cells(page, "config.scaler.enabled") == ["yes", "–"]
+    assert cells(page, "config.scaler.enabled") == ["true", "–"]
     assert cells(page, "config.scaler") == ["–", "own"]
     assert cells(page, "device") == ["CPU", "their GPU"]
     assert "the best" not in "".join(cells(page, "skipped"))

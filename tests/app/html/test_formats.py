@@ -77,10 +77,14 @@ def test_sizes(size_bytes: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "off"), (True, "yes"), (16777216.0, "16777216"), (0.1, "0.1")]
+    ("value", "text"),
+    [
+        *((None, "null"), (True, "true"), ([], "[]"), ([1, "a"], '[1, "a"]')),
+        *((16777216.0, "16777216"), (0.1, "0.1"), ("adamw", "adamw"), ({"a": None}, '{"a": null}')),
+    ],
 )
 def test_values_of_a_configuration(value: Any, text: str) -> None:
-    """Whole floats have no point."""
+    """They are JSON; whole floats have no point."""
     assert formats.value(value) == text
 
 

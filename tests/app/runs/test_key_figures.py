@@ -21,7 +21,8 @@ def test_the_scaler_card_counts_skips_and_culprits(database: Database, running: 
         card = scaler_card(session, session.get_one(Run, running.id))
     assert (card.recent, card.streak, card.seen, card.is_cut) == (4, 3, 4, False)
     assert [skip.step for skip in card.skips] == [90, 4, 3, 2]
-    assert dict(card.culprits) == {"model.0.bias": 1, "model.2.bias": 1}
+    assert card.origins == [("model.2.bias", 1)]  # the last in forward order
+    assert [skip.origin for skip in card.skips] == ["model.2.bias", "", "", ""]
 
 
 def test_a_card_of_many_skips_says_that_it_saw_the_latest(database: Database, running: Run) -> None:

@@ -17,7 +17,7 @@ const pointsOf = (series, metrics = {}) => new Points({
   skips: { steps: [], counts: [], before: 0 }, nonfinite: { steps: [], counts: [] },
 })
 const SIZE = { width: 800, height: 240 }
-const rows = (points, known) => rowsOf(points, view, {}, known).filter(({ has }) => has)
+const rows = (points, known) => rowsOf(points, view, known).filter(({ has }) => has)
 const panel = (name, points, known = { scaled: true, timed: false, examples: 0 }) => figure(
   rows(points, known).find((row) => row.name === name), points, view, {}, SIZE)
 /** A panel as a picture of it is saved, with its title. */

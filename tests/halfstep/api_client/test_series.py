@@ -150,8 +150,8 @@ def test_ada_forks(client: Client, database: Database, ada: User) -> None:
     client.cancel(1)
     with database.writing() as session:
         runs.set_status(session, runs.get(session, 1), Status.CANCELLED)
-    went_on = client.go_on(1)
-    assert (went_on["parent_step"], went_on["name"]) == (200, client.run(1)["name"])
+    continued = client.continue_run(1)
+    assert (continued["parent_step"], continued["name"]) == (200, client.run(1)["name"])
 
 
 def test_metrics_of_many_names_come_in_pages(
