@@ -182,12 +182,21 @@ def type_train(words: list[str]) -> None:
 
 
 @contextmanager
+def heeded(number: signal.Signals) -> Iterator[None]:
+    """Start processes that a signal ends, where this one ignores it: behind nohup or &."""
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
 def up(
     stop: signal.Signals = signal.SIGINT, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `halfstep up` and yield it with the link that it prints; stop: what ends it."""
-    heeded = signal.signal(stop, signal.SIG_DFL)  # behind nohup or & it would go on being ignored
-    try:
+    with heeded(stop):
         process = warm.Popen(
             [sys.executable, "-m", "halfstep.cli.main", "up"],
             env={
@@ -199,8 +208,6 @@ def up(
             stdout=subprocess.PIPE,
             text=True,
         )
-    finally:
-        signal.signal(stop, heeded)
     assert process.stdout is not None
     try:
         for line in process.stdout:

@@ -134,7 +134,7 @@ class Comparison:
     def rows(self, *, every_setting: bool = False) -> Iterator[Row]:
         """Yield the rows of the table. every_setting: those too that are the same in all runs."""
         nobody: list[Any] = [None] * len(self.columns)
-        for name, label in (("status", "Status"), ("verdict", "Verdict"), ("step", "Steps")):
+        for name, label in (("status", "Status"), ("verdict", "Health"), ("step", "Steps")):
             yield Row("fact", name, label, nobody)
         yield Row("fact", "skipped", "Skipped", nobody, self.winners["skipped"])
         for name in self.names:

@@ -294,7 +294,7 @@ def _uncleared(signs: Signs) -> Iterator[Finding]:
             "Gradients are never cleared",
             f"Up to step {found['step']:,}, {found['steps']:,} steps of {found['optimizer']} in a "
             "row applied gradients that include those of the step before: zero_grad() was not "
-            "called between them. Each update is the sum of all batches so far.",
+            "called between them, so each update sums the gradients of all their batches.",
             cause="gradients_not_cleared",
             fix=fixes.ZERO_GRAD if signs.has_scaler else fixes.ZERO_GRAD_UNSCALED,
         )

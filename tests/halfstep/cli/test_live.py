@@ -16,7 +16,7 @@ from db.tables import Run, Status, User
 from halfstep import Client
 from tests.app.conftest import start_run
 from tests.halfstep.test_client import client, token
-from tests.site import SECONDS, halfstep, type_command
+from tests.site import SECONDS, halfstep, heeded, type_command
 
 __all__ = ["client", "token"]
 
@@ -36,13 +36,14 @@ class Terminal:
     def __init__(self, *words: str) -> None:
         self._end, other_end = pty.openpty()
         command = [sys.executable, "-m", "halfstep.cli.main", *words]
-        self.process = subprocess.Popen(
-            command,
-            stdin=other_end,
-            stdout=other_end,
-            stderr=other_end,
-            env=os.environ | {"TERM": "xterm", "COLUMNS": "200"},
-        )
+        with heeded(signal.SIGINT):
+            self.process = subprocess.Popen(
+                command,
+                stdin=other_end,
+                stdout=other_end,
+                stderr=other_end,
+                env=os.environ | {"TERM": "xterm", "COLUMNS": "200"},
+            )
         os.close(other_end)
         self.text = ""
 

@@ -113,8 +113,8 @@ def test_a_replay_is_not_measured(run_loop, monkeypatch):
         self._modules["model"](torch.full((1, 64), 1e4))
         return original(self, trace, *arguments)
 
-    original = Replay._go_through
-    monkeypatch.setattr(Replay, "_go_through", loudly)
+    original = Replay._repeat_passes
+    monkeypatch.setattr(Replay, "_repeat_passes", loudly)
     replayed = run_loop(Digits, values(1))
     assert len(replayed.of("replay")) == 1
     alone = run_loop(Digits, values(0))

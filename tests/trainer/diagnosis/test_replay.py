@@ -243,13 +243,13 @@ def _optimizers(run):
 def test_a_replayed_loss_is_that_of_the_skipped_step(run_loop, monkeypatch):
     """The same examples, random numbers and weights: the replay computes the recorded loss."""
     losses = []
-    original = Replay._go_through
+    original = Replay._repeat_passes
 
     def keeping(self, *args):
         losses.append(original(self, *args))
         return losses[-1]
 
-    monkeypatch.setattr(Replay, "_go_through", keeping)
+    monkeypatch.setattr(Replay, "_repeat_passes", keeping)
     run = run_loop(Digits, {"recipe": {"dropout": 0.3, "shift_pixels": 2}})
     steps = [event["step"] for event in run.of("replay")]
     assert len(steps) == 3
@@ -392,7 +392,7 @@ def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
         torch.rand(3)
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr(Replay, "_go_through", failing)
+    monkeypatch.setattr(Replay, "_repeat_passes", failing)
     run = run_loop(PlantedForward)
     assert [told["diagnosis"] for told in run.of("failed_diagnosis")] == ["replay"]
     assert alone.of("replay")
@@ -500,7 +500,7 @@ def test_a_replay_by_hand_that_fails_ends_no_run(run_loop, monkeypatch):
     def failing(*_arguments):
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr(Replay, "_go_through", failing)
+    monkeypatch.setattr(Replay, "_repeat_passes", failing)
     wanted = iter([Control()] * 5 + [Control(request=Request(7, "replay", 3.0))])
     values = {"diagnosis": {"replay_skips": 0}}
     run = run_loop(PlantedForward, values, control=lambda: next(wanted, Control()))
@@ -556,7 +556,7 @@ def test_a_batch_that_is_not_finite_is_named_without_a_scaler(
     [event] = run.of("bad_inputs")
     assert event["step"] == lost[0]
     assert event["inputs"] == [{"name": "batch['inputs']", "inf": 0, "nan": 1}]
-    monkeypatch.setattr(Replay, "_look_at_batch", lambda *_: None)
+    monkeypatch.setattr(Replay, "_check_batch", lambda *_: None)
     unasked = run_loop(Gaps, values)
     assert run.records["loss"].tobytes() == unasked.records["loss"].tobytes()
     weights, others = (each.recipe.modules["model"].state_dict() for each in (run, unasked))

@@ -142,9 +142,9 @@ class Synchronised(Regression):
         kept.append(self)
 
 class Replay(replay.Replay):
-    def _replay_and_tell(self, step, *arguments, **options):
+    def _replay_and_report(self, step, *arguments, **options):
         steps.append(step.number)
-        super()._replay_and_tell(step, *arguments, **options)
+        super()._replay_and_report(step, *arguments, **options)
 
 class Trace(replay.Trace):
     def __exit__(self, *error):

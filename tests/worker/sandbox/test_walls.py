@@ -106,7 +106,9 @@ def test_runs_reach_nothing_that_the_service_knows(site: Site, tmp_path: Path) -
             ended = site.wait(run_id)
             assert ended.status == Status.FINISHED, ended.error
     assert reader.status == Status.FAILED
-    assert f"recipe.text is '/proc/{worker.pid}/environ': what lies there" in (reader.error or "")
+    assert f"recipe.text is '/proc/{worker.pid}/environ': runs may not read it" in (
+        reader.error or ""
+    )
     with site.database.reading() as session:
         [(row, _)] = workers.everyone(session)
     assert row.is_sandboxed
