@@ -107,7 +107,7 @@ class Worker:
                     self.beat_due = time.monotonic() + pause
                 elif self.is_notified:
                     with self.database.glancing() as session:
-                        self._apply_heartbeat(workers.pulse(session, self.id))
+                        self._apply_heartbeat(workers.pending_work(session, self.id))
                 self.is_notified = False
                 if self.capabilities.is_loading:
                     self._update_recipes()
@@ -455,7 +455,7 @@ class Worker:
         self._apply_heartbeat(pulse)  # a lost notification costs at most one heartbeat interval
         self.lost.look(is_lost=pulse.is_lost)
 
-    def _apply_heartbeat(self, pulse: workers.Pulse) -> None:
+    def _apply_heartbeat(self, pulse: workers.PendingWork) -> None:
         """Apply a stop request, and note whether there may be work."""
         has_room = pulse.is_queued and bool(self._free_devices())
         self.may_have_work |= has_room or pulse.nodes != len(self.running)

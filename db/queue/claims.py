@@ -1,6 +1,6 @@
-"""A worker's claim of the next run: all of its nodes or none, the other workers' with its own.
+"""A worker's claim of the next run, with all of its nodes, some on other workers, or none.
 
-Why it is one transaction, and in which order it locks: decision 17.
+Decision 17 explains the single transaction and its lock order.
 """
 
 from collections.abc import Collection, Sequence
@@ -39,8 +39,8 @@ from db.queue.reservations import (
     Offer,
     Plan,
     Reservation,
-    planned,
-    write_down,
+    make_plan,
+    save_changes,
 )
 from db.queue.workers import TAKING
 from db.tables import (
@@ -55,17 +55,17 @@ from db.tables import (
     Worker,
 )
 
-#: Parts of a claim's statements, and what they are told: no name of it is a column's, or an UPDATE
-#: would set that. To make a statement costs as much as to execute it: what is the same in every
-#: claim is made once, and what limits and loads make different is not there twice.
+#: Conditions and parameters of a claim's statements. No parameter has the name of a column: an
+#: UPDATE would set that column. Building a statement costs as much as executing it, so the parts
+#: that all claims share are built once.
 Conditions: TypeAlias = tuple[ColumnElement[bool], ...]
-Told: TypeAlias = dict[str, Any]
-MOST_KEPT = 16  # statements
+Parameters: TypeAlias = dict[str, Any]
+CACHED_STATEMENTS = 16  # statements
 
 _EARLIER, _OTHER = aliased(Run), aliased(Run)
 _IS_UNHELD = ~exists().where(_EARLIER.id == Run.after_id, _EARLIER.status.not_in(ENDED))
-#: Asked in the statement that takes a run too, once the worker is locked: whoever drains it either
-#: waits for that, or is seen by it.
+#: Also part of the statement that takes a run, once the worker is locked: a concurrent drain either
+#: waits for the claim, or is visible to it.
 _IS_DRAINED = exists().where(
     Worker.id == bindparam("claim_asking", type_=Integer), Worker.drained_at.is_not(None)
 )
@@ -90,15 +90,18 @@ _FITS = and_(
 def _passes(*before: ColumnElement[bool]) -> ColumnElement[bool]:
     """Return the condition that a reservation on the worker does not block a single-node run."""
     return or_(
-        Run.priority > bindparam("kept_priority", type_=Integer),
-        and_(Run.priority == bindparam("kept_priority", type_=Integer), *before),
-        Run.devices_per_node <= bindparam("kept_left_over", type_=Integer),
-        Run.expected_seconds <= bindparam("kept_seconds", type_=Float),  # null: unknown
+        Run.priority > bindparam("reserved_priority", type_=Integer),
+        and_(Run.priority == bindparam("reserved_priority", type_=Integer), *before),
+        Run.devices_per_node <= bindparam("reserved_left_over", type_=Integer),
+        Run.expected_seconds <= bindparam("reserved_seconds", type_=Float),  # null: unknown
     )
 
 
-_KEPT_PLACE = (bindparam("kept_position", type_=Float), bindparam("kept_id", type_=Integer))
-_FITS_BESIDE = _FITS & _passes(tuple_(Run.position, Run.id) <= tuple_(*_KEPT_PLACE))
+_RESERVED_POSITION = (
+    bindparam("reserved_position", type_=Float),
+    bindparam("reserved_id", type_=Integer),
+)
+_FITS_AFTER_RESERVED = _FITS & _passes(tuple_(Run.position, Run.id) <= tuple_(*_RESERVED_POSITION))
 _NODES = select(RunNode.worker_id, RunNode.devices).where(
     RunNode.worker_id.in_(bindparam("worker_ids", expanding=True)), IN_USE
 )
@@ -128,14 +131,14 @@ def claim(
 ) -> Run | None:
     """Claim the next queued run that fits, or None; for several nodes, other workers' devices too.
 
-    Raising `attempt` makes every earlier attempt stale. Two claims never share a device: each locks
-    the workers whose devices it takes, in the order of their ids, and then reads what is free.
-    free_devices: devices that the worker knows to be free.  device_memory_bytes: per device.
+    Raising `attempt` makes every earlier attempt stale. Two claims never share a device: a claim
+    locks the workers of its devices, in the order of their ids, and then reads the free devices.
+    free_devices: devices that the worker reports as free.  device_memory_bytes: per device.
     runs_per_user, devices_per_user: limits per owner; 0 means none.  reserve_after_seconds: waiting
     time after which devices are reserved for the first run of several devices.  commands: whether
     the worker runs commands.  only: the only run to consider.
     """
-    session.flush()  # a connection, over which all but the run is read and written, does not
+    session.flush()  # the statements below run on the connection, which does not flush
     free = len(set(free_devices) - in_use(session, [worker_id])[worker_id])
     if not free:
         return None
@@ -148,21 +151,21 @@ def claim(
         torch=None,
         devices=len(free_devices),
     )
-    told = _told(here, offer) | {"claim_only": only}
+    parameters = _parameters(here, offer) | {"claim_only": only}
     waits = (*_WAITS, *unheld(runs_per_user), *([] if only is None else [_IS_THAT_ONE]))
     usage = Usage.read(session, in_any_case=devices_per_user > 0)
     waiting = (*waits, *usage.allows(devices_per_user))
-    is_one, are_several = _are_there(session, told, waiting, _FITS, SEVERAL)
+    is_one, are_several = _are_there(session, parameters, waiting, _FITS, SEVERAL)
     plan = Plan()
     if are_several:
-        plan = planned(session, waiting, told, here, offer, reserve_after_seconds, usage)
-    told |= _told(here, offer, plan.kept)
-    fits = _fits(here, plan.kept, usage)
+        plan = make_plan(session, waiting, parameters, here, offer, reserve_after_seconds, usage)
+    parameters |= _parameters(here, offer, plan.reservation)
+    fits = _fits(here, plan.reservation, usage)
     if is_one and fits is not _FITS:
-        [is_one] = _are_there(session, told, waiting, fits)
+        [is_one] = _are_there(session, parameters, waiting, fits)
     if not is_one and plan.gang is None:
-        write_down(session, plan)
-        return None  # as is usual, and nothing is locked for it
+        save_changes(session, plan)
+        return None  # the usual case: nothing is locked for it
     per_user = bool(runs_per_user or devices_per_user)
     if per_user or usage.limits:
         quotas.take_turns(session, per_user=per_user)
@@ -170,30 +173,30 @@ def claim(
         waiting = (*waits, *usage.allows(devices_per_user))
     worker_ids = (worker_id, *plan.partners)
     taken = _lock(session, worker_ids, free_devices)
-    write_down(session, plan)
-    told |= _told(FreeNode(worker_id, len(taken[worker_id])), offer, plan.kept)
-    fits = _fits(here, plan.kept, usage)
+    save_changes(session, plan)
+    parameters |= _parameters(FreeNode(worker_id, len(taken[worker_id])), offer, plan.reservation)
+    fits = _fits(here, plan.reservation, usage)
     if plan.gang is not None and all(
         len(devices) >= plan.gang.devices_per_node for devices in taken.values()
     ):
-        told["claim_gang"] = plan.gang.id
+        parameters["claim_gang"] = plan.gang.id
         fits = _or_gang(fits)
-    found = session.execute(_taking_query((*waiting, fits), usage.order), told).one_or_none()
-    if found is None:
+    row = session.execute(_taking_query((*waiting, fits), usage.order), parameters).one_or_none()
+    if row is None:
         return None
-    run: Run = found[0]
-    moment: float = found[1]
+    run: Run = row[0]
+    moment: float = row[1]
     its = {"run_id": run.id, "attempt": run.attempt}
     nodes = [
         {
             **its,
             "node": number,
-            "worker_id": each,
-            "devices": taken[each][: run.devices_per_node],
+            "worker_id": node_worker_id,
+            "devices": taken[node_worker_id][: run.devices_per_node],
             "step_before": run.step,
             "lease_expires_at": moment + lease_seconds,
         }
-        for number, each in enumerate(worker_ids[: run.nodes])
+        for number, node_worker_id in enumerate(worker_ids[: run.nodes])
     ]
     connection = session.connection()
     connection.execute(_TAKE_PART, nodes)
@@ -204,13 +207,13 @@ def claim(
 
 
 def _are_there(
-    session: Session, told: Told, waiting: Conditions, *kinds: ColumnElement[bool]
+    session: Session, parameters: Parameters, waiting: Conditions, *kinds: ColumnElement[bool]
 ) -> Sequence[bool]:
     """Return for each kind whether a run of it is queued, in one statement."""
-    return session.connection().execute(_are_there_query(waiting, kinds), told).one()
+    return session.connection().execute(_are_there_query(waiting, kinds), parameters).one()
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(CACHED_STATEMENTS)
 def _are_there_query(waiting: Conditions, kinds: Conditions) -> Select[*tuple[bool, ...]]:
     return select(*(exists().where(*waiting, kind) for kind in kinds))
 
@@ -224,7 +227,7 @@ def in_use(session: Session, worker_ids: Collection[int]) -> dict[int, set[int]]
     return used
 
 
-@lru_cache(MOST_KEPT)  # of a setting
+@lru_cache(CACHED_STATEMENTS)  # of a setting
 def unheld(runs_per_user: int) -> Conditions:
     """Return the condition that a queued run waits for no other run and no limit of its owner."""
     conditions: list[ColumnElement[bool]] = [_IS_UNHELD]
@@ -240,21 +243,21 @@ def _lock(
 ) -> dict[int, list[int]]:
     """Lock these workers; return the free devices of each that is alive.
 
-    free_devices: devices that the first worker, which claims, knows to be free.
+    free_devices: free devices of the first worker, by its own report.
     """
-    indexes: dict[int, set[int]] = {each: set() for each in worker_ids}
+    indexes: dict[int, set[int]] = {worker_id: set() for worker_id in worker_ids}
     rows = session.connection().execute(_LOCKED, {"worker_ids": list(worker_ids)})
     for worker_id, devices, is_taking in rows.all():
         if is_taking:
             indexes[worker_id] = {int(device["index"]) for device in devices}
     indexes[worker_ids[0]] = set(free_devices)
     used = in_use(session, worker_ids)
-    return {each: sorted(indexes[each] - used[each]) for each in worker_ids}
+    return {worker_id: sorted(indexes[worker_id] - used[worker_id]) for worker_id in worker_ids}
 
 
-def _told(here: FreeNode, offer: Offer, kept: Reservation | None = None) -> Told:
+def _parameters(here: FreeNode, offer: Offer, reservation: Reservation | None = None) -> Parameters:
     """Return the parameters of the claim's statements: the worker and its reservation."""
-    told = {
+    parameters = {
         "claim_asking": here.worker_id,
         "claim_free": here.free,
         "claim_recipes": list(offer.recipes),
@@ -262,34 +265,38 @@ def _told(here: FreeNode, offer: Offer, kept: Reservation | None = None) -> Told
         "claim_takes_commands": offer.commands,
         "claim_memory_gib": offer.device_memory_bytes / GIB,
     }
-    if kept is not None:
-        first = kept.run
-        told |= {
-            "kept_priority": first.priority,
-            "kept_position": first.position,
-            "kept_id": first.id,
-            "kept_left_over": kept.left_over(here),
-            "kept_seconds": None if kept.until is None else kept.until - first.moment,
+    if reservation is not None:
+        first = reservation.run
+        parameters |= {
+            "reserved_priority": first.priority,
+            "reserved_position": first.position,
+            "reserved_id": first.id,
+            "reserved_left_over": reservation.left_over(here),
+            "reserved_seconds": None
+            if reservation.until is None
+            else reservation.until - first.moment,
         }
-    return told
+    return parameters
 
 
-def _fits(here: FreeNode, kept: Reservation | None, usage: Usage) -> ColumnElement[bool]:
+def _fits(here: FreeNode, reservation: Reservation | None, usage: Usage) -> ColumnElement[bool]:
     """Return the condition that this worker can and may train a single-node run now."""
-    if kept is None or here.worker_id not in kept.worker_ids:
+    if reservation is None or here.worker_id not in reservation.worker_ids:
         return _FITS
     if usage.loads is None:
-        return _FITS_BESIDE
-    place = tuple_(usage.loads, Run.position, Run.id)
-    return _FITS & _passes(place <= tuple_(usage.load(kept.run.project), *_KEPT_PLACE))
+        return _FITS_AFTER_RESERVED
+    position = tuple_(usage.loads, Run.position, Run.id)
+    return _FITS & _passes(
+        position <= tuple_(usage.load(reservation.run.project), *_RESERVED_POSITION)
+    )
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(CACHED_STATEMENTS)
 def _or_gang(fits: ColumnElement[bool]) -> ColumnElement[bool]:
     return fits | (Run.id == bindparam("claim_gang", type_=Integer))
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(CACHED_STATEMENTS)
 def _taking_query(conditions: Conditions, order: Conditions) -> Update:
     """Return the UPDATE that starts an attempt of the first of these runs, for both databases.
 
@@ -306,6 +313,6 @@ def _taking_query(conditions: Conditions, order: Conditions) -> Update:
         **dict.fromkeys(("error", "failure_kind", "first_since", "resumed_step"), None),
         reservation=null(),
     )
-    # As it is then, also if the session knew it before.
+    # populate_existing: replace what the session has read of the run before.
     taken = taken.execution_options(synchronize_session=False, populate_existing=True)
     return taken.returning(Run, now())

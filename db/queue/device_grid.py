@@ -1,4 +1,4 @@
-"""Workers × devices: what runs where, and how busy it is."""
+"""Grid of workers and devices with their runs and utilization."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -13,34 +13,30 @@ from db.access import permissions
 from db.queue.workers import ALIVE, LASTING
 from db.tables import HOST, Run, RunNode, SystemSample, Worker
 
-#: Workers that a page shows, those that are up first; the API has all of them.
+#: Workers shown on a page, those that are up first; the API returns all of them.
 MOST_WORKERS = 500
 
 
 class Cell(NamedTuple):
-    """One device. label: its kind and number. run_id: of the run that it is in use for.
+    """One device of a worker. Values that are not sampled are None."""
 
-    name, status: of that run, where it may be seen.
-    utilization: 0 to 1, memory_bytes: in use, temperature_celsius; None where it is not sampled.
-    """
-
-    label: str
-    device: str
-    run_id: int | None
-    name: str | None
-    status: str
-    utilization: float | None
-    memory_bytes: int | None
+    label: str  # kind and index
+    device: str  # label and model name
+    run_id: int | None  # the run that uses it
+    name: str | None  # of that run, if it is visible to the session
+    status: str  # of that run, if it is visible to the session
+    utilization: float | None  # 0 to 1
+    memory_bytes: int | None  # in use
     temperature_celsius: float | None
 
     @property
     def share(self) -> float:
-        """In hundredths, how busy it is, as far as is known."""
+        """Utilization in percent, 0 if unknown."""
         return round(100 * (self.utilization or 0.0))
 
     @property
     def load(self) -> str:
-        """How busy it is, in words; empty where that is not known."""
+        """Utilization, memory and temperature as text; empty if unknown."""
         busy = None if self.utilization is None else f"{self.share:.0f} %"
         memory = None if self.memory_bytes is None else f"{self.memory_bytes / 2**30:.0f} GiB"
         celsius = self.temperature_celsius
@@ -50,13 +46,13 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One worker. state: up, silent or stopped.  seen_at: when it is not up."""
+    """One worker with its devices."""
 
     id: int
     name: str
     host: str
-    state: str
-    seen_at: float | None
+    state: str  # up, silent or stopped
+    seen_at: float | None  # None while it is up
     is_drained: bool
     stops: bool
     only_run_id: int | None
@@ -65,10 +61,10 @@ class Row:
 
     @property
     def mark(self) -> str:
-        """Something that changes when what is shown of the worker does."""
-        said = (self.name, self.host, self.state, self.seen_at, self.is_drained, self.stops)
+        """Checksum that changes when the displayed values of the worker change."""
+        values = (self.name, self.host, self.state, self.seen_at, self.is_drained, self.stops)
         more = (self.only_run_id, self.placement, [tuple(cell) for cell in self.cells])
-        return f"{crc32(repr(said + more).encode()):x}"
+        return f"{crc32(repr(values + more).encode()):x}"
 
 
 _COLUMNS = (
@@ -78,15 +74,15 @@ _COLUMNS = (
 
 
 def read(session: Session, limit: int = MOST_WORKERS) -> list[Row]:
-    """Read it in four queries, however many workers and runs; names of runs as the session may."""
+    """Return the grid, in four queries; run names only of runs that the session may see."""
     up = ALIVE.label("is_up")
     query = select(*_COLUMNS, up).where(LASTING).order_by(up.desc(), Worker.name).limit(limit)
-    found = session.execute(query).all()
+    rows = session.execute(query).all()
     used: dict[int, dict[int, Any]] = defaultdict(dict)
     nodes = select(RunNode.worker_id, RunNode.run_id, RunNode.node, RunNode.devices).where(
-        RunNode.ended_at.is_(None), RunNode.worker_id.in_([row.id for row in found])
+        RunNode.ended_at.is_(None), RunNode.worker_id.in_([row.id for row in rows])
     )
-    with permissions.unlimited(session):  # a device is in use, whoever sees the run
+    with permissions.unlimited(session):  # a device is in use even if its run is not visible
         nodes_in_use = session.execute(nodes).all()
     for node in nodes_in_use:
         used[node.worker_id].update(dict.fromkeys(node.devices, node))
@@ -96,15 +92,15 @@ def read(session: Session, limit: int = MOST_WORKERS) -> list[Row]:
         for row in session.execute(select(Run.id, Run.name, Run.status).where(Run.id.in_(run_ids)))
     }
     samples = _samples(session, seen, set().union(*used.values()))
-    return [_row(row, used[row.id], seen, samples) for row in found]
+    return [_row(row, used[row.id], seen, samples) for row in rows]
 
 
 def _samples(
     session: Session, run_ids: Collection[int], devices: Collection[int]
 ) -> dict[tuple[int, int], Any]:
-    """Return the latest samples of these runs, by run and device: of their first nodes.
+    """Return the latest samples of the runs' first nodes, by run and device.
 
-    devices: of any of them, without which all that a run has ever had would be gone through.
+    devices: limits the query to these; without it every sample of a run would be read.
     """
     of_run = (SystemSample.run_id == Run.id, SystemSample.device == HOST)
     last = select(func.max(SystemSample.elapsed_ms)).where(*of_run).scalar_subquery()
@@ -152,7 +148,7 @@ def _cell(
     index = int(device["index"])
     label = f"{device['kind']} {index}"
     run = seen.get(node.run_id) if node else None
-    # What a CPU does is known of its machine as a whole alone, and of a gang's first node.
+    # CPU load is sampled only for the machine as a whole, and device load only on node 0.
     is_known = node is not None and node.node == 0 and device["kind"] != "cpu"
     sample = samples.get((node.run_id, index)) if node and is_known else None
     return Cell(

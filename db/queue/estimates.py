@@ -1,4 +1,4 @@
-"""What a run is likely to cost before it starts, by the latest finished ones that are like it."""
+"""Cost estimates for a run before it starts, from similar finished runs."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -11,30 +11,26 @@ from sqlalchemy.orm import Session
 from db.runs import runs
 from db.tables import KEPT, CheckpointFile, Run, Status
 
-#: So many of the latest runs are looked through, of so many of those that finished the sizes are
-#: compared, and so many of those that are alike are judged by.
-LOOKED_THROUGH, COMPARED, LIKE = 2000, 50, 5
+#: Latest runs that are searched, finished ones of them to compare sizes with, similar ones to use.
+SEARCHED, COMPARED, SIMILAR = 2000, 50, 5
 
-#: Tells by a run's settings of its recipe whether its sizes are those that are asked about.
+#: Returns whether a run's recipe settings have the requested sizes.
 SizesTest: TypeAlias = Callable[[dict[str, Any]], bool]
 
 
 @dataclass(frozen=True)
 class Alike:
-    """Finished runs that are like one: their ids, the least and most steps a second of theirs.
+    """Finished runs that are similar to a requested one, with their speeds."""
 
-    same_batch_size, same_sizes: whether theirs are those that were asked for.
-    """
-
-    runs: list[int]
-    slowest: float
-    fastest: float
-    same_batch_size: bool
-    same_sizes: bool
+    runs: list[int]  # ids
+    slowest: float  # steps per second
+    fastest: float  # steps per second
+    same_batch_size: bool  # some have the requested batch size
+    same_sizes: bool  # all have the requested sizes
 
 
 def ahead(session: Session, priority: int) -> int:
-    """Count the queued runs that start sooner than one of a priority that is submitted now."""
+    """Count the queued runs ahead of a run of this priority that is submitted now."""
     waiting = select(func.count()).where(Run.status == Status.QUEUED, Run.priority >= priority)
     return session.scalar(waiting) or 0
 
@@ -49,10 +45,10 @@ def alike(
     batch_size: int | None,
     has_same_sizes: SizesTest,
 ) -> Alike:
-    """Find runs of the same recipe, precision and number of devices; of those sizes if any, and of
-    that batch size.
+    """Return finished runs of the same recipe, precision and number of devices.
 
-    recipes: the names that the recipe goes by.  has_same_sizes: tells it by a run's settings.
+    Those with the same sizes and batch size are preferred.  recipes: names of the recipe.
+    has_same_sizes: compares a run's recipe settings.
     """
     batch = Run.config["training"]["batch_size"].as_float()
     query = (
@@ -62,7 +58,7 @@ def alike(
             batch.label("batch_size"),
             Run.config["recipe"].label("sizes"),
         )
-        .where(Run.id > (runs.newest_id(session) or 0) - LOOKED_THROUGH, KEPT)
+        .where(Run.id > (runs.newest_id(session) or 0) - SEARCHED, KEPT)
         .where(Run.status == Status.FINISHED, Run.steps_per_second > 0)
         .where(Run.recipe.in_(recipes), Run.precision == precision)
         .where(Run.nodes == nodes, Run.devices_per_node == devices_per_node)
@@ -72,19 +68,19 @@ def alike(
     same = [row for row in of_batch if has_same_sizes(row.sizes or {})]
     others = [] if same else session.execute(query.limit(COMPARED)).all()
     same = same or [row for row in others if has_same_sizes(row.sizes or {})]
-    found = (same or of_batch or others)[:LIKE]
-    speeds = [row.steps_per_second for row in found] or [0.0]
+    similar = (same or of_batch or others)[:SIMILAR]
+    speeds = [row.steps_per_second for row in similar] or [0.0]
     return Alike(
-        [row.id for row in found],
+        [row.id for row in similar],
         min(speeds),
         max(speeds),
-        same_batch_size=any(row.batch_size == batch_size for row in found),
+        same_batch_size=any(row.batch_size == batch_size for row in similar),
         same_sizes=bool(same),
     )
 
 
 def checkpoint_bytes(session: Session, run_ids: Collection[int]) -> int | None:
-    """Return what the files of the last checkpoint take, of the run in the middle; None of none."""
+    """Return the median size of the runs' last checkpoints; None if they have none."""
     newest = (
         select(CheckpointFile.run_id, func.max(CheckpointFile.step).label("step"))
         .where(CheckpointFile.run_id.in_(run_ids), CheckpointFile.kind == "checkpoint")
@@ -92,8 +88,8 @@ def checkpoint_bytes(session: Session, run_ids: Collection[int]) -> int | None:
         .subquery()
     )
     at = (CheckpointFile.run_id == newest.c.run_id) & (CheckpointFile.step == newest.c.step)
-    sizes = (
+    query = (
         select(func.sum(CheckpointFile.size_bytes)).join(newest, at).group_by(CheckpointFile.run_id)
     )
-    found = [int(size) for size in session.scalars(sizes)]
-    return int(median(found)) if found else None
+    sizes = [int(size) for size in session.scalars(query)]
+    return int(median(sizes)) if sizes else None

@@ -17,17 +17,17 @@ from db.tables import RunNode, Worker
 
 #: A node whose lease has not been renewed for this share of it is lost to the others.
 LOST_SHARE = 0.6
-#: What a rank blames that found another one gone.
+#: Failure kind of a rank that only lost contact with another rank.
 RANK = "rank"
 
 
 @dataclass(frozen=True)
 class NodeOutcome:
-    """How a node's part in an attempt ended. fault: None if it ended as it should."""
+    """How a node's part of an attempt ended."""
 
     reason: str | None = None
     error: str | None = None
-    failure_kind: str | None = None
+    failure_kind: str | None = None  # None: it ended without a failure
 
 
 def meet(session: Session, run_id: int, attempt: int, host: str, port: int) -> None:
@@ -57,17 +57,17 @@ def trouble(
             return f"{who}: {other.ending['reason']}"
         silent = lease_seconds - seconds_left
         if other.ended_at is None and LOST_SHARE * lease_seconds < silent < math.inf:
-            return f"{who} has not been heard of for {silent:.0f} s"
+            return f"{who} has not reported for {silent:.0f} s"
     return None
 
 
 def tell_ending(
     session: Session, run_id: int, attempt: int, number: int, ending: NodeOutcome
 ) -> None:
-    """Record how a node ended, so that the others stop, too. Raises StaleAttempt."""
+    """Record how a node ended; the other nodes then stop too. Raises StaleAttempt."""
     held(session, run_id, attempt)
     row = node(session, run_id, attempt, number)
-    if row.ending is None:  # the first thing told is the cause
+    if row.ending is None:  # the first outcome is the cause
         row.ending = {
             "reason": ending.reason,
             "error": ending.error,
@@ -90,17 +90,18 @@ def blamed(session: Session, run_id: int, attempt: int) -> NodeOutcome | None:
     A node that failed by itself takes precedence over one that was killed or lost, and that over
     one that was stopped; a node that only lost contact with other ranks is no cause.
     """
-    found = []
+    outcomes = []
     left = RunNode.lease_expires_at - now()
     for other, worker, _left in session.execute(_others(run_id, attempt, 0, left)):
         who = f"node {other.node} ({worker})"
         if other.ending is None and other.ended_at is None:
-            found.append(NodeOutcome(f"{who} was lost", None, "infrastructure"))
+            outcomes.append(NodeOutcome(f"{who} was lost", None, "infrastructure"))
         elif other.ending and other.ending["reason"] and other.ending["failure_kind"] != RANK:
             reason = f"{who}: {other.ending['reason']}"
-            found.append(NodeOutcome(reason, other.ending["error"], other.ending["failure_kind"]))
-    hardest = {"infrastructure": 1, None: 2}
-    return min(found, key=lambda each: hardest.get(each.failure_kind, 0), default=None)
+            error, failure_kind = other.ending["error"], other.ending["failure_kind"]
+            outcomes.append(NodeOutcome(reason, error, failure_kind))
+    rank = {"infrastructure": 1, None: 2}
+    return min(outcomes, key=lambda outcome: rank.get(outcome.failure_kind, 0), default=None)
 
 
 def _others(run_id: int, attempt: int, number: int, left: ColumnElement[Any]) -> Select[Any]:

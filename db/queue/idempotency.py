@@ -1,4 +1,4 @@
-"""Requests that carry a key, so that one which is sent again does nothing twice."""
+"""Idempotency keys: a request that is sent again has no second effect."""
 
 import hashlib
 import json
@@ -15,16 +15,17 @@ Row = TypeVar("Row", Run, Sweep)
 
 
 def hash_of_request(request: Any) -> str:
-    """Return the SHA-256 of a request's values, whatever the order of their names."""
+    """Return the SHA-256 of a request's values, independent of key order."""
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
 def made_by(
     session: Session, table: type[Row], owner: User, key: str | None, request_hash: str
 ) -> Row | None:
-    """Return what the same request has made before; of two at once the second waits.
+    """Return the row that the same request created before; a concurrent request waits.
 
-    Raises Invalid if the key came with another request, or made what the session does not see.
+    Raises Invalid if the key was used for another request, or if its row is not visible to the
+    session.
     """
     if key is None:
         return None
@@ -36,6 +37,6 @@ def made_by(
         return None
     is_seen = session.scalar(select(table.id).where(*mine)) is not None
     if not is_seen or row.request_hash not in (None, request_hash):
-        text = f"{key[:100]!r} was sent before with another request"
+        text = f"{key[:100]!r} was already used for another request"
         raise Invalid({"idempotency_key": f"{text}; allowed: the same request, or another key"})
     return row

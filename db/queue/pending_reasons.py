@@ -1,4 +1,4 @@
-"""Why queued runs wait: read once, told of as many of them as a page shows."""
+"""Pending reasons of queued runs, from one read of the queue."""
 
 import math
 import sys
@@ -20,73 +20,63 @@ from db.queue.quotas import GIB, Usage
 from db.runs import runs
 from db.tables import ACTIVE, COMMAND, ENDED, Placement, Run, RunNode, Status, Worker
 
-#: Made once: each alias makes all of its columns anew.
+#: Built once: an alias copies all columns.
 _EARLIER = aliased(Run)
 #: Other runs that a reason names at most, and characters of the name of each.
 MOST_NAMED, NAME_CHARACTERS = 3, 40
 
 
 class OtherRun(NamedTuple):
-    """A run that another one waits for. is_seen: whether whoever is told may see it."""
+    """A run that another one waits for."""
 
     id: int
     name: str
-    is_seen: bool
+    is_seen: bool  # visible to the session's user
 
     @property
     def label(self) -> str:
-        """What it is called in a reason."""
+        """Id and shortened name, as used in a reason."""
         is_long = len(self.name) > NAME_CHARACTERS
         return f"{self.id} ({self.name[: NAME_CHARACTERS - 1] + '…' if is_long else self.name})"
 
 
 class Named(NamedTuple):
-    """A run that a reason names, and what it calls it."""
+    """A run that a reason names."""
 
     id: int
-    label: str
+    label: str  # as in the text
 
 
 class Reason(NamedTuple):
-    """Why a queued run waits. named: the runs that it names, in their order."""
+    """Reason why a queued run waits."""
 
     text: str
-    named: tuple[Named, ...] = ()
+    named: tuple[Named, ...] = ()  # in the order of the text
 
 
 @dataclass(frozen=True)
 class Queue:
-    """What queued runs wait for, read once for all that are shown together.
+    """State of the queue and of its workers, read once for all runs on a page."""
 
-    workers: those that are up.  places: of each queued run, 0 for the next.  first: the next of
-    those that may be named.  awaited: runs that have not ended, and whose end others wait for.
-    training: runs in training by owner.  using: those that have devices, by worker.  reserving:
-    queued runs that devices may be kept for, next first.  placed: of runs that a cluster was asked
-    for, what it says.  seen: the projects whose runs may be named; None: all.
-    """
-
-    workers: list[Worker]
-    places: dict[int, int]
-    first: list[OtherRun]
-    awaited: dict[int, OtherRun]
-    training: Counter[int]
-    using: dict[int, list[OtherRun]]
-    reserving: list[Any]
-    placed: dict[int, str]
+    workers: list[Worker]  # those that are up
+    places: dict[int, int]  # queue positions by run id, 0 is next
+    first: list[OtherRun]  # the next visible runs
+    awaited: dict[int, OtherRun]  # unended runs that others wait for
+    training: Counter[int]  # runs in training by owner
+    using: dict[int, list[OtherRun]]  # runs that use devices, by worker
+    reserving: list[Any]  # queued runs with a reservation, next first
+    placed: dict[int, str]  # state reported by the cluster, by run id
     usage: Usage
-    seen: frozenset[str] | None
+    seen: frozenset[str] | None  # projects of the visible runs; None: all
 
     @property
     def has_takers(self) -> bool:
-        """Whether any worker that is up takes what is queued: one that is drained does not."""
+        """Whether a worker is up and not drained."""
         return any(worker.drained_at is None for worker in self.workers)
 
     @classmethod
     def read(cls, session: Session) -> "Queue":
-        """Read it: three queries, however many runs and workers there are.
-
-        Named are runs that whoever has the session may see.
-        """
+        """Read the queue in three queries; only runs visible to the session are named."""
         grants = permissions.limits(session)
         is_limited = grants is not None and grants.projects is not None
         seen = frozenset(grants.projects or ()) if grants and is_limited else None
@@ -109,7 +99,7 @@ class Queue:
                 using[row.worker_id].append(other(row.id, row.name, row.project))
         return cls(
             workers=workers.alive(session),
-            places={row.id: place for place, row in enumerate(queued)},
+            places={row.id: position for position, row in enumerate(queued)},
             first=[other(row.id, row.name, row.project) for row in islice(shown, MOST_NAMED)],
             awaited={
                 row.awaited: other(row.awaited, row.awaited_name, row.awaited_project)
@@ -126,19 +116,19 @@ class Queue:
 
     @property
     def mark(self) -> str:
-        """Something that changes when the workers or their free devices do."""
-        free = [(each.id, self.free(each), each.drained_at) for each in self.workers]
-        kept = [(row.id, row.reservation) for row in self.reserving]
+        """Checksum that changes when the workers or their free devices change."""
+        free = [(worker.id, self.free(worker), worker.drained_at) for worker in self.workers]
+        reserved = [(row.id, row.reservation) for row in self.reserving]
         limits = sorted(self.usage.limits.items())
         named = self.first, sorted(self.awaited.items()), sorted(self.using.items())
-        return f"{crc32(repr((free, kept, limits, named)).encode()) % 0xFFFF:x}"
+        return f"{crc32(repr((free, reserved, limits, named)).encode()) % 0xFFFF:x}"
 
     def free(self, worker: Worker) -> int:
-        """Return how many devices of a worker are in no use."""
+        """Return the number of a worker's free devices."""
         return len(worker.devices) - self.usage.by_worker[worker.id]
 
-    def kept(self, runs_per_user: int, devices_per_user: int) -> Any:
-        """Return the run that devices are kept for, if there is one."""
+    def reserved_for(self, runs_per_user: int, devices_per_user: int) -> Any:
+        """Return the run that devices are reserved for, if any."""
         held = {
             owner
             for owner, count in self.training.items()
@@ -152,12 +142,13 @@ def places(session: Session) -> dict[int, int]:
     """Return how many runs are ahead of each queued one."""
     with permissions.unlimited(session):
         in_turn = Usage.read(session).in_turn(_queued(session))
-        return {row.id: place for place, row in enumerate(in_turn)}
+        return {row.id: position for position, row in enumerate(in_turn)}
 
 
 def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
-    """List queued runs, next first, each with the run whose end it waits for; and those in training
-    too, if asked for, once for each of their nodes, with its worker.
+    """List queued runs, next first, each with the run that it waits for.
+
+    and_training: also list runs in training, one row per node with its worker.
     """
     columns = (
         *(Run.id, Run.name, Run.owner_id, Run.project, Run.status, Run.priority),
@@ -182,9 +173,9 @@ def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
 
 
 def reason(run: Run, queue: Queue, *, runs_per_user: int = 0, devices_per_user: int = 0) -> Reason:
-    """Say in words what a queued run waits for, the hardest obstacle first."""
-    found = _reason(run, queue, runs_per_user, devices_per_user)
-    return found if isinstance(found, Reason) else Reason(found)
+    """Return why a queued run waits; the hardest obstacle takes precedence."""
+    result = _reason(run, queue, runs_per_user, devices_per_user)
+    return result if isinstance(result, Reason) else Reason(result)
 
 
 def _reason(run: Run, queue: Queue, runs_per_user: int, devices_per_user: int) -> Reason | str:
@@ -210,20 +201,21 @@ def _reason(run: Run, queue: Queue, runs_per_user: int, devices_per_user: int) -
     ahead = queue.places.get(run.id, 0)
     if run.id in queue.placed:
         return queue.placed[run.id]
-    kept = queue.kept(runs_per_user, devices_per_user)
+    reserved = queue.reserved_for(runs_per_user, devices_per_user)
     roomy = [worker for worker in able if queue.free(worker) >= run.devices_per_node]
-    if kept is not None and kept.id == run.id:
-        since = time.strftime("%H:%M UTC", time.gmtime(kept.reservation["since"]))
+    if reserved is not None and reserved.id == run.id:
+        since = time.strftime("%H:%M UTC", time.gmtime(reserved.reservation["since"]))
         needed = f"{_needed(run)}; {len(roomy) or 'none'} {'is' if len(roomy) == 1 else 'are'} free"
-        return f"it needs {needed}: what comes free is kept for it since {since}"
-    if kept is not None and roomy and queue.places[kept.id] < ahead:
-        others = [each for each in roomy if each.id not in kept.reservation["worker_ids"]]
+        return f"it needs {needed}: devices are reserved for it since {since}"
+    if reserved is not None and roomy and queue.places[reserved.id] < ahead:
+        reserved_ids = reserved.reservation["worker_ids"]
+        others = [worker for worker in roomy if worker.id not in reserved_ids]
         if len(others) < run.nodes:
-            is_seen = queue.seen is None or kept.project in queue.seen
-            other = OtherRun(kept.id, kept.name, is_seen)
-            return _of_one(f"devices are kept for {{}}, which needs {_needed(kept)}", other)
+            is_seen = queue.seen is None or reserved.project in queue.seen
+            other = OtherRun(reserved.id, reserved.name, is_seen)
+            return _of_one(f"devices are reserved for {{}}, which needs {_needed(reserved)}", other)
     if ahead:
-        first = [each for each in queue.first if queue.places[each.id] < ahead]
+        first = [other for other in queue.first if queue.places[other.id] < ahead]
         text = "1 run is ahead" if ahead == 1 else f"{ahead} runs are ahead"
         return _named(f"{text}:", first, ahead) if first else Reason(text)
     if any(worker.placement for worker in able):
@@ -231,22 +223,22 @@ def _reason(run: Run, queue: Queue, runs_per_user: int, devices_per_user: int) -
     if len(roomy) >= run.nodes:
         return "it is next: a worker is about to take it"
     if run.nodes > 1:
-        return f"it is next: it needs {_needed(run)}, and {len(roomy) or 'none'} can be had"
+        return f"it is next: it needs {_needed(run)}, and {len(roomy) or 'none'} can be used"
     return _used(queue, able)
 
 
 def _used(queue: Queue, able: list[Worker]) -> Reason:
-    """Say which runs have the devices of these workers."""
+    """Return a reason that lists the runs on these workers' devices."""
     devices = sum(len(worker.devices) for worker in able)
     used = devices - sum(max(queue.free(worker), 0) for worker in able)
-    using = dict.fromkeys(each for worker in able for each in queue.using.get(worker.id, ()))
+    using = dict.fromkeys(other for worker in able for other in queue.using.get(worker.id, ()))
     if not using:
         return Reason("it is next: no device is free")
     if used == devices:
         text = "the only device is" if devices == 1 else f"all {devices} devices are"
     else:
         text = f"{used} of {devices} devices are"
-    first = [each for each in using if each.is_seen][:MOST_NAMED]
+    first = [other for other in using if other.is_seen][:MOST_NAMED]
     by = f"it is next: {text} used by {'run' if len(using) == 1 else 'runs'}"
     if not first:
         of = "of another project" if len(using) == 1 else "of other projects"
@@ -255,26 +247,26 @@ def _used(queue: Queue, able: list[Worker]) -> Reason:
 
 
 def _of_one(text: str, other: OtherRun) -> Reason:
-    """Name a run in a text, if it may be seen."""
+    """Insert a run into a text, by name if it is visible."""
     if not other.is_seen:
         return Reason(text.format("a run of another project"))
     return Reason(text.format(f"run {other.label}"), (Named(other.id, other.label),))
 
 
 def _named(text: str, first: list[OtherRun], count: int) -> Reason:
-    """Name the first of so many runs behind a text, and count the others."""
-    labels = [each.label for each in first]
+    """Append the first runs to a text, and the number of the others."""
+    labels = [other.label for other in first]
     if count > len(labels):
-        told = f"{', '.join(labels)} and {count - len(labels)} more"
+        names = f"{', '.join(labels)} and {count - len(labels)} more"
     else:
-        told = " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
-    return Reason(f"{text} {told}", tuple(Named(each.id, each.label) for each in first))
+        names = " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+    return Reason(f"{text} {names}", tuple(Named(other.id, other.label) for other in first))
 
 
 def _lacking(run: Run, able: list[Worker]) -> str:
-    """Say that the workers that are up could never train a run, if it is so."""
+    """Return why the workers that are up could never train a run; empty if they could."""
     if any(worker.placement for worker in able):
-        return ""  # a cluster says itself what it has
+        return ""  # the cluster reports its own capacity
     most = max(len(worker.devices) for worker in able)
     if most < run.devices_per_node:
         return f"it needs {run.devices_per_node} devices, and no worker has more than {most}"
@@ -294,8 +286,8 @@ def _needed(run: Any) -> str:
 
 
 def _able(run: Run, up: list[Worker]) -> tuple[list[Worker], str]:
-    """Return the workers that can take a run as far as its kind goes, or why there are none."""
-    able = [each for each in up if workers.takes(each, run.source, run.recipe, run.precision)]
+    """Return the workers that support a run's recipe and precision, or why there are none."""
+    able = [worker for worker in up if workers.takes(worker, run.source, run.recipe, run.precision)]
     if not able and run.source == COMMAND:
         return [], "no worker that is up offers commands (HALFSTEP_ALLOW_COMMANDS=yes)"
     if not able and any(workers.offers(worker, run.recipe) for worker in up):
@@ -303,29 +295,31 @@ def _able(run: Run, up: list[Worker]) -> tuple[list[Worker], str]:
     if not able:
         return [], f"no worker that is up offers the recipe {run.recipe}"
     if run.source != COMMAND and (memory_gib := _memory_gib(run)):
-        largest_gib = max(workers.device_memory_bytes(each.devices) for each in able) / GIB
+        largest_gib = max(workers.device_memory_bytes(worker.devices) for worker in able) / GIB
         if largest_gib < memory_gib:
             text = f"it needs devices of {memory_gib:g} GiB"
             return [], f"{text}, and no worker that is up has more than {largest_gib:.1f} GiB"
         able = [
-            each for each in able if workers.device_memory_bytes(each.devices) / GIB >= memory_gib
+            worker
+            for worker in able
+            if workers.device_memory_bytes(worker.devices) / GIB >= memory_gib
         ]
     return able, ""
 
 
 def _memory_gib(run: Run) -> float:
-    """Return what a run asks of each device; an earlier version let it ask for any number."""
-    wanted = run.config["training"].get("device_memory_gib") or 0.0
-    return float(wanted) if wanted <= sys.float_info.max else math.inf
+    """Return the memory that a run requests per device; an earlier version allowed any number."""
+    memory_gib = run.config["training"].get("device_memory_gib") or 0.0
+    return float(memory_gib) if memory_gib <= sys.float_info.max else math.inf
 
 
 def mark(reason: str, ahead: int) -> int:
-    """Return a number that differs when what a run waits for does."""
+    """Return a checksum that changes with the reason or the position."""
     return crc32(f"{ahead} {reason}".encode())
 
 
 def live_marks(session: Session, run_ids: Collection[int], queue: Queue) -> dict[int, str]:
-    """Look up `marks` of these runs, newest first."""
+    """Return the `marks` of these runs, newest first."""
     columns = (Run.id, Run.status, Run.revision, Run.last_report_at, now().label("moment"))
     query = select(*columns).where(Run.id.in_(run_ids)).order_by(Run.id.desc())
     rows = session.execute(query).all()
@@ -333,10 +327,7 @@ def live_marks(session: Session, run_ids: Collection[int], queue: Queue) -> dict
 
 
 def marks(rows: Iterable[Any], queue: Queue, moment: float) -> dict[int, str]:
-    """Return a mark for each of these runs that has not ended.
-
-    When it differs, so does what a list shows.
-    """
+    """Return a mark for each unended run, which changes when a list must show it differently."""
     workers_mark = queue.mark
     return {
         row.id: f"{row.revision}q{queue.places.get(row.id, '')}w{workers_mark}"

@@ -1,4 +1,4 @@
-"""What a cluster is asked for, run by run: workers for its next attempt, and how they fare."""
+"""Placements: requests to a cluster for workers of a run's next attempt, and their state."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from db.queue.claims import unheld
 from db.queue.quotas import Usage
 from db.tables import ACTIVE, COMMAND, KEPT, RECIPE, Placement, Run, RunNode, Status, Worker
 
-#: After the n-th try in vain n² times as long, at most MOST_TRIES² times, until the next.
+#: Delay until the next try: n² times this after the n-th failure, at most MOST_TRIES² times.
 RETRY_SECONDS = 10.0
 MOST_TRIES = 8
 REASON_CHARACTERS = 500
 OPEN = Placement.ended_at.is_(None)
 
 
-def wanted(
+def unplaced(
     session: Session,
     recipes: Collection[str],
     *,
@@ -26,12 +26,12 @@ def wanted(
     devices_per_user: int,
     limit: int,
 ) -> Sequence[Any]:
-    """List queued runs that nothing has been asked for, next first: id, attempt, nodes, devices.
+    """List queued runs without a placement, next first: id, attempt, nodes, devices.
 
-    attempt: the one that is to be. limit: how many may be asked for at once, those before included.
+    attempt: the next one. limit: open placements allowed at once, existing ones included.
     """
     before = aliased(Placement)
-    is_asked = exists().where(before.run_id == Run.id, before.ended_at.is_(None))
+    is_placed = exists().where(before.run_id == Run.id, before.ended_at.is_(None))
     attempts = func.coalesce(before.attempts, 0)
     is_too_soon = exists().where(
         before.run_id == Run.id,
@@ -39,7 +39,7 @@ def wanted(
         before.ended_at + RETRY_SECONDS * attempts * attempts > now(),
     )
     usage = Usage.read(session)
-    asked = session.scalar(select(func.count()).select_from(Placement).where(OPEN)) or 0
+    open_placements = session.scalar(select(func.count()).select_from(Placement).where(OPEN)) or 0
     query = select(Run.id, (Run.attempt + 1).label("attempt"), Run.nodes, Run.devices_per_node)
     query = query.where(
         Run.status == Status.QUEUED,
@@ -47,14 +47,16 @@ def wanted(
         or_(and_(Run.source == RECIPE, Run.recipe.in_(recipes)), Run.source == COMMAND),
         *unheld(runs_per_user),
         *usage.allows(devices_per_user),
-        ~is_asked,
+        ~is_placed,
         ~is_too_soon,
     )
-    return session.execute(query.order_by(*usage.order).limit(max(limit - asked, 0))).all()
+    return session.execute(
+        query.order_by(*usage.order).limit(max(limit - open_placements, 0))
+    ).all()
 
 
 def begin(session: Session, row: Any) -> bool:
-    """Write down that the cluster is about to be asked; False: somebody else did just now."""
+    """Record that workers are about to be requested; False if another process just did."""
     key = (row.id, row.attempt)
     placement = session.get(Placement, key, with_for_update=True)
     if placement is None:
@@ -64,16 +66,16 @@ def begin(session: Session, row: Any) -> bool:
         return False
     placement.nodes, placement.devices = row.nodes, row.devices_per_node
     placement.attempts = min(placement.attempts + 1, MOST_TRIES)
-    placement.state, placement.reason = "waiting", "the cluster is asked for workers"
+    placement.state, placement.reason = "waiting", "workers are being requested from the cluster"
     placement.placed_at, placement.ended_at = now(), None
     return True
 
 
 def unended(session: Session) -> list[tuple[Placement, bool]]:
-    """List what has been asked for and is not gone, each with whether it is still wanted.
+    """List open placements, each with whether it is still needed.
 
-    A run needs its workers while it waits for them, and while one of them trains it: it may have
-    been taken by others that were up anyway.
+    A run needs its workers while it is queued, and while one of them trains it; another worker
+    that was up anyway may have claimed it.
     """
     is_by_one = exists().where(
         RunNode.run_id == Run.id,
@@ -81,15 +83,15 @@ def unended(session: Session) -> list[tuple[Placement, bool]]:
         Worker.id == RunNode.worker_id,
         Worker.only_run_id == Run.id,
     )
-    is_wanted = Run.deleted_at.is_(None) & or_(
+    is_needed = Run.deleted_at.is_(None) & or_(
         Run.status == Status.QUEUED, and_(Run.status.in_(ACTIVE), is_by_one)
     )
-    query = select(Placement, is_wanted).join(Run, Run.id == Placement.run_id).where(OPEN)
-    return [(placement, bool(wanted)) for placement, wanted in session.execute(query).all()]
+    query = select(Placement, is_needed).join(Run, Run.id == Placement.run_id).where(OPEN)
+    return [(placement, bool(needed)) for placement, needed in session.execute(query).all()]
 
 
 def note(session: Session, run_id: int, attempt: int, state: str, reason: str) -> None:
-    """Write down how the workers fare, as the cluster says; pages that show the run are told."""
+    """Record the state that the cluster reports; pages that show the run are updated."""
     placement = session.get_one(Placement, (run_id, attempt), with_for_update=True)
     reason = reason[:REASON_CHARACTERS]
     if (placement.state, placement.reason) == (state, reason):

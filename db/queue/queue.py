@@ -26,7 +26,7 @@ from db.tables import (
 
 
 @dataclass(frozen=True)
-class Wishes:
+class DesiredState:
     """The desired state and pending control requests of an attempt."""
 
     desired_state: str  # run, pause, cancel, or kill, which is a cancel that does not wait
@@ -44,7 +44,7 @@ def is_queued(session: Session, run_id: int) -> bool:
 
 
 def set_aside(session: Session, run_id: int, reason: str) -> None:
-    """Fail a queued run that cannot be claimed, without reading it: reading may be what fails."""
+    """Fail a queued run that cannot be claimed, without reading its row, which may be broken."""
     failed = update(Run).where(Run.id == run_id, Run.status == Status.QUEUED)
     attempt = session.scalar(
         failed.values(
@@ -110,7 +110,7 @@ def run_command(session: Session, run_id: int, attempt: int) -> None:
 
 def renew(
     session: Session, run_id: int, attempt: int, lease_seconds: float, number: int = 0
-) -> Wishes:
+) -> DesiredState:
     """Renew a node's lease; return the desired state and requests. Raises StaleAttempt."""
     run = held(session, run_id, attempt)
     node(session, run_id, attempt, number).lease_expires_at = now() + lease_seconds
@@ -122,7 +122,9 @@ def renew(
     pending = select(ControlRequest).where(
         ControlRequest.run_id == run_id, ControlRequest.acknowledged_at.is_(None)
     )
-    return Wishes(run.desired_state, tuple(session.scalars(pending.order_by(ControlRequest.id))))
+    return DesiredState(
+        run.desired_state, tuple(session.scalars(pending.order_by(ControlRequest.id)))
+    )
 
 
 def _is_silent(session: Session, run: Run) -> bool:
@@ -215,7 +217,7 @@ def is_repeatable(session: Session, run_id: int, *, after: int) -> bool:
     )
 
 
-def mark_unreachable(session: Session, found_before: Collection[int]) -> set[int]:
+def mark_unreachable(session: Session, expired_before: Collection[int]) -> set[int]:
     """Return active runs with an expired lease; mark those `unreachable` that expired before.
 
     One check is not enough: a lease that expired in an outage, or by a jump of SQLite's clock, is
@@ -224,14 +226,14 @@ def mark_unreachable(session: Session, found_before: Collection[int]) -> set[int
     silent = (RunNode.run_id == Run.id) & (RunNode.attempt == Run.attempt)
     silent &= RunNode.ended_at.is_(None) & (RunNode.lease_expires_at < now())
     lost = select(Run).where(Run.status.in_(ACTIVE), exists().where(silent))
-    found = session.scalars(lost.with_for_update(skip_locked=True)).all()
-    for run in found:
-        if run.status != Status.UNREACHABLE and run.id in found_before:
-            reason = "its supervisor has not been heard of for a whole lease"
+    rows = session.scalars(lost.with_for_update(skip_locked=True)).all()
+    for run in rows:
+        if run.status != Status.UNREACHABLE and run.id in expired_before:
+            reason = "its supervisor has not reported for a whole lease"
             runs.set_status(
                 session, run, Status.UNREACHABLE, reason=reason, failure_kind="infrastructure"
             )
-    return {run.id for run in found}
+    return {run.id for run in rows}
 
 
 def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]:
@@ -244,8 +246,8 @@ def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]
     gone = select(Run).where(
         Run.id.in_(run_ids), Run.status == Status.UNREACHABLE, ~exists().where(alive)
     )
-    found = session.scalars(gone.with_for_update(skip_locked=True)).all()
-    for run in found:
+    rows = session.scalars(gone.with_for_update(skip_locked=True)).all()
+    for run in rows:
         reason = "queued again after its lease ran out"
         end(
             session,
@@ -255,7 +257,7 @@ def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]
             reason=reason,
             failure_kind="infrastructure",
         )
-    return [run.id for run in found]
+    return [run.id for run in rows]
 
 
 def held(session: Session, run_id: int, attempt: int) -> Run:

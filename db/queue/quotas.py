@@ -1,8 +1,7 @@
-"""What projects and people may use at once, what they do use, and whose turn it is by that.
+"""Quotas of projects and users, their current usage, and the fair order of the queue.
 
-A project's limits and share stand in its row, a person's in the settings; docs/how-to/teams.md is
-for who sets them. A claim looks at devices in use alone, which are few, however many runs there
-are.
+A project's limits and share are columns of its row, a user's are settings; docs/how-to/teams.md
+explains how to set them. A claim reads only devices in use, which are few however many runs exist.
 """
 
 from collections import Counter, defaultdict, deque
@@ -33,7 +32,7 @@ from db.errors import Invalid, OverQuota
 from db.tables import LARGEST_ID, Project, Run, RunNode, Status, User
 
 GIB = 2.0**30  # bytes
-#: What each may be set to.
+#: Range of each limit.
 BOUNDS = {
     "devices": (0, 1_000_000),
     "queued": (0, 1_000_000),
@@ -41,38 +40,34 @@ BOUNDS = {
     "share": (0.001, 1000.0),
 }
 WHOLE = ("devices", "queued")
-WANTED = Run.nodes * Run.devices_per_node
+NEEDED = Run.nodes * Run.devices_per_node
 
-#: Made once, so that a statement in this order is too.
+#: Built once, so that statements with this order can be cached.
 _URGENT_FIRST, _IN_POSITION = Run.priority.desc(), (Run.position.asc(), Run.id.asc())
 _QUEUED_PER_USER = "queued_per_user"
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Devices of workers in use, by project, owner and worker, and what projects may use.
-
-    by_worker: if it was asked for.  What a claim reads is nothing where no limit or share asks.
-    limits: of the projects that have one.  shares: of every one.
-    """
+    """Devices in use by project, owner and worker, with the projects' limits and shares."""
 
     by_project: Counter[str]
     by_owner: Counter[int]
-    by_worker: Counter[int]
-    limits: dict[str, int]
-    shares: dict[str, float]
+    by_worker: Counter[int]  # empty unless requested
+    limits: dict[str, int]  # of the projects that have one
+    shares: dict[str, float]  # of every project
 
     @classmethod
     def read(
         cls, session: Session, *, of_workers: bool = False, in_any_case: bool = True
     ) -> "Usage":
-        """Read it: one query, of the projects with their nodes in training.
+        """Read the usage in one query of the projects with their nodes in training.
 
-        in_any_case: False leaves out what is in use where no project's limit or share asks.
+        in_any_case: False leaves out the devices in use if no limit or share needs them.
         """
-        # A connection hides nothing from a visitor, of whom nothing but numbers is told.
-        told = {"usage_in_any_case": in_any_case}
-        rows = session.connection().execute(_usage(of_workers), told).all()
+        # The connection bypasses permissions; the session's user receives only counts.
+        parameters = {"usage_in_any_case": in_any_case}
+        rows = session.connection().execute(_usage(of_workers), parameters).all()
         usage = cls(Counter(), Counter(), Counter(), {}, {row.name: row.share for row in rows})
         for row in rows:
             if row.devices is not None:
@@ -85,7 +80,7 @@ class Usage:
         return usage
 
     def load(self, project: str) -> float:
-        """Return a project's devices in use, for each part of its share."""
+        """Return a project's devices in use, divided by its share."""
         return self.by_project[project] / self.shares.get(project, 1.0)
 
     @property
@@ -98,34 +93,34 @@ class Usage:
 
     @property
     def order(self) -> tuple[ColumnElement[Any], ...]:
-        """What the queue goes by: priority, then the project with the least, then position."""
+        """Order of the queue: priority, then the project with the least load, then position."""
         fair = () if self.loads is None else (self.loads,)
         return (_URGENT_FIRST, *fair, *_IN_POSITION)
 
     def allows(self, devices_per_user: int) -> list[ColumnElement[bool]]:
-        """Say of a queued run that its project and its owner may use the devices that it wants."""
+        """Return the conditions that a queued run is within its project's and owner's limits."""
         conditions = []
         if self.limits:
             left = {name: most - self.by_project[name] for name, most in self.limits.items()}
-            conditions.append(case(left, value=Run.project, else_=LARGEST_ID) >= WANTED)
+            conditions.append(case(left, value=Run.project, else_=LARGEST_ID) >= NEEDED)
         if devices_per_user:
-            conditions.append(devices_per_user >= WANTED)
+            conditions.append(devices_per_user >= NEEDED)
             left_of = {owner: devices_per_user - used for owner, used in self.by_owner.items()}
             if left_of:
                 conditions.append(
-                    case(left_of, value=Run.owner_id, else_=devices_per_user) >= WANTED
+                    case(left_of, value=Run.owner_id, else_=devices_per_user) >= NEEDED
                 )
         return conditions
 
     def obstacle(self, run: Any, devices_per_user: int) -> str:
-        """Say which limit of devices is in a queued run's way, if one is."""
-        wanted = run.nodes * run.devices_per_node
+        """Return which device limit blocks a queued run; empty if none does."""
+        needed = run.nodes * run.devices_per_node
         used, most = self.by_project[run.project], self.limits.get(run.project)
-        if most is not None and used + wanted > most:
-            return _too_many(called(run.project), used, most, wanted)
+        if most is not None and used + needed > most:
+            return _too_many(called(run.project), used, most, needed)
         used = self.by_owner[run.owner_id]
-        if devices_per_user and used + wanted > devices_per_user:
-            return _too_many("its owner", used, devices_per_user, wanted)
+        if devices_per_user and used + needed > devices_per_user:
+            return _too_many("its owner", used, devices_per_user, needed)
         return ""
 
     def in_turn(self, rows: Iterable[Any]) -> list[Any]:
@@ -133,17 +128,17 @@ class Usage:
         used, ordered = Counter(self.by_project), []
         for _priority, alike in groupby(rows, key=lambda row: row.priority):
             lines: dict[str, deque[Any]] = defaultdict(deque)
-            for place, row in enumerate(alike):
-                lines[row.project].append((place, row))
+            for position, row in enumerate(alike):
+                lines[row.project].append((position, row))
 
             def turn(project: str, line: deque[Any]) -> tuple[float, int, str]:
                 return used[project] / self.shares.get(project, 1.0), line[0][0], project
 
-            turns = [turn(*each) for each in lines.items()]
+            turns = [turn(project, line) for project, line in lines.items()]
             heapify(turns)
             while turns:
                 project = turns[0][2]
-                _place, row = lines[project].popleft()
+                _position, row = lines[project].popleft()
                 ordered.append(row)
                 used[project] += row.nodes * row.devices_per_node
                 if lines[project]:
@@ -153,7 +148,7 @@ class Usage:
         return ordered
 
 
-@cache  # it is made of many parts, and every claim asks
+@cache  # slow to build, and every claim needs it
 def _usage(of_workers: bool) -> Select[Any]:
     worker_id = RunNode.worker_id if of_workers else null()
     kind = (Run.project, Run.owner_id, worker_id.label("worker_id"))
@@ -167,29 +162,29 @@ def _usage(of_workers: bool) -> Select[Any]:
             exists().where(Project.devices.is_not(None)),
         )
     )
-    each = nodes.group_by(*(kind if of_workers else kind[:2])).subquery()
+    in_use = nodes.group_by(*(kind if of_workers else kind[:2])).subquery()
     columns = (Project.name, Project.devices, Project.share)
-    known = select(*columns, each.c.owner_id, each.c.worker_id, each.c.used)
-    return known.outerjoin(each, each.c.project == Project.name)
+    usage = select(*columns, in_use.c.owner_id, in_use.c.worker_id, in_use.c.used)
+    return usage.outerjoin(in_use, in_use.c.project == Project.name)
 
 
-def _too_many(whose: str, used: int, most: int, wanted: int) -> str:
+def _too_many(subject: str, used: int, most: int, needed: int) -> str:
     if used >= most:
-        return f"{whose} trains on {_count(used, 'device')}, as many as may be"
-    return f"{whose} trains on {used} of {_count(most, 'device')} at most, and it needs {wanted}"
+        return f"{subject} uses {_count(used, 'device')}, the limit"
+    return f"{subject} uses {used} of at most {_count(most, 'device')}, and the run needs {needed}"
 
 
-def _count(number: int, of: str) -> str:
-    return f"{number} {of}" if number == 1 else f"{number} {of}s"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def called(project: str) -> str:
-    """Name a project in a sentence."""
+    """Return the name of a project for use in a sentence."""
     return f"project {project}" if project else "Default project"
 
 
 def take_turns(session: Session, *, per_user: bool) -> None:
-    """Let one claim at a time decide on what is limited: two would both find the last left."""
+    """Serialize claims under limits: two at once would both take the last allowed device."""
     queued = Run.status == Status.QUEUED
     if per_user:
         owners = select(User.id).where(User.id.in_(select(Run.owner_id).where(queued)))
@@ -199,25 +194,25 @@ def take_turns(session: Session, *, per_user: bool) -> None:
 
 
 def allow(session: Session, *, queued_per_user: int) -> None:
-    """Tell a session how many queued runs a user may have; 0 means any number."""
+    """Set the limit of queued runs per user for a session; 0 means none."""
     session.info[_QUEUED_PER_USER] = queued_per_user
 
 
 def check_submission(session: Session, owner: User, project: str) -> None:
-    """See that one more run may be queued, and keep it so until the commit. Raises OverQuota."""
+    """Check that one more run may be queued; locked until the commit. Raises OverQuota."""
     _take_turn(session, owner, project)
-    if wrong := submission_obstacle(session, owner, project):
-        raise OverQuota(wrong)
+    if errors := submission_obstacle(session, owner, project):
+        raise OverQuota(errors)
 
 
 def has_room(session: Session, owner: User, project: str) -> bool:
-    """Tell whether one more run may be queued, and keep it so until the commit."""
+    """Return whether one more run may be queued; locked until the commit."""
     _take_turn(session, owner, project)
     return not submission_obstacle(session, owner, project)
 
 
 def _take_turn(session: Session, owner: User, project: str) -> None:
-    """Let one submission at a time decide, by the locks that claims take, in their order."""
+    """Serialize submissions with the locks that claims take, in the same order."""
     if session.info.get(_QUEUED_PER_USER, 0):
         mine = select(User.id).where(User.id == owner.id)
         session.execute(mine.with_for_update(key_share=True))
@@ -227,61 +222,65 @@ def _take_turn(session: Session, owner: User, project: str) -> None:
 
 
 def submission_obstacle(session: Session, owner: User, project: str) -> dict[str, str]:
-    """Say, by field, why no further run may be queued, if none may."""
+    """Return by field why no further run may be queued; empty if one may."""
     most = session.info.get(_QUEUED_PER_USER, 0)
     if most and _queued(session, most, Run.owner_id == owner.id) >= most:
-        text = f"{owner.name} has {_count(most, 'run')} in the queue, as many as one may"
+        text = f"{owner.name} has {_count(most, 'run')} in the queue, the limit per user"
         return {"owner": f"{text}; allowed: once one of them has started"}
     limits = session.get(Project, project)
     most = limits.queued if limits is not None else None
     if most is not None and _queued(session, most, Run.project == project) >= most:
-        text = f"{called(project)} has {_count(most, 'run')} in the queue, as many as it may"
+        text = f"{called(project)} has {_count(most, 'run')} in the queue, its limit"
         return {"project": f"{text}; allowed: once one of them has started, or another project"}
     if text := over_storage(session, project):
         return {"project": f"{text}; allowed: once files are deleted, or another project"}
     return {}
 
 
-def _queued(session: Session, most: int, of: ColumnElement[bool]) -> int:
-    """Count queued runs, no further than to a limit."""
-    some = select(Run.id).where(Run.status == Status.QUEUED, of).limit(most).subquery()
+def _queued(session: Session, most: int, condition: ColumnElement[bool]) -> int:
+    """Count queued runs, up to a limit."""
+    some = select(Run.id).where(Run.status == Status.QUEUED, condition).limit(most).subquery()
     with permissions.unlimited(session):
         return int(session.scalar(select(func.count()).select_from(some)) or 0)
 
 
 def check_storage(session: Session, project: str, more_bytes: int) -> None:
-    """See that so many bytes more may be a project's. Raises OverQuota."""
+    """Check that a project may store this many more bytes. Raises OverQuota."""
     if text := over_storage(session, project, more_bytes):
         raise OverQuota({"project": f"with it {text}; allowed: once files are deleted"})
 
 
 def over_storage(session: Session, name: str, more_bytes: int = 0) -> str:
-    """Say that the files of a project's runs take more than they may, if it is so.
+    """Return an error if a project's files exceed its storage limit; empty otherwise.
 
-    more_bytes: of files that are to come.
+    more_bytes: size of files about to be stored.
     """
     project = session.get(Project, name)
     if project is None or project.stored_gib is None:
         return ""
     stored = func.sum(Run.stored_bytes)
     with permissions.unlimited(session):
-        found = int(session.scalar(select(stored).where(Run.project == name)) or 0) + more_bytes
-    if found <= project.stored_gib * GIB:
+        stored_bytes = int(session.scalar(select(stored).where(Run.project == name)) or 0)
+    stored_bytes += more_bytes
+    if stored_bytes <= project.stored_gib * GIB:
         return ""
-    what = f"{called(name)} stores {found / GIB:.2f} GiB"
-    return f"{what}, more than the {project.stored_gib:g} GiB that it may"
+    text = f"{called(name)} stores {stored_bytes / GIB:.2f} GiB"
+    return f"{text}, more than its limit of {project.stored_gib:g} GiB"
 
 
 def used(session: Session, names: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return what each of these projects uses: devices, queued runs and stored bytes."""
+    """Return the usage of each project: devices, queued runs and stored bytes."""
     devices = Usage.read(session).by_project
     queued = select(Run.project, func.count()).where(Run.status == Status.QUEUED)
     stored = select(Run.project, func.sum(Run.stored_bytes))
-    of = Run.project.in_(names)
+    in_projects = Run.project.in_(names)
     with permissions.unlimited(session):
         waiting, bytes_of = (
-            {row[0]: int(row[1]) for row in session.execute(each.where(of).group_by(Run.project))}
-            for each in (queued, stored)
+            {
+                row[0]: int(row[1])
+                for row in session.execute(query.where(in_projects).group_by(Run.project))
+            }
+            for query in (queued, stored)
         )
     return {
         name: {
@@ -294,7 +293,7 @@ def used(session: Session, names: Sequence[str]) -> dict[str, dict[str, int]]:
 
 
 def set_limits(project: Project, given: Mapping[str, float | str | None]) -> None:
-    """Set what a project may use, and its share, by name. None, "": no limit. Raises Invalid."""
+    """Set a project's limits and share by name. None or "": no limit. Raises Invalid."""
     read = {name: _number(name, value) for name, value in given.items()}
     errors = {name: _allowed(name, given[name]) for name, value in read.items() if value is ...}
     if errors:
@@ -304,7 +303,7 @@ def set_limits(project: Project, given: Mapping[str, float | str | None]) -> Non
 
 
 def _number(name: str, value: float | str | None) -> float | EllipsisType | None:
-    """Return what a limit is set to; an ellipsis for what is not allowed."""
+    """Return the value of a limit; an ellipsis if it is not allowed."""
     if value is None or value == "":
         return None if name != "share" else ...
     try:

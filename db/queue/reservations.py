@@ -1,6 +1,6 @@
-"""Who trains a run of several devices, and what is kept for the first of them that waits.
+"""Placement of runs of several devices, and the reservation for the first one that waits.
 
-What a reservation is, and why one is enough: decision 17.
+Decision 17 explains reservations, and why one is enough.
 """
 
 import json
@@ -31,32 +31,29 @@ from db.queue.quotas import GIB, Usage
 from db.queue.workers import TAKING
 from db.tables import COMMAND, Run, RunNode, Status, Worker
 
-#: What a run's configuration asks of each device.
+#: Memory that a run's configuration requires per device.
 MEMORY_GIB = func.coalesce(Run.config["training"]["device_memory_gib"].as_float(), 0.0)
-#: So many of the first that want several devices are looked at.
-LOOKED_AT = 100
-#: Of a node: its devices are in use.
+#: Runs of several devices that are considered, next first.
+MOST_CANDIDATES = 100
+#: Condition of a node: its devices are in use.
 IN_USE = RunNode.ended_at.is_(None)
-#: Of a run: it wants several devices at once.
+#: Condition of a run: it needs several devices at once.
 SEVERAL = Run.nodes * Run.devices_per_node > 1
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a worker can train, once all of its devices are free.
-
-    torch: its version, which the nodes of a run have in common.
-    """
+    """Capabilities of a worker with all of its devices free."""
 
     recipes: Collection[str]
     precisions: Collection[str]
     device_memory_bytes: float
     commands: bool
-    torch: str | None
+    torch: str | None  # version, the same on all nodes of a run
     devices: int
 
     def takes(self, run: Row[Any]) -> bool:
-        """Tell whether a run can train here, as far as its kind goes."""
+        """Return whether the worker supports a run, regardless of free devices."""
         if self.devices < run.devices_per_node:
             return False
         if run.source == COMMAND:
@@ -66,91 +63,85 @@ class Offer:
 
 
 class FreeNode(NamedTuple):
-    """A worker that is up, and how many of its devices are free."""
+    """A worker that is up, with the number of its free devices."""
 
     worker_id: int
     free: int
 
 
-#: Those that are up, by what they offer: most of many offer the same.
-Places: TypeAlias = Mapping[Offer, Sequence[FreeNode]]
+#: Workers that are up, by capabilities: usually most are equal.
+Offers: TypeAlias = Mapping[Offer, Sequence[FreeNode]]
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """What is kept for a run that waits: devices that come free on these workers.
-
-    until: when it is thought to start, null if that is not known.
-    """
+    """Devices of these workers reserved for a waiting run as they become free."""
 
     run: Row[Any]
     since: float
-    until: float | None
+    until: float | None  # expected start of the run, None if unknown
     worker_ids: Sequence[int]
 
     @classmethod
     def of(cls, run: Row[Any]) -> "Reservation | None":
-        """Return that of a queued run, if it has one."""
+        """Return the reservation of a queued run, if any."""
         return cls(run=run, **run.reservation) if run.reservation else None
 
     def lets_pass(self, run: Row[Any]) -> bool:
-        """Tell whether a run that comes later has ended by then, as far as is known."""
+        """Return whether a later run is expected to end before the reserved start."""
         in_time = (self.until or 0.0) - run.moment
         return run.expected_seconds is not None and run.expected_seconds <= in_time
 
-    def left_over(self, place: FreeNode) -> int:
-        """Return how many free devices of a worker later runs may have."""
-        kept = self.run.devices_per_node if place.worker_id in self.worker_ids else 0
-        return max(place.free - kept, 0)
+    def left_over(self, worker: FreeNode) -> int:
+        """Return how many free devices of a worker later runs may use."""
+        reserved = self.run.devices_per_node if worker.worker_id in self.worker_ids else 0
+        return max(worker.free - reserved, 0)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a claim is to go by: the first gang that fits, who else takes part, what is kept.
+    """Plan of a claim: a multi-node run that fits, and the reservation to respect."""
 
-    first, news: the first run that waits, as it was seen, and what its row does not have yet.
-    """
-
-    gang: Row[Any] | None = None
-    partners: tuple[int, ...] = ()
-    kept: Reservation | None = None
-    first: Row[Any] | None = None
-    news: Mapping[str, Any] = field(default_factory=dict)
+    gang: Row[Any] | None = None  # the first multi-node run that fits
+    partners: tuple[int, ...] = ()  # ids of the other workers for it
+    reservation: Reservation | None = None
+    first: Row[Any] | None = None  # the first run that waits for devices, as read
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of its row, not stored yet
 
 
-def _line(
+def _candidates(
     session: Session,
     waiting: tuple[ColumnElement[bool], ...],
-    told: Mapping[str, Any],
-    places: Places,
+    parameters: Mapping[str, Any],
+    offers: Offers,
     usage: Usage,
 ) -> Sequence[Row[Any]]:
-    """List the first runs that want several devices at once, and that these workers might train.
+    """List the first runs of several devices that these workers might train.
 
-    However many there are for which there are no workers, they hide nobody.
+    Runs that no worker could train are left out, so that they do not fill the limit.
     """
     up = {
-        "line_places": sum(map(len, places.values())),
-        "line_most_devices": max(each.devices for each in places),
-        "line_offered": sorted({name for each in places for name in each.recipes}),
-        "line_most_gib": max(each.device_memory_bytes for each in places) / GIB,
+        "line_workers": sum(map(len, offers.values())),
+        "line_most_devices": max(offer.devices for offer in offers),
+        "line_offered": sorted({name for offer in offers for name in offer.recipes}),
+        "line_most_gib": max(offer.device_memory_bytes for offer in offers) / GIB,
     }
-    query = _line_query(waiting, usage.order)
-    return session.connection().execute(query, {**told, **up}).all()
+    query = _candidates_query(waiting, usage.order)
+    return session.connection().execute(query, {**parameters, **up}).all()
 
 
 @lru_cache(16)
-def _line_query(
+def _candidates_query(
     waiting: tuple[ColumnElement[bool], ...], order: tuple[ColumnElement[Any], ...]
 ) -> Select[Any]:
-    query = _WANTED.where(
+    query = _CANDIDATES.where(
         *waiting,
-        Run.nodes <= bindparam("line_places", type_=Integer),
+        Run.nodes <= bindparam("line_workers", type_=Integer),
         Run.devices_per_node <= bindparam("line_most_devices", type_=Integer),
         or_(Run.source == COMMAND, Run.recipe.in_(bindparam("line_offered", expanding=True))),
         bindparam("line_most_gib", type_=Float) >= MEMORY_GIB,
     )
-    return query.order_by(*order).limit(LOOKED_AT)
+    return query.order_by(*order).limit(MOST_CANDIDATES)
 
 
 _COLUMNS: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...] = (
@@ -159,77 +150,82 @@ _COLUMNS: tuple[ColumnElement[Any] | InstrumentedAttribute[Any], ...] = (
     *(Run.expected_seconds, Run.first_since, Run.reservation),
     *(MEMORY_GIB.label("memory_gib"), now().label("moment")),
 )
-_WANTED = select(*_COLUMNS).where(SEVERAL)
+_CANDIDATES = select(*_COLUMNS).where(SEVERAL)
 
 
-def _places(session: Session, here: FreeNode, offer: Offer) -> Places:
-    """Return the workers that are up, the one that asks as it says itself.
+def _offers(session: Session, here: FreeNode, offer: Offer) -> Offers:
+    """Return the workers that are up; the requesting one with the capabilities that it reports.
 
-    Those for one run alone are for no other.
+    A worker that a cluster started for one run is not used for another.
     """
     connection = session.connection()
     used: dict[int, int] = dict(connection.execute(_USED).all())
-    places = {offer: [here]}
-    # Who asks comes first; equal offers may have their names in another order.
-    for is_asking, ids, *offered in connection.execute(_PLACES, {"place_asking": here.worker_id}):
+    offers = {offer: [here]}
+    # The requesting worker comes first; equal offers may list their names in another order.
+    for is_requesting, ids, *offered in connection.execute(
+        _OFFERS, {"requesting_worker": here.worker_id}
+    ):
         devices = offered[-1]
-        if is_asking:
+        if is_requesting:
             mine = replace(offer, torch=offered[-2], devices=max(devices, offer.devices))
-            places = {mine: [here]}
+            offers = {mine: [here]}
         else:
-            its = [FreeNode(each, devices - used.get(each, 0)) for each in map(int, ids.split(","))]
-            places.setdefault(_offer(*offered), []).extend(its)
-    return places
+            workers = [
+                FreeNode(worker_id, devices - used.get(worker_id, 0))
+                for worker_id in map(int, ids.split(","))
+            ]
+            offers.setdefault(_offer(*offered), []).extend(workers)
+    return offers
 
 
 @lru_cache
-def _offer(recipes: str, precisions: str, *rest: Any) -> Offer:
-    return Offer(frozenset(json.loads(recipes)), frozenset(json.loads(precisions)), *rest)
+def _offer(recipes: str, precisions: str, *others: Any) -> Offer:
+    return Offer(frozenset(json.loads(recipes)), frozenset(json.loads(precisions)), *others)
 
 
-def _every_place() -> Select[Any]:
-    is_asking = Worker.id == bindparam("place_asking", type_=Integer)
+def _offers_query() -> Select[Any]:
+    is_requesting = Worker.id == bindparam("requesting_worker", type_=Integer)
     offered = (
         *(cast(Worker.recipe_names, Text), cast(Worker.precisions, Text)),
         *(Worker.device_memory_bytes, Worker.offers_commands),
         Worker.versions["torch"].as_string().label("torch"),
         func.json_array_length(Worker.devices).label("devices"),
     )
-    its_run = select(Worker.only_run_id).where(is_asking).scalar_subquery()
+    its_run = select(Worker.only_run_id).where(is_requesting).scalar_subquery()
     is_alike = Worker.only_run_id.is_not_distinct_from(its_run)
-    up = select(Worker.id, is_asking.label("is_asking"), *offered)
-    up = up.where(Worker.placement.is_(None), or_(TAKING, is_asking), is_alike)
+    up = select(Worker.id, is_requesting.label("is_requesting"), *offered)
+    up = up.where(Worker.placement.is_(None), or_(TAKING, is_requesting), is_alike)
     worker_id, *kind = up.subquery().c
     ids = func.aggregate_strings(cast(worker_id, Text), ",")
     query = select(kind[0], ids, *kind[1:]).group_by(*kind)
     return query.order_by(kind[0].desc())
 
 
-#: Not looked up by the statement of the workers, which costs the square of them.
+#: A query of its own: in the query of the workers its cost is quadratic in their number.
 _USED = (
     select(RunNode.worker_id, func.sum(func.json_array_length(RunNode.devices)))
     .where(IN_USE, RunNode.worker_id.is_not(None))
     .group_by(RunNode.worker_id)
 )
-_PLACES = _every_place()
+_OFFERS = _offers_query()
 
 
-def planned(
+def make_plan(
     session: Session,
     waiting: tuple[ColumnElement[bool], ...],
-    told: Mapping[str, Any],
+    parameters: Mapping[str, Any],
     here: FreeNode,
     offer: Offer,
-    patience: float,
+    reserve_after: float,
     usage: Usage,
 ) -> Plan:
-    """Find the first gang that this worker can be part of, and what is kept for one before it.
+    """Return the first multi-node run that this worker can join, and a reservation ahead of it.
 
-    told: what the conditions of waiting are told.  offer: of the worker that asks.
-    Nothing is written: see write_down.
+    parameters: of the conditions in `waiting`.  offer: of the requesting worker.
+    Nothing is written: see save_changes.
     """
-    places = _places(session, here, offer)
-    line = _line(session, waiting, told, places, usage)
+    offers = _offers(session, here, offer)
+    line = _candidates(session, waiting, parameters, offers, usage)
     teams: dict[tuple[Any, ...], list[list[FreeNode]]] = {}
     lacking: dict[tuple[Any, ...], bool] = {}
     tried: set[tuple[Any, ...]] = set()
@@ -238,30 +234,30 @@ def planned(
         kind = (run.source, run.recipe, run.precision, run.memory_gib)
         shape = (*kind, run.nodes, run.devices_per_node)
         if shape not in teams:
-            teams[shape] = _teams(run, places)
-            # Without a team it waits for workers that there are not, and nothing is kept for it.
+            teams[shape] = _teams(run, offers)
+            # Without a team the workers for it do not exist, and nothing is reserved.
             lacking[shape] = bool(teams[shape]) and not any(_has_room(run, t) for t in teams[shape])
-        passes = plan.kept is None or plan.kept.lets_pass(run)
+        passes = plan.reservation is None or plan.reservation.lets_pass(run)
         if run.nodes > 1 and (shape, passes) not in tried:
             tried.add((shape, passes))
-            partners = _partners(run, teams[shape], here, None if passes else plan.kept)
+            partners = _partners(run, teams[shape], here, None if passes else plan.reservation)
             if partners is not None:
                 return replace(plan, gang=run, partners=partners)
         if lacking[shape]:
             if plan.first is None:
-                plan = _wait(session, run, teams[shape], patience)
-            elif plan.kept is None and run.reservation:
-                plan = replace(plan, kept=Reservation.of(run))
+                plan = _plan_wait(session, run, teams[shape], reserve_after)
+            elif plan.reservation is None and run.reservation:
+                plan = replace(plan, reservation=Reservation.of(run))
     return plan
 
 
-def write_down(session: Session, plan: Plan) -> None:
-    """Write what is new of the first that waits into its row, if that is as it was seen.
+def save_changes(session: Session, plan: Plan) -> None:
+    """Store the plan's changes of the first waiting run, unless its row has changed since.
 
-    Nobody waits for it: who holds it may want what this claim has.
+    Skips a locked row, to avoid a deadlock with a transaction that waits for this claim's locks.
     """
     first = plan.first
-    if first is None or not plan.news:
+    if first is None or not plan.changes:
         return
     since = first.reservation and first.reservation["since"]
     row = select(Run.id).where(
@@ -271,95 +267,112 @@ def write_down(session: Session, plan: Plan) -> None:
     )
     row = row.with_for_update(skip_locked=True)
     session.connection().execute(
-        update(Run).where(Run.id == row.scalar_subquery()).values(**plan.news)
+        update(Run).where(Run.id == row.scalar_subquery()).values(**plan.changes)
     )
 
 
-def _teams(run: Row[Any], places: Places) -> list[list[FreeNode]]:
-    """Return the workers that could train a run together: of each version of torch, if enough."""
+def _teams(run: Row[Any], offers: Offers) -> list[list[FreeNode]]:
+    """Return the groups of workers, by torch version, that are large enough to train a run."""
     teams: dict[str, list[FreeNode]] = {}
-    for offer in places:
+    for offer in offers:
         if offer.takes(run):
             torch = (offer.torch or "") if run.nodes > 1 else ""
-            teams.setdefault(torch, []).extend(places[offer])
+            teams.setdefault(torch, []).extend(offers[offer])
     return [team for _torch, team in sorted(teams.items()) if len(team) >= run.nodes]
 
 
 def _has_room(run: Row[Any], team: list[FreeNode]) -> bool:
-    wanted = run.devices_per_node
-    return len([free for _id, free in team if free >= wanted]) >= int(run.nodes)
+    needed = run.devices_per_node
+    return len([free for _id, free in team if free >= needed]) >= int(run.nodes)
 
 
 def _partners(
-    run: Row[Any], teams: list[list[FreeNode]], here: FreeNode, kept: Reservation | None
+    run: Row[Any], teams: list[list[FreeNode]], here: FreeNode, reservation: Reservation | None
 ) -> tuple[int, ...] | None:
-    """Return whom a worker would train a run with: those with the least room that do."""
+    """Return the other workers for a run: those with the fewest free devices that are enough."""
     if here.free < run.devices_per_node:
         return None
     for team in teams:
-        room = {each.worker_id: kept.left_over(each) if kept else each.free for each in team}
-        roomy = [each for each, free in room.items() if free >= run.devices_per_node]
+        room = {
+            worker.worker_id: reservation.left_over(worker) if reservation else worker.free
+            for worker in team
+        }
+        roomy = [worker_id for worker_id, free in room.items() if free >= run.devices_per_node]
         if here.worker_id in roomy and len(roomy) >= run.nodes:
             roomy.remove(here.worker_id)
-            return tuple(sorted(roomy, key=lambda each: (room[each], each))[: run.nodes - 1])
+            by_room = sorted(roomy, key=lambda worker_id: (room[worker_id], worker_id))
+            return tuple(by_room[: run.nodes - 1])
     return None
 
 
-def _wait(session: Session, run: Row[Any], teams: list[list[FreeNode]], patience: float) -> Plan:
-    """Let a run be the first that waits for several devices, and keep some in the end."""
-    kept = Reservation.of(run)
-    news: dict[str, Any] = {}
+def _plan_wait(
+    session: Session, run: Row[Any], teams: list[list[FreeNode]], reserve_after: float
+) -> Plan:
+    """Return a plan in which a run waits for devices, with a reservation after some time."""
+    reservation = Reservation.of(run)
+    changes: dict[str, Any] = {}
     if run.first_since is None:
-        news["first_since"] = run.moment
+        changes["first_since"] = run.moment
     waited = run.moment - (run.first_since or run.moment)
-    if waited >= patience and _is_due(kept, run, teams, patience):
-        kept = _reserve(session, run, teams, kept)
+    if waited >= reserve_after and _is_due(reservation, run, teams, reserve_after):
+        reservation = _reserve(session, run, teams, reservation)
         names = ("since", "until", "worker_ids")
-        news["reservation"] = {name: getattr(kept, name) for name in names}
-    return Plan(kept=kept, first=run, news=news)
+        changes["reservation"] = {name: getattr(reservation, name) for name in names}
+    return Plan(reservation=reservation, first=run, changes=changes)
 
 
 def _is_due(
-    kept: Reservation | None, run: Row[Any], teams: list[list[FreeNode]], patience: float
+    reservation: Reservation | None,
+    run: Row[Any],
+    teams: list[list[FreeNode]],
+    reserve_after: float,
 ) -> bool:
-    """Tell whether workers are to be chosen: the first, others for those gone, or still more.
+    """Return whether to reserve: for the first time, to replace lost workers, or to add some.
 
-    Where nobody knows when runs end, the chosen may have the longest ones: so, with each further
-    patience, as many again are kept.
+    If the end of the running runs is unknown, the reserved workers may have the longest ones: as
+    many again are reserved after each further `reserve_after` seconds.
     """
-    if kept is None:
+    if reservation is None:
         return True
-    up = {each.worker_id for team in teams for each in team}
-    if len(up.intersection(kept.worker_ids)) < run.nodes:
+    up = {worker.worker_id for team in teams for worker in team}
+    if len(up.intersection(reservation.worker_ids)) < run.nodes:
         return True
-    rounds = len(kept.worker_ids) // run.nodes
-    is_known = kept.until is not None and kept.until > run.moment
-    is_everyone = len(kept.worker_ids) >= len(up)
-    return not is_known and not is_everyone and run.moment - kept.since >= patience * rounds
+    rounds = len(reservation.worker_ids) // run.nodes
+    is_known = reservation.until is not None and reservation.until > run.moment
+    is_everyone = len(reservation.worker_ids) >= len(up)
+    return (
+        not is_known
+        and not is_everyone
+        and run.moment - reservation.since >= reserve_after * rounds
+    )
 
 
 def _reserve(
     session: Session, run: Row[Any], teams: list[list[FreeNode]], before: Reservation | None
 ) -> Reservation:
-    """Choose the workers that are thought to have room soonest, beside those chosen before."""
+    """Reserve the workers that are expected to have room first, and keep those reserved before."""
     chosen_before = set(before.worker_ids) if before else set()
-    team_ids = [{each.worker_id for each in team} for team in teams]
+    team_ids = [{worker.worker_id for worker in team} for team in teams]
     ends = _ends(session, set().union(*team_ids), run.moment)
-    found = []
+    candidates = []
     for team, ids in zip(teams, team_ids, strict=True):
         ready = {
-            each.worker_id: _ready_at(run, each, ends.get(each.worker_id, [])) for each in team
+            worker.worker_id: _ready_at(run, worker, ends.get(worker.worker_id, []))
+            for worker in team
         }
-        free = {each.worker_id: min(each.free, run.devices_per_node) for each in team}
+        free = {worker.worker_id: min(worker.free, run.devices_per_node) for worker in team}
         still = sorted(chosen_before & ids)
-        new = sorted(ids.difference(still), key=lambda each: (ready[each], -free[each], each))
+        new = sorted(
+            ids.difference(still),
+            key=lambda worker_id: (ready[worker_id], -free[worker_id], worker_id),
+        )
         chosen = (
             [*still, *new[: run.nodes]] if len(still) >= run.nodes else [*still, *new][: run.nodes]
         )
-        until = sorted(ready[each] for each in chosen)[run.nodes - 1]
-        rank = (-len(still), until, -sum(free[each] for each in chosen))
-        found.append((rank, chosen, until))
-    _rank, chosen, until = min(found)
+        until = sorted(ready[worker_id] for worker_id in chosen)[run.nodes - 1]
+        rank = (-len(still), until, -sum(free[worker_id] for worker_id in chosen))
+        candidates.append((rank, chosen, until))
+    _rank, chosen, until = min(candidates)
     return Reservation(
         run=run,
         since=before.since if before else run.moment,
@@ -368,9 +381,9 @@ def _reserve(
     )
 
 
-def _ready_at(run: Row[Any], place: FreeNode, ends: list[tuple[float, int]]) -> float:
-    """Return when a worker has room for a node, infinity if that is not known."""
-    free, moment = place.free, run.moment
+def _ready_at(run: Row[Any], worker: FreeNode, ends: list[tuple[float, int]]) -> float:
+    """Return when a worker is expected to have room for a node; infinity if unknown."""
+    free, moment = worker.free, run.moment
     for end, devices in sorted(ends):
         if free >= run.devices_per_node:
             break
@@ -381,7 +394,7 @@ def _ready_at(run: Row[Any], place: FreeNode, ends: list[tuple[float, int]]) -> 
 def _ends(
     session: Session, worker_ids: Collection[int], moment: float
 ) -> dict[int, list[tuple[float, int]]]:
-    """Return when the nodes on these workers are thought to end, and how many devices each has."""
+    """Return the expected end and the devices of each node on these workers."""
     columns = (
         *(RunNode.worker_id, func.json_array_length(RunNode.devices).label("devices")),
         *(Run.step, Run.steps_total, Run.steps_per_second, Run.started_at, Run.expected_seconds),
@@ -394,7 +407,7 @@ def _ends(
 
 
 def _end(run: Row[Any], moment: float) -> float:
-    """Return when a run in training ends by its pace, else by what it was expected to take."""
+    """Return the expected end of a run, by its speed or else by its estimated duration."""
     if run.steps_per_second and run.steps_total:
         return float(moment + max(run.steps_total - run.step, 0) / run.steps_per_second)
     end = (run.started_at or moment) + (run.expected_seconds or 0.0)

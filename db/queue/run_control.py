@@ -75,7 +75,7 @@ def pause(session: Session, run_id: int, user: User) -> Run:
     if run.status == Status.QUEUED:
         runs.check_is_ours(run, "be paused")
     else:
-        runs.check_has_recipe(run, "be paused: it would begin anew; it can be cancelled")
+        runs.check_has_recipe(run, "be paused: it would restart; it can be cancelled")
     if run.status not in (Status.QUEUED, *CONTROLLABLE):
         raise Conflict(f"Run {run_id} is {run.status}: only a queued or running one can be paused.")
     run.desired_state = "pause"
@@ -114,11 +114,14 @@ def move(session: Session, run_id: int, before_id: int, user: User) -> Run:
     Raises Conflict if one of them is not queued.
     """
     _make_room(session, before_id)
-    locked = {each: runs.get(session, each, lock=True) for each in sorted({run_id, before_id})}
+    locked = {
+        locked_id: runs.get(session, locked_id, lock=True)
+        for locked_id in sorted({run_id, before_id})
+    }
     run, other = locked[run_id], locked[before_id]
-    for each in (run, other):
-        if each.status != Status.QUEUED:
-            raise Conflict(f"Run {each.id} is {each.status}: only queued ones have a place.")
+    for row in (run, other):
+        if row.status != Status.QUEUED:
+            raise Conflict(f"Run {row.id} is {row.status}: only queued runs have a position.")
     run.priority, run.position = other.priority, _position_before(session, other, run_id)
     runs.remark(session, run, f"moved before run {before_id}, by {user.name}")
     return run
@@ -179,7 +182,7 @@ def request_scale(session: Session, run_id: int, user: User, scale: float) -> Co
         raise Conflict(f"Run {run_id} trains in {run.precision}, which has no loss scale.")
     if not run.config.get("scaler", {}).get("enabled", True):
         raise Conflict(f"Run {run_id} trains with scaler.enabled false: it has no loss scale.")
-    text = f"{user.name} asked for a loss scale of {in_words(scale)} from the next step on"
+    text = f"{user.name} requested a loss scale of {in_words(scale)} from the next step on"
     runs.set_status(session, run, run.status, reason=text)
     return _request(session, run_id, user, "scale", scale)
 
@@ -187,7 +190,7 @@ def request_scale(session: Session, run_id: int, user: User, scale: float) -> Co
 def request_replay(session: Session, run_id: int, user: User, step: int) -> ControlRequest:
     """Request a replay of a step's batch. Raises Conflict, or Invalid if there is no such step."""
     run = _controllable(session, run_id, "replay a step")
-    first = (run.parent_step or 0) + 1  # a fork may see other batches than its parent saw
+    first = (run.parent_step or 0) + 1  # a fork may get other batches than its parent
     if not first <= step <= run.steps_total:
         raise Invalid({"step": f"{step}; allowed: {first} to {run.steps_total}"})
     return _request(session, run_id, user, "replay", step)

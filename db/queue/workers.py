@@ -22,7 +22,7 @@ SILENCE_SECONDS = 15.0
 ALIVE = Worker.stopped_at.is_(None) & (Worker.seen_at > now() - SILENCE_SECONDS)
 #: It may be given a run.
 TAKING = ALIVE & Worker.drained_at.is_(None)
-#: What a list of workers has: there is one for every attempt that a cluster ran.
+#: Workers that lists show: a cluster creates one for each attempt, which is hidden once it is gone.
 LASTING = Worker.only_run_id.is_(None) | ALIVE
 
 
@@ -54,7 +54,7 @@ def register(
     if worker is None:
         worker = Worker(name=name, recipes=[])
         session.add(worker)
-    if only_run_id is None:  # a cluster's are made by the run, and offer what the others do
+    if only_run_id is None:  # a cluster's worker exists for one run, and offers the same recipes
         audit.note_recipes(session, name, _files_of(worker.recipes), _files_of(recipes))
     worker.host, worker.pid = host, pid
     worker.devices, worker.versions = devices, versions
@@ -106,33 +106,29 @@ def _is_alive(session: Session, worker: Worker) -> bool:
 
 
 @dataclass(frozen=True)
-class Pulse:
-    """The work for a worker, read in one query.
+class PendingWork:
+    """The work for a worker, read in one query."""
 
-    is_stopped: it must stop its runs.  nodes: number of its active nodes.  is_queued, is_lost:
-    whether there are queued runs, and expired leases.
-    """
-
-    is_stopped: bool
-    nodes: int
-    is_queued: bool
-    is_lost: bool
+    is_stopped: bool  # it must stop its runs
+    nodes: int  # its active nodes
+    is_queued: bool  # there are queued runs
+    is_lost: bool  # there are expired leases
 
 
-def beat(session: Session, worker_id: int) -> Pulse:
+def beat(session: Session, worker_id: int) -> PendingWork:
     """Send a worker's heartbeat, and return its work, in one statement."""
     alive = update(Worker).where(Worker.id == worker_id).values(seen_at=now())
     alive = alive.execution_options(synchronize_session=False)
-    return Pulse(*session.execute(alive.returning(*_pulse(worker_id))).one())
+    return PendingWork(*session.execute(alive.returning(*_pending_work(worker_id))).one())
 
 
-def pulse(session: Session, worker_id: int) -> Pulse:
+def pending_work(session: Session, worker_id: int) -> PendingWork:
     """Return the work for a worker."""
-    query = select(*_pulse(worker_id)).where(Worker.id == worker_id)
-    return Pulse(*session.execute(query).one())
+    query = select(*_pending_work(worker_id)).where(Worker.id == worker_id)
+    return PendingWork(*session.execute(query).one())
 
 
-def _pulse(worker_id: int) -> tuple[ColumnElement[Any], ...]:
+def _pending_work(worker_id: int) -> tuple[ColumnElement[Any], ...]:
     mine = select(func.count()).where(RunNode.worker_id == worker_id, RunNode.ended_at.is_(None))
     return (
         Worker.drained_at.is_not(None) & Worker.drain_stops,
@@ -220,13 +216,13 @@ def alive(session: Session) -> list[Worker]:
 
 def precisions(devices: list[dict[str, Any]]) -> list[str]:
     """Return the precisions that all of a worker's devices support."""
-    names = ("fp16", "bf16", "fp8")  # an earlier version's worker tells nothing of the last
-    return ["fp32", *(n for n in names if all(each.get(n, False) for each in devices))]
+    names = ("fp16", "bf16", "fp8")  # a worker of an earlier version does not report fp8
+    return ["fp32", *(n for n in names if all(device.get(n, False) for device in devices))]
 
 
 def device_memory_bytes(devices: list[dict[str, Any]]) -> float:
     """Return the smallest memory of a worker's devices."""
-    return min((float(each["memory_bytes"]) for each in devices), default=0.0)
+    return min((float(device["memory_bytes"]) for device in devices), default=0.0)
 
 
 def recipes(session: Session) -> list[dict[str, Any]]:
@@ -242,20 +238,20 @@ def recipes(session: Session) -> list[dict[str, Any]]:
 
 def recipe(session: Session, name: str) -> dict[str, Any]:
     """Return a recipe by name or file path. Raises NotFound, with the known names."""
-    if found := find_recipe(session, name):
-        return found
-    known = ", ".join(str(each["name"]) for each in recipes(session)) or "none: no worker is up"
+    if match := find_recipe(session, name):
+        return match
+    known = ", ".join(str(row["name"]) for row in recipes(session)) or "none: no worker is up"
     raise NotFound(f"There is no recipe {name!r}. Workers offer: {known}.")
 
 
 def find_recipe(session: Session, name: str) -> dict[str, Any] | None:
     """Return a recipe by name or file path, or None."""
-    # The schemas are long, and of one worker's alone they are read: news of a run ask for one.
+    # Schemas are long, so they are read of one worker only: each update of a run needs a recipe.
     for worker_id, names in session.execute(_holders_query()).all():
         if name in names:
             offered = session.scalars(select(Worker.recipes).where(Worker.id == worker_id)).one()
-            if found := named([each for each in offered if "schema" in each], name):
-                return found
+            if match := named([recipe for recipe in offered if "schema" in recipe], name):
+                return match
     return None
 
 
@@ -266,10 +262,10 @@ def _holders_query() -> Any:
 
 
 def named(offered: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """Return the recipe of this name, or of this path, which runs of an earlier version have."""
-    found = [each for each in offered if each["name"] == name]
-    found += [each for each in offered if each.get("reference") == name]
-    return found[0] if found else None
+    """Return the recipe of this name, or of this path as in runs of an earlier version."""
+    matches = [recipe for recipe in offered if recipe["name"] == name]
+    matches += [recipe for recipe in offered if recipe.get("reference") == name]
+    return matches[0] if matches else None
 
 
 def precisions_for(session: Session, recipe: str) -> set[str]:

@@ -256,7 +256,7 @@ class Supervisor:
                 pause = min(pause * 2, OUTAGE_SECONDS)
             time.sleep(pause)
 
-    def _renew(self) -> queue.Wishes:
+    def _renew(self) -> queue.DesiredState:
         """Renew the lease, also for the training's guard; return user requests.
 
         Raises StaleAttempt.
@@ -291,7 +291,7 @@ class Supervisor:
             if not may_pass(error):
                 raise
 
-    def _acknowledge(self, requested: queue.Wishes, child: Child) -> None:
+    def _acknowledge(self, requested: queue.DesiredState, child: Child) -> None:
         """Apply user requests: kill the child or pass them to the work."""
         if requested.desired_state == "kill":
             child.kill()

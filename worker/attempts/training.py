@@ -106,7 +106,9 @@ class Training:
         environment = run_environment.of_recipes(attempt.settings) | env | isolation
         return Child(argv, environment, log=attempt.log)
 
-    def acknowledge(self, requested: queue.Wishes, _child: Child, *, is_preempted: bool) -> None:
+    def acknowledge(
+        self, requested: queue.DesiredState, _child: Child, *, is_preempted: bool
+    ) -> None:
         """Write user requests to the control file."""
         stop = {"run": None, "pause": "pause", "cancel": "cancel"}[requested.desired_state]
         if is_preempted:

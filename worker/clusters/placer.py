@@ -79,7 +79,7 @@ class Placer:
                 is_wanted=is_wanted,
             )
         with self.database.reading() as session:
-            rows = placements.wanted(
+            rows = placements.unplaced(
                 session,
                 self.recipes,
                 **self.settings.per_user,

@@ -89,7 +89,9 @@ class Command:
         except OSError as error:  # e.g. its variables exceed Linux's limit
             raise CannotStart(f"it cannot be started: {error}", failure_kind="settings") from error
 
-    def acknowledge(self, requested: queue.Wishes, child: Child, *, is_preempted: bool) -> None:
+    def acknowledge(
+        self, requested: queue.DesiredState, child: Child, *, is_preempted: bool
+    ) -> None:
         """Request it to end by SIGTERM; kill it after its grace period."""
         if self._asked_at is None and (requested.desired_state == "cancel" or is_preempted):
             self._asked_at, self._wanted = clock(), requested.desired_state

@@ -186,7 +186,7 @@ def test_runs_are_moved_by_who_maintains_both_projects(
         ).id
     assert [each.detail for each in done] == ["action move, project speech", "project vision"]
     assert {each.user_id for each in done} == {mel.id}
-    for run_id, why in ((waiting, "in the queue"), (queued, "than the 1 GiB that it may")):
+    for run_id, why in ((waiting, "in the queue"), (queued, "than its limit of 1 GiB")):
         answer = client.put(f"/api/v1/runs/{run_id}/project", json={"project": "speech"})
         assert (answer.status_code, answer.json()["code"]) == (409, "over_quota")
         assert why in answer.text

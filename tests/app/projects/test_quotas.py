@@ -51,7 +51,7 @@ def test_a_submission_beyond_a_quota_is_refused(
     """By API, form and comparison, with the field, and nothing of it is queued."""
     answer = script.post("/api/v1/runs", json=RUN)
     assert (answer.status_code, answer.json()["code"]) == (409, "over_quota")
-    said = "Default project has 1 run in the queue, as many as it may"
+    said = "Default project has 1 run in the queue, its limit"
     assert answer.json()["errors"]["project"].startswith(said)
     form = browser.post("/runs", data=FORM)
     assert (form.status_code, said in form.text) == (422, True)

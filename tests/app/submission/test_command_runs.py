@@ -237,7 +237,7 @@ def test_the_page_says_what_is_run_and_shows_no_secret(
         queue.start(session, run.id, 1)
     answer = browser.post("/api/v1/runs/1/pause")
     assert answer.status_code == 409
-    assert "it would begin anew; it can be cancelled" in answer.json()["detail"]
+    assert "it would restart; it can be cancelled" in answer.json()["detail"]
     assert browser.post("/runs/1/comparison").status_code == 409
     assert browser.post("/runs/1/cancellation").status_code == 303
     with database.reading() as session:

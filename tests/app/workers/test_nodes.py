@@ -49,7 +49,7 @@ def test_a_run_says_how_many_nodes_it_has_and_where_they_are(
     assert 'name="nodes" type="number" value="2"' in browser.get("/runs/new?from=1").text
     assert script.post("/api/v1/runs/2/cancellation").status_code == 200
     other = script.post("/api/v1/runs", json={"recipe": "digits", **WIDE}).json()
-    text = "it needs 2 nodes of 3 devices each, and none can be had"
+    text = "it needs 2 nodes of 3 devices each, and none can be used"
     assert other["waiting"] == f"it is next: {text}"
 
 

@@ -204,7 +204,7 @@ def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada:
         assert claim(session, two, reserve_after_seconds=1e9) == ahead
         finish(session, ahead)
         assert claim(session, two, reserve_after_seconds=1e9) is None
-        assert "devices are kept for run" in why(session, held)
+        assert "devices are reserved for run" in why(session, held)
         finish(session, small[2])
         assert claim(session, two, reserve_after_seconds=1e9) == gang
         assert (gang.first_since, gang.reservation) == (None, None)
@@ -288,7 +288,7 @@ def test_what_no_workers_could_train_hides_nobody(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many of them are ahead, the first that can be trained is looked at."""
-    monkeypatch.setattr(reservations, "LOOKED_AT", 1)
+    monkeypatch.setattr(reservations, "MOST_CANDIDATES", 1)
     one, _two = add_workers(database, 1, 1)
     with database.writing() as session:
         for changes in ({"nodes": 3}, {"devices_per_node": 2}, {"recipe": "other"}):

@@ -76,7 +76,7 @@ def test_only_the_latest_runs_are_looked_through(
 ) -> None:
     """An old one costs nobody a search."""
     finished(database, ada, 3.0, 8)
-    monkeypatch.setattr(estimates, "LOOKED_THROUGH", 1)
+    monkeypatch.setattr(estimates, "SEARCHED", 1)
     assert asked(database).runs == [1]
     with database.writing() as session:
         assert isinstance(submit(session, ada, config=config()), Run)

@@ -14,7 +14,7 @@ def is_wanted(database: Database) -> bool:
 
 def begin(database: Database, run: Run) -> None:
     with database.writing() as session:
-        [row] = placements.wanted(
+        [row] = placements.unplaced(
             session, ["digits"], runs_per_user=0, devices_per_user=0, limit=10
         )
         assert row.id == run.id

@@ -197,7 +197,7 @@ def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> N
     with database.writing() as session:
         wishes = queue.renew(session, running.id, 1, 60.0)
         assert find_silent(session) == set()
-    assert wishes == queue.Wishes("run")
+    assert wishes == queue.DesiredState("run")
 
 
 def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada: User) -> None:

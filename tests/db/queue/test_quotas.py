@@ -42,9 +42,9 @@ def test_a_project_trains_on_so_many_devices(database: Database, ada: User) -> N
         other = submit(session, ada)
         assert [claim(session, one) for _ in range(3)] == [gang, other, last]
         assert claim(session, two) is None
-        assert why(session, over) == "project vision trains on 5 devices, as many as may be"
+        assert why(session, over) == "project vision uses 5 devices, the limit"
         finish(session, last)
-        said = "project vision trains on 4 of 5 devices at most, and it needs 2"
+        said = "project vision uses 4 of at most 5 devices, and the run needs 2"
         assert why(session, too_large) == said
         assert claim(session, two) == over
         finish(session, gang)
@@ -63,7 +63,7 @@ def test_a_user_trains_on_so_many_devices(database: Database, ada: User) -> None
         assert claim(session, one, **most) == first
         assert claim(session, two, **most) == small
         assert why(session, gang, devices_per_user=3) == (
-            "its owner trains on 3 devices, as many as may be"
+            "its owner uses 3 devices, the limit"
         )
         assert claim(session, two, **most) == bobs
         assert gang.reservation is None
@@ -127,7 +127,7 @@ def test_a_gang_is_ahead_by_its_projects_use(database: Database, ada: User) -> N
         assert claim(session, one) is None
         finish(session, held[1])
         assert claim(session, two, reserve_after_seconds=0.0) is None
-        assert why(session, many[0]).startswith(f"devices are kept for run {gang.id}")
+        assert why(session, many[0]).startswith(f"devices are reserved for run {gang.id}")
         finish(session, held[0])
         assert claim(session, two, reserve_after_seconds=0.0) == gang
         assert len(nodes(session, gang)) == 2
@@ -188,7 +188,7 @@ def test_what_is_beyond_a_quota_is_not_queued(database: Database, ada: User) -> 
             quotas.check_submission(session, ada, "vision")
         run.stored_bytes = 3 * 2**29
         runs.set_status(session, run, Status.RUNNING)
-        with pytest.raises(OverQuota, match=r"vision stores 1\.50 GiB, more than the 1 GiB"):
+        with pytest.raises(OverQuota, match=r"vision stores 1\.50 GiB, more than its limit of 1 GiB"):
             quotas.check_submission(session, ada, "vision")
         (found,) = findings.of_run(session, run)
         assert found.text.startswith("Project vision stores 1.50 GiB")

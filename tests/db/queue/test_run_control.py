@@ -88,7 +88,7 @@ def test_a_scale_set_by_hand_stands_in_the_history(
     with database.writing() as session:
         run_control.request_scale(session, running.id, ada, 512.0)
         last = runs.statuses(session, running.id)[-1]
-    asked = "ada asked for a loss scale of 2^9 from the next step on"
+    asked = "ada requested a loss scale of 2^9 from the next step on"
     assert (last.status, last.reason) == ("running", asked)
 
 

@@ -130,7 +130,7 @@ def test_a_scale_is_asked_for(client: Client, capsys: pytest.CaptureFixture[str]
     type_command("run", "scale", "1", "4096")
     assert "4096" in capsys.readouterr().out
     statuses: list[dict[str, Any]] = client.run(1)["statuses"]
-    assert "asked for a loss scale of 2^12" in statuses[-1]["reason"]
+    assert "requested a loss scale of 2^12" in statuses[-1]["reason"]
 
 
 def test_ada_forks(client: Client, database: Database, ada: User) -> None:
