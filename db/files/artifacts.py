@@ -11,21 +11,21 @@ from db.paging import Page, page
 from db.queue.queue import held
 from db.tables import Artifact, Diagnosis
 
-#: Names of the files that hold what a run has printed begin so, and no artifact's of a recipe.
+#: Name prefix of the files of a run's output; artifacts of recipes cannot have it.
 LOG = "log/"
 IS_LOG = Artifact.name.startswith(LOG)
 
 
 def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], key: str) -> None:
-    """Record an artifact, which lies in the store under key by now. Raises Fenced.
+    """Record an artifact that is stored under a key. Raises StaleAttempt.
 
-    The key is empty while the file is on the training machine alone.
+    The key is empty while the file exists only on the training machine.
     """
     run = held(session, run_id, attempt)
-    place = {"run_id": run_id, "step": event["step"], "name": event["name"]}
-    row = session.scalar(select(Artifact).filter_by(**place))
+    identity = {"run_id": run_id, "step": event["step"], "name": event["name"]}
+    row = session.scalar(select(Artifact).filter_by(**identity))
     if row is None:
-        row = Artifact(**place)
+        row = Artifact(**identity)
         session.add(row)
     is_same, before = row.sha256 == event["sha256"], row.stored_bytes
     row.key, row.path = key or (row.key if is_same else ""), event.get("path")
@@ -43,13 +43,13 @@ def newest(session: Session, run_id: int, *, most: int) -> list[Artifact]:
 
 
 def log_files(session: Session, run_id: int) -> list[Artifact]:
-    """List the files of a run's log, in the order in which they were printed."""
+    """List the files of a run's log in order of output."""
     query = select(Artifact).where(Artifact.run_id == run_id, IS_LOG)
     return list(session.scalars(query.order_by(Artifact.name)))
 
 
 def log_bytes(session: Session, run_id: int) -> int:
-    """Return what the files of a run's log take."""
+    """Return the size of a run's log files in bytes."""
     query = select(func.sum(Artifact.size_bytes)).where(Artifact.run_id == run_id, IS_LOG)
     return int(session.scalar(query) or 0)
 
@@ -78,7 +78,7 @@ def get(session: Session, run_id: int, artifact_id: int) -> Artifact:
 def diagnoses(
     session: Session, run_id: int, kind: str, *, steps: Collection[int] | None = None
 ) -> list[Diagnosis]:
-    """List what was found out, in order of step: all, or that of some steps.
+    """List a run's diagnoses of one kind, in order of step: all, or those of some steps.
 
     kind: histogram, replay, retry, shapes, schedule, spike or failed_diagnosis.
     """
@@ -89,13 +89,13 @@ def diagnoses(
 
 
 def first_replays(session: Session, run_id: int, *, most: int) -> list[dict[str, Any]]:
-    """Return what replays of the first skips found, as their events have it."""
+    """Return the replay events of the first skipped steps."""
     query = select(Diagnosis.content)
     query = query.where(Diagnosis.run_id == run_id, Diagnosis.kind == "replay")
     return list(session.scalars(query.order_by(Diagnosis.step).limit(most)))
 
 
 def replays(session: Session, run_id: int, *, after: str = "", limit: int) -> Page:
-    """Return a page of what replays of skipped steps found, in order of step."""
+    """Return a page of the replays of skipped steps, in order of step."""
     query = select(Diagnosis).where(Diagnosis.run_id == run_id, Diagnosis.kind == "replay")
     return page(session, query, (Diagnosis.step, Diagnosis.id), after=after, limit=limit)

@@ -1,6 +1,6 @@
-"""Back up database and checkpoints while everything runs, and restore them, into either database.
+"""Online backup of database and stored files, and restore into SQLite or PostgreSQL.
 
-<folder>/tables/<table>.jsonl.gz    one row a line, all tables as they were at one moment
+<folder>/tables/<table>.jsonl.gz    one row a line, all tables from one snapshot
 <folder>/files/<key>                the store's files: checkpoints, artifacts and uploaded weights
                                     that runs start from
 <folder>/backup.json                rows, files and format
@@ -63,7 +63,7 @@ CODECS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 def back_up(database: Database, store: ObjectStore, folder: Path) -> dict[str, Any]:
-    """Write a backup into a new folder and return what it contains.
+    """Write a backup into a new folder and return its summary.
 
     Returns {format, rows, files, left_out}. left_out lists the keys of files that are missing or
     damaged, or that lead out of the folder; `restore` leaves out their rows.
@@ -162,13 +162,13 @@ def restore(
     except FileNotFoundError as error:
         raise Invalid({"folder": f"{folder} has no backup.json: it is not a backup"}) from error
     if content["format"] != FORMAT:
-        raise Invalid({"folder": f"{folder} has format {content['format']}; known is {FORMAT}"})
+        raise Invalid({"folder": f"{folder} has format {content['format']}; supported: {FORMAT}"})
     files = [path for path in (folder / "files").rglob("*") if path.is_file()]
     keys = {path.relative_to(folder / "files").as_posix(): path for path in files}
-    rows, there = 0, {*keys, ""}  # without a key: a file that never was here
+    rows, available = 0, {*keys, ""}  # without a key: a file that was never stored here
     with database.reading() as session:
         _check_empty(session, database)
-    for key, path in keys.items():  # before the rows that name them, and with nothing held
+    for key, path in keys.items():  # before the rows that name them, and without locks
         put_file(store, key, path)
     with database.writing() as session:
         _check_empty(session, database)
@@ -177,10 +177,10 @@ def restore(
         for table in TABLES:
             stored = _read_table(table, folder)
             while batch := list(islice(stored, ROWS)):
-                kept = [row for row in batch if table not in WITH_FILES or row["key"] in there]
-                if kept:
-                    session.execute(insert(table), kept)
-                rows += len(kept)
+                valid = [row for row in batch if table not in WITH_FILES or row["key"] in available]
+                if valid:
+                    session.execute(insert(table), valid)
+                rows += len(valid)
             _reset_sequence(session, table)
         for run_id in session.scalars(select(Run.id)).all():
             pyramid.rebuild(session, run_id)
@@ -189,8 +189,8 @@ def restore(
             for secret in (SharedRun, SharedLink, ApiToken):
                 session.execute(delete(secret))
         unsent = _end_deliveries(session)
-        valid = {"tokens": valid_tokens(session), "shared_links": valid_links(session)}
-    return {"rows": rows, "files": len(keys), "unsent": unsent, **valid}
+        secrets = {"tokens": valid_tokens(session), "shared_links": valid_links(session)}
+    return {"rows": rows, "files": len(keys), "unsent": unsent, **secrets}
 
 
 def _end_deliveries(session: Session) -> int:
@@ -251,7 +251,7 @@ def _converted(row: Mapping[str, Any], codec: Mapping[str, Callable[[Any], Any]]
 
 
 def _reset_sequence(session: Session, table: Table) -> None:
-    """Let PostgreSQL number new rows on from the restored ones."""
+    """Set PostgreSQL's sequence to continue after the restored rows."""
     key = table.primary_key.columns.values()
     numbered = len(key) == 1 and isinstance(key[0].type, Integer)
     if numbered and session.connection().dialect.name == "postgresql":

@@ -1,4 +1,4 @@
-"""Files that runs leave behind, to resume from and to download."""
+"""Checkpoint files of runs, to resume from and to download."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -14,18 +14,19 @@ from db.paging import Page, page
 from db.queue.queue import held
 from db.tables import ACTIVE, RECIPE, CheckpointFile, ControlRequest, Diagnosis, Metric, Run, Status
 
-#: So many spikes keep a checkpoint: a loss that never rests must not fill the disk.
-SPIKES_HEEDED = 10
+#: Latest spikes that retain a checkpoint each: limited, since a noisy loss could fill the disk.
+MOST_SPIKES = 10
 IS_SHARD = CheckpointFile.kind.startswith("shard.", autoescape=True)
 
 
 def publish(
     session: Session, run_id: int, attempt: int, event: dict[str, Any], keys: Sequence[str]
 ) -> None:
-    """Record the files of one checkpoint event, which lie in the store under keys by now.
+    """Record the files of one checkpoint event, which are stored under these keys.
 
-    A key is empty where the file is on the training machine alone. Publishing again, after a resume
-    or a replayed spool, replaces the rows; the same file stays in the store. Raises Fenced.
+    A key is empty if the file exists only on the training machine. Publishing again, after a resume
+    or a replayed spool, replaces the rows; an identical file stays in the store. Raises
+    StaleAttempt.
     """
     run = held(session, run_id, attempt)
     run.revision += 1
@@ -58,7 +59,7 @@ def publish(
 
 
 def _forget_shards(session: Session, run: Run, event: dict[str, Any]) -> None:
-    """Delete the rows of shards that this step had and has no more: there were more ranks, say."""
+    """Delete the rows of this step's former shards: for example, there were more ranks before."""
     kinds = {file["kind"] for file in event["files"]}
     if "checkpoint" not in kinds:
         return
@@ -76,7 +77,7 @@ def of_run(session: Session, run_id: int) -> list[CheckpointFile]:
 
 
 def newest_step(session: Session, run_id: int, *, before: int) -> int | None:
-    """Return the step of a run's last whole state from before a step, or None without any."""
+    """Return the step of a run's last checkpoint before a step, or None."""
     query = select(func.max(CheckpointFile.step)).where(CheckpointFile.run_id == run_id)
     return session.scalar(
         query.where(CheckpointFile.kind == "checkpoint", CheckpointFile.step < before)
@@ -84,9 +85,9 @@ def newest_step(session: Session, run_id: int, *, before: int) -> int | None:
 
 
 def saves(session: Session, run_id: int) -> dict[int, dict[str, Any]]:
-    """Return how the saves of a run's checkpoints went, by step, as their events told it.
+    """Return the checkpoint events of a run by step.
 
-    None of runs that are watched, and of those that an earlier version trained.
+    Empty for watched runs and for runs of an earlier version.
     """
     steps = select(CheckpointFile.step).where(CheckpointFile.run_id == run_id)
     query = select(Diagnosis.step, Diagnosis.content).where(
@@ -111,9 +112,9 @@ def get(session: Session, run_id: int, checkpoint_id: int) -> CheckpointFile:
 
 
 def to_resume(session: Session, run: Run) -> list[CheckpointFile]:
-    """List whole states from the newest back: the first that is sound is the one to resume.
+    """List checkpoints, newest first; the first intact one is the one to resume from.
 
-    A run that was started from another's checkpoint ends its list with that one.
+    A run that continues another run's checkpoint has that checkpoint last.
     """
     own = [row for row in of_run(session, run.id) if row.kind == "checkpoint"]
     inherited = select(CheckpointFile).where(
@@ -127,22 +128,22 @@ def to_resume(session: Session, run: Run) -> list[CheckpointFile]:
 def shards_of(
     session: Session, states: Sequence[CheckpointFile]
 ) -> dict[int, list[CheckpointFile]]:
-    """Return the files in which the rest of these states lies, by the states' ids."""
+    """Return the shard files of these checkpoints, by their ids."""
     at = {(state.run_id, state.step): state.id for state in states}
-    found: dict[int, list[CheckpointFile]] = {state.id: [] for state in states}
+    shards: dict[int, list[CheckpointFile]] = {state.id: [] for state in states}
     runs = {state.run_id for state in states}
     for row in session.scalars(
         select(CheckpointFile).where(CheckpointFile.run_id.in_(runs), IS_SHARD)
     ):
         if (row.run_id, row.step) in at:
-            found[at[row.run_id, row.step]].append(row)
-    return found
+            shards[at[row.run_id, row.step]].append(row)
+    return shards
 
 
 def weights_at(session: Session, run_id: int, step: int | None) -> list[CheckpointFile]:
-    """List a run's files of weights, one a module, as of a step; None: the newest that has any.
+    """List a run's weights files of a step, one per module; None: the newest step with any.
 
-    Only what can be had from the store, and no averages.
+    Only stored files, and no averaged weights.
     """
     query = select(CheckpointFile).where(
         CheckpointFile.run_id == run_id,
@@ -160,67 +161,67 @@ def weights_at(session: Session, run_id: int, step: int | None) -> list[Checkpoi
 
 
 def to_start_from(session: Session, config: dict[str, Any]) -> list[CheckpointFile]:
-    """List the files of another run's weights that a configuration wants, if it wants any."""
-    wanted = config.get("weights", {})
-    if wanted.get("run") is None:
+    """List the weights files of another run that a configuration starts from, if any."""
+    weights = config.get("weights", {})
+    if weights.get("run") is None:
         return []
-    return weights_at(session, wanted["run"], wanted["step"])
+    return weights_at(session, weights["run"], weights["step"])
 
 
 def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) -> list[str]:
-    """Delete the rows that a run's policy does not keep; return the keys of their files.
+    """Delete the rows that a run's policy does not retain; return the keys of their files.
 
-    policy: the configuration's checkpoints; keep_last, keep_every_steps and keep_best, each None
-    for no say. Only checkpoints saved at an interval are ever deleted, never the newest, none that
-    another run started from, or is to with its weights, and none that is the last before one of the
-    latest spikes of the loss. Raises Fenced.
+    policy: the configuration's checkpoints section; keep_last, keep_every_steps and keep_best, each
+    None if unset. Only checkpoints saved at an interval are ever deleted, and never the newest, one
+    that another run started from or will start its weights from, or the last one before one of the
+    latest spikes of the loss. Raises StaleAttempt.
     """
     run = held(session, run_id, attempt)
     if policy.get("keep_last") is None:
         return []
     rows = of_run(session, run_id)
     steps = sorted({row.step for row in rows if row.reason == "interval"})
-    kept = {*steps[-policy["keep_last"] :], *steps[-1:], *best(session, run_id, steps, policy)}
+    retained = {*steps[-policy["keep_last"] :], *steps[-1:], *best(session, run_id, steps, policy)}
     if every := policy.get("keep_every_steps"):
-        kept |= {step for step in steps if step % every == 0}
-    kept |= _before_spikes(session, run_id, steps)
-    kept |= started_from(session, run_id)
-    gone = [row for row in rows if row.reason == "interval" and row.step not in kept]
-    for row in gone:
+        retained |= {step for step in steps if step % every == 0}
+    retained |= _before_spikes(session, run_id, steps)
+    retained |= started_from(session, run_id)
+    deleted = [row for row in rows if row.reason == "interval" and row.step not in retained]
+    for row in deleted:
         session.delete(row)
     run.revision += 1
-    if gone:
+    if deleted:
         run.files_revision = run.revision
-        run.stored_bytes -= sum(row.stored_bytes for row in gone)
-    return [row.key for row in gone]
+        run.stored_bytes -= sum(row.stored_bytes for row in deleted)
+    return [row.key for row in deleted]
 
 
 def started_from(session: Session, run_id: int) -> set[int]:
-    """Return the steps from which other runs started, or are to with their weights."""
+    """Return the steps that other runs started from, or will start their weights from."""
     parents = session.scalars(select(Run.parent_step).where(Run.parent_id == run_id))
     return {step for step in parents if step is not None} | _awaited(session, run_id)
 
 
 def _awaited(session: Session, run_id: int) -> set[int]:
-    """Return the steps whose weights runs are to start from that are not over."""
-    wanted = Run.config["weights"]
-    query = select(wanted["step"].as_integer()).where(
+    """Return the steps that unended runs start their weights from."""
+    weights = Run.config["weights"]
+    query = select(weights["step"].as_integer()).where(
         Run.status.in_([Status.QUEUED, Status.PAUSED, *ACTIVE]),
         Run.source == RECIPE,
-        wanted["run"].as_integer() == run_id,
+        weights["run"].as_integer() == run_id,
     )
     return {step for step in session.scalars(query) if step is not None}
 
 
 def _before_spikes(session: Session, run_id: int, steps: list[int]) -> set[int]:
-    """Return the last step before each of the latest spikes, of those that have a checkpoint."""
-    latest = spikes(session, run_id, most=SPIKES_HEEDED)
-    places = {bisect_left(steps, spike["step"]) for spike in latest}
-    return {steps[place - 1] for place in places if place}
+    """Return the last checkpointed step before each of the latest spikes."""
+    latest = spikes(session, run_id, most=MOST_SPIKES)
+    positions = {bisect_left(steps, spike["step"]) for spike in latest}
+    return {steps[position - 1] for position in positions if position}
 
 
 def best(session: Session, run_id: int, steps: list[int], policy: dict[str, Any]) -> Sequence[int]:
-    """Return the step whose metric was best, of those that have a checkpoint."""
+    """Return the checkpointed step with the best value of the policy's metric."""
     if not (name := policy.get("keep_best")):
         return []
     order = Metric.value.desc() if policy.get("best_is", "highest") == "highest" else Metric.value

@@ -2,7 +2,7 @@
 
 Each step can be repeated, and only the fact that a run is being erased is stored, so an interrupted
 erasure continues. The run's row stays, emptied: its id is not reused, references stay valid, and
-every machine reads from it whose folder to delete.
+every machine can see from it which folder to delete.
 """
 
 import shutil
@@ -24,9 +24,9 @@ from db.settings import Settings
 from db.tables import IN_TRASH, AuditEvent, Run, Trial
 from db.tables import Table as Base
 
-#: Rows of a transaction: SQLite has one writer, which others must not wait for.
+#: Rows per transaction: SQLite has one writer, and other writers must not wait long.
 BATCH_ROWS = 20_000
-#: What of its row says anything of a run; its owner, number and times stay.
+#: Columns that are cleared; owner, number and times stay.
 EMPTY: dict[str, Any] = {
     **dict.fromkeys(("name", "note", "tags", "project"), ""),
     **dict.fromkeys(("command", "script_config", "error", "stop_reason", "workload")),
@@ -37,11 +37,11 @@ EMPTY: dict[str, Any] = {
 
 
 class Stopped(Exception):
-    """It was asked to stop in the middle."""
+    """The erasure was stopped before its end."""
 
 
 def due(session: Session, days: float) -> list[int]:
-    """Return the runs of the trash that are to be erased: asked for, or there for so many days."""
+    """Return the runs in the trash that are due: erasure requested, or older than so many days."""
     is_over = or_(Run.erasing, Run.deleted_at <= now() - days * DAY_SECONDS)
     return list(session.scalars(select(Run.id).where(IN_TRASH, is_over).order_by(Run.id)))
 
@@ -49,10 +49,10 @@ def due(session: Session, days: float) -> list[int]:
 def erase(
     database: Database, settings: Settings, store: ObjectStore, run_id: int, stopping: Event
 ) -> None:
-    """Erase a run that is due. Raises Stopped, or what keeps its files from being deleted."""
+    """Erase a run that is due. Raises Stopped, or the error that deleting its files raised."""
     with database.writing() as session:
         mine = (Run.id == run_id, IN_TRASH)
-        # Unless somebody restored it since it was found to be due.
+        # Unless it has been restored in the meantime.
         begun = update(Run).where(*mine).values(erasing=True).returning(Run.id)
         if session.scalar(begun) is None:
             return
@@ -64,9 +64,9 @@ def erase(
 
 
 def tables() -> list[Table]:
-    """List the tables whose rows are a run's own, those that others point to last.
+    """List the tables with a run's own rows, in order of deletion: referenced tables last.
 
-    What a sweep has tried is the sweep's: it would try that point again. Audit log stays told.
+    Trials stay, or the sweep would repeat their points; the audit log stays too.
     """
     others = {Trial.__tablename__, AuditEvent.__tablename__}
     tables = reversed(Base.metadata.sorted_tables)
@@ -74,13 +74,13 @@ def tables() -> list[Table]:
 
 
 def erased_of(session: Session, run_ids: Collection[int]) -> list[int]:
-    """Return those that nothing brings back."""
+    """Return the runs that are erased or being erased."""
     return list(session.scalars(select(Run.id).where(Run.id.in_(run_ids), Run.erasing)))
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete what a run has left on this machine; without it, that is done already."""
-    if folder.is_symlink():  # a recipe's doing: where it leads may be anything
+    """Delete a run's folder on this machine, if it exists."""
+    if folder.is_symlink():  # made by a recipe: its target may be anything
         folder.unlink()
     elif folder.exists():
         shutil.rmtree(folder)
@@ -96,12 +96,12 @@ def _delete_files(settings: Settings, store: ObjectStore, run_id: int) -> None:
 
 
 def _delete_rows(database: Database, table: Table, run_id: int, stopping: Event) -> None:
-    """Delete a run's rows of a table, and let others write as long as each batch took."""
+    """Delete a run's rows of a table in batches, with a pause as long as each batch took."""
     key = [column for column in table.primary_key if column.name != "run_id"]
     mine = [table.c.run_id == run_id]
     last: Any = ()
     while last is not None:
-        if last:  # PostgreSQL would look at all that is gone, before it finds what is not
+        if last:  # otherwise PostgreSQL scans the deleted rows again
             mine[1:] = [tuple_(*key) >= tuple_(*last)]
         begun = time.monotonic()
         with database.writing() as session:

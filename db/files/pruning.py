@@ -18,13 +18,13 @@ from db.runs import run_metadata, runs
 from db.runs.trash import DAY_SECONDS
 from db.tables import ENDED, KEPT, Artifact, CheckpointFile, LogLine, Run, SystemSample
 
-#: A run with this tag keeps all that it has.
+#: Nothing of a run with this tag is deleted.
 PINNED = "pinned"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """After how many days what goes; None: never."""
+    """Ages in days after which files are deleted; None: never."""
 
     checkpoint_days: float | None = None
     log_days: float | None = None
@@ -32,11 +32,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What goes of one run. steps: those whose checkpoints do, all files of each."""
+    """Files and rows of one run that are deleted."""
 
     run_id: int
     name: str
-    steps: list[int]
+    steps: list[int]  # all checkpoint files of these steps
     stored_bytes: int
     log_lines: int
     samples: int
@@ -46,7 +46,7 @@ class Pruning:
 
     @property
     def in_words(self) -> str:
-        """Say it as the run's history does."""
+        """Summary for the run's history."""
         kinds = (
             (len(self.steps), "step's checkpoints", "steps' checkpoints"),
             (self.log_lines, "log line", "log lines"),
@@ -58,14 +58,14 @@ class Pruning:
 def plan(session: Session, rules: Rules) -> Iterator[Pruning]:
     """Yield what the rules would delete, by run."""
     for run_id in candidates(session, rules):
-        if found := of_run(session, runs.get(session, run_id), rules):
-            yield found
+        if pruning := of_run(session, runs.get(session, run_id), rules):
+            yield pruning
 
 
 def candidates(
     session: Session, rules: Rules, projects: Collection[str] | None = None
 ) -> list[int]:
-    """List the runs that have something old, the largest first. projects: of these alone."""
+    """List the runs with files older than the rules, largest first. projects: only of these."""
     fork = aliased(Run)
     query = select(Run.id).where(Run.status.in_(ENDED), KEPT, or_(false(), *_has_old(rules)))
     query = query.where(not_(exists().where(fork.parent_id == Run.id)))
@@ -75,7 +75,7 @@ def candidates(
 
 
 def of_run(session: Session, run: Run, rules: Rules) -> Pruning:
-    """Return what the rules would delete of an ended run."""
+    """Return the files and rows of an ended run to delete by the rules."""
     if PINNED in run_metadata.tags_of(run) or checkpoints.started_from(session, run.id):
         return Pruning(run.id, run.name, [], 0, 0, 0)
     rows = _old_checkpoints(session, run, rules)
@@ -98,30 +98,30 @@ def of_run(session: Session, run: Run, rules: Rules) -> Pruning:
 
 
 def prune(database: Database, store: ObjectStore, run_id: int, rules: Rules) -> Pruning:
-    """Delete it, and write it into the run's history; return what was found to go by now."""
+    """Apply the rules to a run and record it in the run's history; return the deletions."""
     with database.writing() as session:
         run = runs.get(session, run_id, lock=True)
-        found = of_run(session, run, rules)
-        if not found:
-            return found
+        pruning = of_run(session, run, rules)
+        if not pruning:
+            return pruning
         rows: list[CheckpointFile | Artifact] = [*_old_checkpoints(session, run, rules)]
         if _has_old_log(session, run, rules):
             rows += artifacts.log_files(session, run_id)
         keys = {row.key for row in rows if row.is_stored}
         for row in rows:
             session.delete(row)
-        for table in (LogLine, SystemSample) if found.log_lines or found.samples else ():
+        for table in (LogLine, SystemSample) if pruning.log_lines or pruning.samples else ():
             session.execute(delete(table).where(table.run_id == run_id))
-        run.stored_bytes -= found.stored_bytes
-        runs.remark(session, run, f"pruned, for their age: {found.in_words}")
+        run.stored_bytes -= pruning.stored_bytes
+        runs.remark(session, run, f"pruned, for their age: {pruning.in_words}")
         run.files_revision = run.revision
         keys -= _named(session, run_id)
     delete_files(store, sorted(keys))
-    return found
+    return pruning
 
 
 def _has_old(rules: Rules) -> Iterator[ColumnElement[bool]]:
-    """Yield a condition on ended runs for each rule: that there is something for it."""
+    """Yield a condition for each rule that an ended run has something to delete."""
     if rules.checkpoint_days is not None:
         later = aliased(CheckpointFile)
         is_old = CheckpointFile.created_at < now() - rules.checkpoint_days * DAY_SECONDS
@@ -142,19 +142,19 @@ def _is_older(session: Session, moment: float | None, days: float) -> bool:
 
 
 def _old_checkpoints(session: Session, run: Run, rules: Rules) -> list[CheckpointFile]:
-    """List the files that go: not of the last step, nor of the best."""
+    """List the old checkpoint files, except those of the last and of the best step."""
     if rules.checkpoint_days is None:
         return []
     rows = checkpoints.of_run(session, run.id)
     steps = sorted({row.step for row in rows})
     policy = run.settings.get("checkpoints") or {}
-    kept = {*steps[-1:], *checkpoints.best(session, run.id, steps, policy)}
+    retained = {*steps[-1:], *checkpoints.best(session, run.id, steps, policy)}
     latest = session.scalars(select(now())).one() - rules.checkpoint_days * DAY_SECONDS
-    return [row for row in rows if row.step not in kept and row.created_at < latest]
+    return [row for row in rows if row.step not in retained and row.created_at < latest]
 
 
 def _named(session: Session, run_id: int) -> set[str]:
-    """Return the keys that rows still name: two files of the same content share one."""
+    """Return the keys that rows still name: two files of the same content share a key."""
     session.flush()
     return {
         key

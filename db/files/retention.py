@@ -1,7 +1,7 @@
-"""Rules of retention: after how many days what of a project's ended runs is deleted.
+"""Retention rules: age in days after which files of a project's ended runs are deleted.
 
-A project's own rule goes before that of the instance. What they would delete is said before they
-are set, by the same functions that `halfstep storage prune` asks (db.files.pruning).
+A project's own rule takes precedence over the instance's. The preview of a rule uses the same
+functions as `halfstep storage prune` (db.files.pruning).
 """
 
 import math
@@ -20,22 +20,18 @@ from db.tables import Project, RetentionRule, User
 
 FIELDS = {"checkpoint_days": "Checkpoints", "log_days": "Logs and samples"}
 LARGEST_DAYS = 36_500
-#: Of a preview: runs that are gone through, the largest first, and those that are named.
-LOOKED_AT, NAMED = 500, 20
+#: Runs that a preview examines, largest first, and runs that it names.
+MOST_EXAMINED, NAMED = 500, 20
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What a rule would delete now.
+    """Files and rows that a rule would delete now."""
 
-    count, stored_bytes: of all runs that were looked at.  largest: some of them.  not_looked_at:
-    how many more have something old, of which it is not said how much.
-    """
-
-    count: int
-    stored_bytes: int
+    count: int  # examined runs with something to delete
+    stored_bytes: int  # of these runs
     largest: list[Pruning]
-    not_looked_at: int
+    not_looked_at: int  # further runs with old files, not examined
 
 
 def listed(session: Session) -> list[RetentionRule]:
@@ -44,19 +40,19 @@ def listed(session: Session) -> list[RetentionRule]:
     return list(session.scalars(query))
 
 
-def checked(typed: Mapping[str, str]) -> Rules:
-    """Read a rule's days. Raises Invalid: of both fields one has to have some."""
+def checked(texts: Mapping[str, str]) -> Rules:
+    """Parse the days of a rule. Raises Invalid; at least one field must be set."""
     days: dict[str, float | None] = {}
     errors = {}
     for field, label in FIELDS.items():
-        text = typed.get(field, "").strip()
+        text = texts.get(field, "").strip()
         try:
             days[field] = float(text) if text else None
         except ValueError:
             days[field] = math.nan
         value = days[field]
         if value is not None and not 1 <= value <= LARGEST_DAYS:
-            allowed = f"1 to {LARGEST_DAYS:,} days, or nothing"
+            allowed = f"1 to {LARGEST_DAYS:,} days, or empty"
             errors[field] = f"{label}: {text[:50]} is not allowed; allowed: {allowed}"
     if not errors and all(value is None for value in days.values()):
         errors["checkpoint_days"] = "Both fields are empty; allowed: days in one of them, or both"
@@ -66,10 +62,10 @@ def checked(typed: Mapping[str, str]) -> Rules:
 
 
 def set_rule(session: Session, user: User, project: str | None, rules: Rules) -> RetentionRule:
-    """Set the rule of a project, or of the instance, in place of the one before."""
+    """Set or replace the rule of a project, or of the instance."""
     if project is not None:
         projects.get(session, project)
-    # Of two at once the second waits.
+    # Serializes concurrent changes.
     session.execute(select(Project.name).where(Project.name == "").with_for_update())
     rule = _rule_of(session, project) or RetentionRule(project=project)
     rule.checkpoint_days, rule.log_days = rules.checkpoint_days, rules.log_days
@@ -80,30 +76,30 @@ def set_rule(session: Session, user: User, project: str | None, rules: Rules) ->
 
 
 def end_rule(session: Session, project: str | None) -> None:
-    """Let a project, or the instance, have no rule of its own; without one it changes nothing."""
+    """Delete the rule of a project or of the instance, if there is one."""
     if rule := _rule_of(session, project):
         session.delete(rule)
 
 
 def preview(session: Session, project: str | None, rules: Rules) -> Preview:
-    """Say what a rule would delete, were it set now."""
-    with permissions.unlimited(session):  # a run that is not seen may have started from one that is
-        found = pruning.candidates(session, rules, _ruled(session, project))
+    """Return what a rule would delete if it were set now."""
+    with permissions.unlimited(session):  # an invisible run may have started from a visible one
+        run_ids = pruning.candidates(session, rules, _ruled(session, project))
         planned = [
             pruning.of_run(session, runs.get(session, run_id), rules)
-            for run_id in found[:LOOKED_AT]
+            for run_id in run_ids[:MOST_EXAMINED]
         ]
-    going = sorted(filter(None, planned), key=lambda each: each.stored_bytes, reverse=True)
+    prunings = sorted(filter(None, planned), key=lambda row: row.stored_bytes, reverse=True)
     return Preview(
-        count=len(going),
-        stored_bytes=sum(each.stored_bytes for each in going),
-        largest=going[:NAMED],
-        not_looked_at=max(len(found) - LOOKED_AT, 0),
+        count=len(prunings),
+        stored_bytes=sum(row.stored_bytes for row in prunings),
+        largest=prunings[:NAMED],
+        not_looked_at=max(len(run_ids) - MOST_EXAMINED, 0),
     )
 
 
 def due(session: Session) -> list[tuple[int, Rules]]:
-    """Return the runs that have something old by the rule that is theirs, with it."""
+    """Return the runs with something to delete by the rule of their project, with that rule."""
     return [
         (run_id, rules)
         for rule in listed(session)
@@ -120,7 +116,7 @@ def _rule_of(session: Session, project: str | None) -> RetentionRule | None:
 
 
 def _ruled(session: Session, project: str | None) -> Collection[str]:
-    """Return the projects that a rule is for: of the instance's, those without one of their own."""
+    """Return the projects of a rule: the instance's rule is for projects without their own."""
     if project is not None:
         return [project]
     own = select(RetentionRule.project).where(RetentionRule.project.is_not(None))

@@ -1,4 +1,4 @@
-"""Where checkpoints and artifacts are kept: the data folder by default, a bucket by URL."""
+"""Storage of checkpoints and artifacts: the data folder by default, or a bucket."""
 
 import errno
 import hashlib
@@ -25,17 +25,17 @@ from db.tables import ACTIVE, Artifact, CheckpointFile, Run
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-#: Of a run's files, those that rows name.
+#: Folders of a run's files that rows name.
 FOLDERS = ("/checkpoints/", "/artifacts/", "/log/")
-#: Rows that name a file of the store's.
+#: Rows that name a stored file.
 Stored = CheckpointFile | Artifact
-#: A file goes to a bucket in parts, so many at once: 64 MiB of memory, however large it is.
+#: Size of an upload's parts, and concurrent ones: 64 MiB of memory for a file of any size.
 PART_BYTES, PARTS_AT_ONCE = 16 * 2**20, 4
-#: S3 takes no more; of what is larger than 156 GiB the parts are.
+#: Limit of S3; the parts of a file above 156 GiB are larger.
 MOST_PARTS = 10_000
-#: Of a listing: what S3 answers at once.
+#: Page size of a listing, S3's maximum.
 PAGE_FILES = 1000
-#: A request of which nothing is heard for so long is given up; a part has to arrive within it.
+#: Timeout of a request without a response; one part must arrive within it.
 SILENCE_SECONDS = 30.0
 #: How long a server or a worker that starts waits for a bucket.
 CHECK_SECONDS = 5.0
@@ -44,7 +44,7 @@ CHECK_SECONDS = 5.0
 def open_store(settings: Settings, *, retry_seconds: float = 180.0) -> ObjectStore:
     """Open the store that HALFSTEP_STORAGE_URL names. Raises Invalid.
 
-    retry_seconds: how long to try again what a bucket does not answer.
+    retry_seconds: how long to retry requests that a bucket does not answer.
     """
     if not settings.storage_url:
         return LocalStore(settings.data, mkdir=True)
@@ -55,21 +55,21 @@ def open_store(settings: Settings, *, retry_seconds: float = 180.0) -> ObjectSto
 
 
 def check_store(settings: Settings) -> None:
-    """See that the bucket is there and lets us list it. Raises Invalid."""
+    """Check that the bucket exists and can be listed. Raises Invalid."""
     if not settings.storage_url:
         return
     store = open_store(settings, retry_seconds=CHECK_SECONDS)
     try:
         next(iter(obstore.list(store, prefix="runs")), None)
     except obstore.exceptions.BaseError as error:
-        text = f"it cannot be listed: {why(error)}"
+        text = f"the bucket cannot be listed: {why(error)}"
         raise Invalid({"HALFSTEP_STORAGE_URL": text}) from error
 
 
 def why(error: Exception) -> str:
-    """Return what a store said, in its own words if it had any, on one line."""
-    said = re.search(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)</Message>", str(error))
-    return ": ".join(said.groups()) if said else str(error).partition("\n")[0]
+    """Return the error of a store on one line: its code and message if the response has them."""
+    match = re.search(r"<Code>([^<]*)</Code>\s*<Message>([^<]*)</Message>", str(error))
+    return ": ".join(match.groups()) if match else str(error).partition("\n")[0]
 
 
 def is_full(error: BaseException) -> bool:
@@ -86,10 +86,10 @@ def storage_full(folder: Path, needed: int) -> StorageFull:
 
 
 def put_file(store: ObjectStore, key: str, path: Path) -> None:
-    """Copy a file into the store, unless the store is the very folder that it lies in.
+    """Copy a file into the store, unless it is already there because the store is a folder.
 
-    Nobody finds it there before it is whole. If it fails, the parts that have arrived are deleted;
-    of a process that is killed they stay until the bucket's own rule deletes them.
+    The file becomes visible once it is complete. After an error its parts are deleted; parts of a
+    killed process stay until the bucket's own rule deletes them.
     """
     if not is_in_place(store, path, key):
         part_bytes = max(PART_BYTES, -(-path.stat().st_size // MOST_PARTS))
@@ -98,45 +98,45 @@ def put_file(store: ObjectStore, key: str, path: Path) -> None:
 
 
 def is_in_place(store: ObjectStore, path: Path, key: str = "") -> bool:
-    """Tell whether the store has what this key names, or all that it has, at this very path."""
+    """Return whether this path is the store's location of a key, or of the whole store."""
     folder = store.prefix if isinstance(store, LocalStore) else None
     return folder is not None and Path(folder, key) == path
 
 
 def signed_address(store: ObjectStore, key: str, *, seconds: float) -> str | None:
-    """Return where whoever holds the address reads the file for so long; None if no bucket does."""
+    """Return a presigned URL of a file, valid for so long; None if the store is no bucket."""
     if isinstance(store, S3Store | GCSStore | AzureStore):
         return obstore.sign(store, "GET", key, timedelta(seconds=seconds))
     return None
 
 
 def is_plain(folder: Path, key: str) -> bool:
-    """Tell whether a key can only be a file of this folder's: no way out of it and no link.
+    """Return whether a key stays within this folder: no parent references and no symlinks.
 
-    The first part may be a link: an operator may keep all runs elsewhere.
+    The first part may be a symlink, for installations that store all runs elsewhere.
     """
     top, *parts = key.split("/")
     if any(part in ("", ".", "..") for part in (top, *parts)):
         return False
-    place = os.path.realpath(folder / top)
-    return os.path.realpath(Path(place, *parts)) == os.path.join(place, *parts)  # noqa: PTH118
+    root = os.path.realpath(folder / top)
+    return os.path.realpath(Path(root, *parts)) == os.path.join(root, *parts)  # noqa: PTH118
 
 
 def is_own(store: ObjectStore, key: str) -> bool:
-    """Tell whether a key is the store's to give out, whatever a recipe made of its folder."""
+    """Return whether a key is safe to serve, even if a recipe has put symlinks into its folder."""
     folder = store.prefix if isinstance(store, LocalStore) else None
     return is_plain(Path(folder or os.devnull), key)
 
 
 def delete_file(store: ObjectStore, key: str) -> None:
-    """Delete a file from the store; one that is gone already is as good."""
+    """Delete a file from the store, if it exists."""
     with suppress(FileNotFoundError):
         obstore.delete(store, key)
 
 
 def delete_files(store: ObjectStore, keys: Collection[str]) -> None:
-    """Delete files from the store: of a bucket by a request each, some of them at once."""
-    if isinstance(store, LocalStore):  # of many, it would leave the rest where one is gone
+    """Delete files from the store; in a bucket with concurrent requests, one per file."""
+    if isinstance(store, LocalStore):  # its bulk delete stops at the first missing file
         for key in keys:
             delete_file(store, key)
     elif keys:
@@ -144,9 +144,9 @@ def delete_files(store: ObjectStore, keys: Collection[str]) -> None:
 
 
 def get_file(store: ObjectStore, key: str, path: Path, *, sha256: str) -> None:
-    """Bring a file from the store to a path, unless it is there, and check that it is whole.
+    """Fetch a file from the store to a path, unless it exists, and verify its SHA-256.
 
-    Raises FileNotFoundError if the store has lost it, ValueError if it is not what was recorded.
+    Raises FileNotFoundError if the store does not have it, ValueError if the SHA-256 differs.
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,14 +158,14 @@ def get_file(store: ObjectStore, key: str, path: Path, *, sha256: str) -> None:
                 file.write(chunk)
         temporary.rename(path)
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise ValueError(f"{key} is not whole: its SHA-256 is {found}, recorded was {sha256}")
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != sha256:
+        raise ValueError(f"{key} is damaged: its SHA-256 is {actual}, recorded was {sha256}")
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A row whose file is missing or damaged, or a file that no row names."""
+    """A row with a missing or damaged file, or a file that no row names."""
 
     key: str
     problem: str
@@ -173,48 +173,48 @@ class Mismatch:
 
 
 def mismatches(session: Session, store: ObjectStore, *, deep: bool = False) -> list[Mismatch]:
-    """Compare rows and files; deep: by the SHA-256 of every file, not by its size alone.
+    """Compare rows and files; deep: by the SHA-256 of every file, not only by its size.
 
-    Files of a run in training are passed over: the last may not be published yet. Memory grows by
-    a number a file, besides what does not match.
+    Files of runs in training are skipped: the last may not be published yet. Memory use is one
+    number per file, plus the mismatches.
     """
-    # In this order: what is not in training now publishes nothing more.
+    # Read first: a run that is not in training now publishes no more files.
     in_training = session.scalars(select(Run.id).where(Run.status.in_(ACTIVE))).all()
-    passed_over = tuple(f"runs/{run_id}/" for run_id in in_training)
-    found, strangers = [], []
+    skipped = tuple(f"runs/{run_id}/" for run_id in in_training)
+    result, orphans = [], []
     seen: dict[type[Stored], set[int]] = {CheckpointFile: set(), Artifact: set()}
     for files in _pages(store):
         rows = _rows(session, files)
         for row in rows:
             seen[type(row)].add(row.id)
             if problem := _problem(store, row, files[row.key], deep=deep):
-                found.append(Mismatch(row.key, problem, row))
+                result.append(Mismatch(row.key, problem, row))
         unnamed = files.keys() - {row.key for row in rows}
-        strangers += [key for key in unnamed if not key.startswith(passed_over)]
+        orphans += [key for key in unnamed if not key.startswith(skipped)]
     for table in (CheckpointFile, Artifact):
         for row in _unseen(session, table, seen[table]):
-            found.append(Mismatch(row.key, "the file is missing", row))
-    return found + [Mismatch(key, "no row names the file", None) for key in sorted(strangers)]
+            result.append(Mismatch(row.key, "the file is missing", row))
+    return result + [Mismatch(key, "no row names the file", None) for key in sorted(orphans)]
 
 
-def mend(database: Database, store: ObjectStore, found: list[Mismatch]) -> None:
-    """Delete what does not match: rows without a sound file, and then files without a row.
+def mend(database: Database, store: ObjectStore, mismatched: list[Mismatch]) -> None:
+    """Delete mismatches: rows without an intact file, then files without a row.
 
-    Pages that show such a row are told. No transaction waits for the store.
+    Pages that show such a row are updated. No transaction waits for the store.
     """
     with database.writing() as session:
-        _delete_rows(session, found)
-    keys = [mismatch.key for mismatch in found]
+        _delete_rows(session, mismatched)
+    keys = [mismatch.key for mismatch in mismatched]
     for first in range(0, len(keys), PAGE_FILES):
         page = keys[first : first + PAGE_FILES]
-        with database.reading() as session:  # also by what came since the comparison
+        with database.reading() as session:  # rows may have been added since the comparison
             named = {row.key for row in _rows(session, page)}
         delete_files(store, {*page} - named)
 
 
-def _delete_rows(session: Session, found: list[Mismatch]) -> None:
-    rows = [mismatch.row for mismatch in found if mismatch.row is not None]
-    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+def _delete_rows(session: Session, mismatched: list[Mismatch]) -> None:
+    rows = [mismatch.row for mismatch in mismatched if mismatch.row is not None]
+    # In order of ids, like all locks of runs, to avoid deadlocks.
     for run_id in sorted({row.run_id for row in rows}):
         run = session.get_one(Run, run_id, with_for_update=True)
         run.revision += 1
@@ -225,24 +225,24 @@ def _delete_rows(session: Session, found: list[Mismatch]) -> None:
 
 
 def _open_bucket(url: str, retry_seconds: float) -> ObjectStore:
-    # How long it takes, and not how often it is tried, says when to give up.
+    # The time limit decides when to stop, not the number of retries.
     retry: RetryConfig = {"retry_timeout": timedelta(seconds=retry_seconds), "max_retries": 1000}
     client: ClientConfig = {
-        # By default a request ends after 30 seconds, in the midst of a file of gigabytes too.
+        # The default of 30 seconds would also end a large transfer that makes progress.
         "timeout": timedelta(days=1),
         "read_timeout": timedelta(seconds=max(SILENCE_SECONDS, retry_seconds)),
     }
     if obstore.parse_scheme(url) != "s3":
         return from_url(url, retry_config=retry, client_options=client)
-    # Of its own accord obstore reads this only where it is given no options.
+    # obstore reads this variable only if no client options are given.
     client["allow_http"] = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
-    # Of many keys in one request MinIO's descendants tell what obstore cannot read.
+    # obstore cannot parse the bulk-delete response of MinIO and its forks.
     return from_url(url, retry_config=retry, client_options=client, disable_bulk_delete=True)
 
 
 @contextmanager
 def _no_bucket_as_outage() -> Iterator[None]:
-    """A bucket that is gone has not lost a file: it is waited for, as one that is silent."""
+    """Turn a missing bucket into an outage, which is retried, instead of a missing file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -252,27 +252,27 @@ def _no_bucket_as_outage() -> Iterator[None]:
 
 
 def _pages(store: ObjectStore) -> Iterator[dict[str, int]]:
-    """Yield the sizes of all files that rows may name, a page of the store's after another."""
+    """Yield the sizes of all files that rows may name, by page of the store's listing."""
     for page in obstore.list(store, prefix="runs", chunk_size=PAGE_FILES):
         sizes = {meta["path"]: meta["size"] for meta in page}
-        yield {key: size for key, size in sizes.items() if any(each in key for each in FOLDERS)}
+        yield {key: size for key, size in sizes.items() if any(part in key for part in FOLDERS)}
 
 
 def _rows(session: Session, keys: Collection[str]) -> list[Stored]:
-    """Return the rows that name any of these; a run's files lie below its own number."""
+    """Return the rows that name any of these keys, which contain the run's id."""
     numbers = {key.partition("/")[2].partition("/")[0] for key in keys}
     run_ids = [int(number) for number in numbers if number.isdecimal() and len(number) < 19]
-    found: list[Stored] = []
+    rows: list[Stored] = []
     for table in (CheckpointFile, Artifact):
-        mine = select(table).where(table.run_id.in_(run_ids), table.key.in_(keys))
-        found += session.scalars(mine)
-    return found
+        query = select(table).where(table.run_id.in_(run_ids), table.key.in_(keys))
+        rows += session.scalars(query)
+    return rows
 
 
 def _unseen(
     session: Session, table: type[CheckpointFile] | type[Artifact], seen: set[int]
 ) -> list[Stored]:
-    """Return the rows whose files the store should have, without those that were seen."""
+    """Return the rows of stored files, except those with the given ids."""
     stored = select(table.id).where(table.key != "").order_by(table.id)
     ids = session.scalars(stored.execution_options(yield_per=PAGE_FILES))
     unseen = [row_id for row_id in ids if row_id not in seen]
@@ -286,7 +286,7 @@ def _problem(store: ObjectStore, row: Stored, size_bytes: int, *, deep: bool) ->
     if size_bytes != row.size_bytes:
         return f"the file has {size_bytes} bytes, recorded were {row.size_bytes}"
     if deep and _sha256(store, row.key) != row.sha256:
-        return "the file is altered: its SHA-256 is another"
+        return "the file is altered: its SHA-256 differs"
     return None
 
 

@@ -1,7 +1,7 @@
-"""Weights that people upload to start runs from: where they lie, and which of them may go.
+"""Uploaded initial weights: location, access and deletion of unused ones.
 
-One is the store's file uploads/<SHA-256>/<name>; what follows uploads/ is `weights.upload` of a
-configuration. A row of `uploads` records who sent it: to know its hash grants nothing.
+An upload is the stored file uploads/<SHA-256>/<name>; a configuration names it in `weights.upload`
+as <SHA-256>/<name>. A row of `uploads` records its sender: knowing the hash grants no access.
 """
 
 import time
@@ -22,8 +22,8 @@ from db.tables import RECIPE, Run, RunConfigValue, Upload, User
 
 FOLDER = "uploads"
 SETTING = "weights.upload"
-#: Of what nobody has started a run from, or of what came in half as a server was killed.
-KEPT_SECONDS = DAY_SECONDS
+#: Lifetime of uploads that no run uses, and of partial uploads of a killed server.
+UNUSED_SECONDS = DAY_SECONDS
 
 
 NOT_YOURS = (
@@ -33,12 +33,12 @@ NOT_YOURS = (
 
 
 def key(upload: str) -> str:
-    """Return where the store has it. upload: as configurations name it."""
+    """Return the storage key of an upload. upload: as configurations name it."""
     return f"{FOLDER}/{upload}"
 
 
 def record(session: Session, user: User, upload: str, size_bytes: int, project: str | None) -> None:
-    """Record that a user has uploaded a file. project: the only one that their token opens."""
+    """Record that a user has uploaded a file. project: the only one that their token allows."""
     mine = (Upload.upload == upload, Upload.user_id == user.id)
     is_same = Upload.project.is_(None) if project is None else Upload.project == project
     session.execute(delete(Upload).where(*mine, is_same))
@@ -48,8 +48,8 @@ def record(session: Session, user: User, upload: str, size_bytes: int, project: 
 def may_download(session: Session, grants: Grants, upload: str) -> bool:
     """Return whether a user sent this upload, or may download files of a run that started from it.
 
-    By a token of one project: whether it was sent with such a token, or for a run of that project.
-    Operators may download every one.
+    With a token of one project: only uploads sent with such a token, or used by a run of that
+    project. Admins may download all.
     """
     if grants.is_admin and grants.only is None:
         return True
@@ -58,7 +58,7 @@ def may_download(session: Session, grants: Grants, upload: str) -> bool:
         own = own.where(Upload.project == grants.only)
     if session.scalar(own.limit(1)) is not None:
         return True
-    # Of recipes only: the configuration of a watched run or a command is what its sender wrote.
+    # Only recipe runs: the configuration of a watched run or a command is not validated.
     started = select(Run.project).join(RunConfigValue, RunConfigValue.run_id == Run.id).distinct()
     started = started.where(*_names(upload), Run.source == RECIPE, ~Run.erasing)
     return any(
@@ -71,40 +71,40 @@ def _names(upload: str) -> tuple[ColumnElement[bool], ...]:
     return (*is_setting, RunConfigValue.text == upload)
 
 
-def forget_unused(session: Session, kept: Collection[str]) -> None:
-    """Delete the records of uploads that are a day old and none of these."""
-    old = Upload.uploaded_at < now() - KEPT_SECONDS
-    found = session.scalars(select(Upload.upload).where(old).distinct()).all()
-    for upload in set(found).difference(kept):
+def forget_unused(session: Session, used: Collection[str]) -> None:
+    """Delete the records of uploads that are a day old and not in use."""
+    old = Upload.uploaded_at < now() - UNUSED_SECONDS
+    old_uploads = session.scalars(select(Upload.upload).where(old).distinct()).all()
+    for upload in set(old_uploads).difference(used):
         session.execute(delete(Upload).where(Upload.upload == upload, old))
 
 
 def named(session: Session) -> set[str]:
-    """Return what runs start from, those in the trash among them."""
+    """Return the uploads that runs start from, including runs in the trash."""
     query = select(RunConfigValue.text).distinct().join(Run, Run.id == RunConfigValue.run_id)
     query = query.where(
         RunConfigValue.name == SETTING.rpartition(".")[2], RunConfigValue.path == SETTING
     )
-    # Not set, it is written as JSON's null, or empty; an upload is <SHA-256>/<name>.
+    # An unset value is stored as JSON null or empty; an upload is <SHA-256>/<name>.
     query = query.where(~Run.erasing, RunConfigValue.text.contains("/"))
     return set(session.scalars(query))
 
 
-def delete_unused(store: ObjectStore, kept: Collection[str]) -> None:
-    """Delete what a bucket has had for a day and that is none of these."""
-    latest = time.time() - KEPT_SECONDS
+def delete_unused(store: ObjectStore, used: Collection[str]) -> None:
+    """Delete uploads from a bucket that are a day old and not in use."""
+    latest = time.time() - UNUSED_SECONDS
     for page in obstore.list(store, prefix=FOLDER, chunk_size=PAGE_FILES):
-        old = [each["path"] for each in page if each["last_modified"].timestamp() < latest]
-        delete_files(store, [key for key in old if key.removeprefix(f"{FOLDER}/") not in kept])
+        old = [meta["path"] for meta in page if meta["last_modified"].timestamp() < latest]
+        delete_files(store, [key for key in old if key.removeprefix(f"{FOLDER}/") not in used])
 
 
-def delete_unused_here(settings: Settings, kept: Collection[str]) -> None:
-    """Delete it of the data folder, where a worker has what it fetched from a bucket."""
-    folder, latest = settings.data / FOLDER, time.time() - KEPT_SECONDS
-    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+def delete_unused_here(settings: Settings, used: Collection[str]) -> None:
+    """Delete unused uploads from the data folder, including a worker's copies from a bucket."""
+    folder, latest = settings.data / FOLDER, time.time() - UNUSED_SECONDS
+    for path in sorted(file for file in folder.rglob("*") if file.is_file()):
         upload = path.relative_to(folder).as_posix()
-        with suppress(OSError):  # somebody else was first, or whose it is lets nobody else
-            if upload in kept or path.stat().st_mtime >= latest:
+        with suppress(OSError):  # already deleted, or owned by another user
+            if upload in used or path.stat().st_mtime >= latest:
                 continue
             path.unlink()
-            path.parent.rmdir()  # not if another one of the same content lies beside it
+            path.parent.rmdir()  # fails if another name of the same content exists

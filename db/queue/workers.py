@@ -71,7 +71,7 @@ def register(
 
 
 def offer(session: Session, worker_id: int, recipes: list[dict[str, Any]]) -> None:
-    """Update the capabilities of a worker whose recipes have changed."""
+    """Update the recipes that a worker offers."""
     worker = session.get_one(Worker, worker_id, with_for_update=True)
     audit.note_recipes(session, worker.name, _files_of(worker.recipes), _files_of(recipes))
     worker.recipes, worker.recipe_names = recipes, recipe_names(recipes)
@@ -139,7 +139,7 @@ def _pending_work(worker_id: int) -> tuple[ColumnElement[Any], ...]:
 
 
 def drain(session: Session, worker_id: int, *, stop: bool = False) -> Worker:
-    """Drain a worker: it claims no more runs. stop: also stop its runs. Raises NotFound."""
+    """Drain a worker: it stops claiming runs. stop: also stop its runs. Raises NotFound."""
     worker = _locked(session, worker_id)
     worker.drained_at, worker.drain_stops = worker.drained_at or now(), stop
     notifications.tell(session, worker_id)

@@ -1,8 +1,8 @@
-"""The tables. Column names are the glossary: the same words in JSON, JavaScript and on the page.
+"""Database tables. Columns have the same names in JSON, in JavaScript and on pages.
 
 Times are seconds since the epoch by the database's clock; `elapsed_ms` counts from the run's first
-start by the training machine's clock. A NaN is stored as NULL on both databases (SQLite knows no
-NaN); infinities are stored as they are.
+start by the training machine's clock. NaN is stored as NULL on both databases, since SQLite has no
+NaN; infinities are stored unchanged.
 """
 
 from db.tables.access import (

@@ -6,55 +6,53 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.database import now
 from db.tables.base import Table
 
-#: What a token may do: all that its user may, no more than some of it, or send watched runs, or one
-#: of them, and nothing else.
+#: Kinds of tokens: all permissions of the user, parts of them, or only uploads of watched runs
+#: (write) or of one of them (run).
 FULL, READ, SUBMIT, CONTROL, WRITE, ONE_RUN = TOKENS = (
     *("full", "read", "submit", "control", "write", "run"),
 )
-#: Those that send, and do nothing else.
+#: Kinds that may only upload watched runs.
 SENDING = (WRITE, ONE_RUN)
 
 
 class User(Table):
-    """A user, also a deactivated or removed one.
-
-    key: the name as it is compared, so that no two look alike; see db.names.
-    subject: what a provider of identities knows them by, its issuer before it.
-    is_admin: everything is allowed, users and workers included.  runs_commands: command lines
-    may be queued, where a worker offers them.
-    deactivated_at: since when they may not sign in; removed_at: since when they are gone for good,
-    and their name stands by what they did alone.
-    """
+    """A user, also a deactivated or removed one."""
 
     __tablename__ = "users"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
+    # Normalized name, so that no two names look alike; see db.names.
     key: Mapped[str] = mapped_column(unique=True)
     password_hash: Mapped[str | None]
+    # Identity at an OIDC provider: issuer and subject.
     subject: Mapped[str | None] = mapped_column(unique=True)
+    # Everything is allowed, including the administration of users and workers.
     is_admin: Mapped[bool] = mapped_column(default=False, server_default=false())
+    # May queue command lines, if a worker offers commands.
     runs_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
+    # Since then sign-in is refused.
     deactivated_at: Mapped[float | None]
+    # Since then removed for good; the name remains only in records of past actions.
     removed_at: Mapped[float | None]
     created_at: Mapped[float] = mapped_column(default=now())
 
 
 class Project(Table):
-    """What runs belong to, and people have roles in. "" is the one that there always is.
+    """A project: runs belong to it, and users have roles in it. "" is the Default project.
 
-    viewers_download: whether a viewer may download, not only look.  devices, queued, stored_gib:
-    what its runs may use: devices in training at once, places in the queue, and of the store; null
-    is no limit.  share: of two projects, that with the fewer devices for its share goes first.
+    A limit of null is no limit.
     """
 
     __tablename__ = "projects"
 
     name: Mapped[str] = mapped_column(primary_key=True)
+    # Whether viewers may download files.
     viewers_download: Mapped[bool] = mapped_column(default=True, server_default=true())
-    devices: Mapped[int | None]
-    queued: Mapped[int | None]
-    stored_gib: Mapped[float | None]
+    devices: Mapped[int | None]  # limit of devices in training at once
+    queued: Mapped[int | None]  # limit of queued runs
+    stored_gib: Mapped[float | None]  # limit of stored files
+    # Weight in the queue: the project with the fewest devices per share goes first.
     share: Mapped[float] = mapped_column(default=1.0, server_default="1.0")
     created_at: Mapped[float] = mapped_column(default=now())
 
@@ -80,13 +78,14 @@ class SignInLink(Table):
 
 
 class SignInSession(Table):
-    """A browser session; only the hash of its cookie is stored. by_link: not by a password."""
+    """A browser session; only the hash of its cookie is stored."""
 
     __tablename__ = "sessions"
 
     token_hash: Mapped[str] = mapped_column(primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     csrf_token: Mapped[str]
+    # Signed in by a link instead of a password.
     by_link: Mapped[bool] = mapped_column(default=False, server_default=false())
     created_at: Mapped[float] = mapped_column(default=now())
     expires_at: Mapped[float]
@@ -117,11 +116,7 @@ class Secret(Table):
 
 
 class ApiToken(Table):
-    """An API token; only its hash is stored.
-
-    kind: one of TOKENS.  project: the only one that it opens.  run_id: the only watched run that it
-    sends.  expires_at: null: never.
-    """
+    """An API token; only its hash is stored."""
 
     __tablename__ = "api_tokens"
 
@@ -129,55 +124,51 @@ class ApiToken(Table):
     token_hash: Mapped[str] = mapped_column(unique=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     name: Mapped[str]
-    kind: Mapped[str] = mapped_column(default=FULL, server_default=FULL)
-    project: Mapped[str | None]
+    kind: Mapped[str] = mapped_column(default=FULL, server_default=FULL)  # one of TOKENS
+    project: Mapped[str | None]  # the only project that it gives access to
+    # The only watched run that it may upload.
     run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))
     created_at: Mapped[float] = mapped_column(default=now())
-    expires_at: Mapped[float | None]
+    expires_at: Mapped[float | None]  # null: never
     used_at: Mapped[float | None]
 
 
 class SharedLink(Table):
-    """A read-only link to runs; only the hash of its secret is stored.
-
-    user_id: of its maker, who has to be one who may share these runs.
-    """
+    """A read-only link to runs; only the hash of its secret is stored."""
 
     __tablename__ = "shared_links"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     token_hash: Mapped[str] = mapped_column(unique=True)
+    # The creator, who must still have permission to share these runs.
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
     created_at: Mapped[float] = mapped_column(default=now())
     expires_at: Mapped[float]
 
 
 class SharedRun(Table):
-    """A run that a read-only link shows. place: among those of the link."""
+    """A run that a read-only link shows."""
 
     __tablename__ = "shared_runs"
 
     link_id: Mapped[int] = mapped_column(ForeignKey("shared_links.id"), primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True, index=True)
-    place: Mapped[int]
+    place: Mapped[int]  # position among the runs of the link
 
 
 class AuditEvent(Table):
-    """An audit event: who changed what, when and from where. Rows are never changed or deleted.
-
-    user_id: null of who typed it on the server's machine, or tried to sign in as nobody.
-    token: the name of the one that a script came with.  deed: method and path.  detail: of what was
-    sent the fields that the route names, never a secret.  run_id: of the run that it was done to,
-    which may no longer exist.
-    """
+    """An audit event: who changed what, when and from where. Rows are never changed or deleted."""
 
     __tablename__ = "audit_events"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     time: Mapped[float] = mapped_column(default=now(), index=True)
+    # Null for a command on the server's machine, or a sign-in with an unknown name.
     user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"), index=True)
-    token: Mapped[str | None]
-    action: Mapped[str]
+    token: Mapped[str | None]  # name of the API token, if one was used
+    action: Mapped[str]  # method and path
+    # The request's fields that the route lists for the audit log, never a secret.
     detail: Mapped[str] = mapped_column(default="", server_default="")
+    # The run concerned, which may have been erased since.
     run_id: Mapped[int | None] = mapped_column(index=True)
     address: Mapped[str]

@@ -8,25 +8,21 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.database import now
 from db.tables.base import OfRun, Table
 
-#: Of a notice, that its condition has held ever since, word for word as its index has it; and of
-#: a delivery, that it is still to be made.
+#: Conditions of an open alert and of a pending delivery, with the exact text of their indexes.
 IS_OPEN, IS_DUE = text("resolved_at IS NULL"), text("ended_at IS NULL")
 
 
 class AlertRule(Table):
-    """A user's alert rule: condition, scope and channels.
-
-    scope: run, project, mine or all.  value: of conditions that have one; metric: likewise.
-    """
+    """A user's alert rule: condition, scope and channels."""
 
     __tablename__ = "alert_rules"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
     condition: Mapped[str]
-    value: Mapped[float | None]
-    metric: Mapped[str] = mapped_column(default="")
-    scope: Mapped[str]
+    value: Mapped[float | None]  # threshold, for conditions that have one
+    metric: Mapped[str] = mapped_column(default="")  # for conditions on a metric
+    scope: Mapped[str]  # run, project, mine or all
     run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     project: Mapped[str] = mapped_column(default="")
     channel_ids: Mapped[list[int]]
@@ -35,21 +31,19 @@ class AlertRule(Table):
 
 
 class AlertEvaluation(Table):
-    """The one row that servers agree by: turn rises with every look that wrote something."""
+    """The single row that synchronizes the alert evaluation of several servers."""
 
     __tablename__ = "alert_evaluations"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    turn: Mapped[int] = mapped_column(BigInteger)
+    turn: Mapped[int] = mapped_column(BigInteger)  # rises with every evaluation that wrote a row
     evaluated_at: Mapped[float]
 
 
 class Alert(OfRun, Table):
-    """A rule's condition became true for a run; resolved_at: when it ceased to be true.
+    """A rule's condition that became true for a run.
 
-    A unique index allows one open alert per rule and run. content is the payload for channels, see
-    docs/how-to/alerts.md. rule_id is NULL once the rule is
-    deleted.
+    A unique index allows one open alert per rule and run.
     """
 
     __tablename__ = "alerts"
@@ -65,41 +59,34 @@ class Alert(OfRun, Table):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    # Null once the rule is deleted.
     rule_id: Mapped[int | None] = mapped_column(ForeignKey("alert_rules.id"))
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
     condition: Mapped[str]
     text: Mapped[str]
-    content: Mapped[dict[str, Any]]
+    content: Mapped[dict[str, Any]]  # payload for channels, see docs/how-to/alerts.md
     created_at: Mapped[float] = mapped_column(default=now())
-    resolved_at: Mapped[float | None]
+    resolved_at: Mapped[float | None]  # when the condition became false again
     read_at: Mapped[float | None]
 
 
 class Channel(Table):
-    """A notification channel: kind is webhook, slack or email.
-
-    target: shown on pages, the e-mail address or the host of a URL.  ciphertext: the encrypted
-    address, see db.alerts.channels.
-    """
+    """A notification channel of a user."""
 
     __tablename__ = "channels"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
     name: Mapped[str]
-    kind: Mapped[str]
-    target: Mapped[str]
-    ciphertext: Mapped[str]
+    kind: Mapped[str]  # webhook, slack or email
+    target: Mapped[str]  # shown on pages: the e-mail address, or the host of the URL
+    ciphertext: Mapped[str]  # the encrypted address, see db.alerts.channels
     is_on: Mapped[bool] = mapped_column(default=True)
     created_at: Mapped[float] = mapped_column(default=now())
 
 
 class Delivery(Table):
-    """A delivery of an alert through a channel, or a test, which has no alert and no run.
-
-    body: the payload.  due_at: time of the next attempt; a server that takes it postpones it.
-    answer: response to the last attempt.  ended_at: end of the attempts.
-    """
+    """A delivery of an alert through a channel, or of a test, which has no alert and no run."""
 
     __tablename__ = "deliveries"
     __table_args__ = (
@@ -112,11 +99,12 @@ class Delivery(Table):
     channel_id: Mapped[int] = mapped_column(ForeignKey("channels.id"), index=True)
     alert_id: Mapped[int | None] = mapped_column(ForeignKey("alerts.id"), index=True)
     run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
-    body: Mapped[str]
+    body: Mapped[str]  # the payload
     attempts: Mapped[int] = mapped_column(default=0)
+    # Time of the next attempt; a server that takes the delivery postpones it.
     due_at: Mapped[float] = mapped_column(default=now())
     created_at: Mapped[float] = mapped_column(default=now())
     tried_at: Mapped[float | None]
-    answer: Mapped[str] = mapped_column(default="")
-    ended_at: Mapped[float | None]
+    answer: Mapped[str] = mapped_column(default="")  # response to the last attempt
+    ended_at: Mapped[float | None]  # no further attempts since then
     is_delivered: Mapped[bool] = mapped_column(default=False)

@@ -5,29 +5,32 @@ from typing import Any, ClassVar
 from sqlalchemy import JSON, Dialect, Double, ForeignKey, MetaData, Text, TypeDecorator
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-#: What a column of ids holds; and of counts, so that both databases can still add to it.
+#: Largest values of id columns and of counters; counters leave room for additions.
 LARGEST_ID = 2**31 - 1
 LARGEST_COUNT = 2**62
 
 
 class CleanText(TypeDecorator[str]):
-    """Text without what PostgreSQL (a zero byte) or UTF-8 (half a surrogate pair) cannot hold."""
+    """Text column that replaces characters that PostgreSQL or UTF-8 cannot store.
+
+    These are zero bytes (PostgreSQL) and lone surrogates (UTF-8).
+    """
 
     impl = Text
     cache_ok = True
 
     @property
     def python_type(self) -> type[str]:
-        """Say so to whoever exports the column."""
+        """Python type of the values, used by exports."""
         return str
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Put the replacement character in its place."""
+        """Clean a value before it is written."""
         return None if value is None else clean(value)
 
 
 def clean(text: str) -> str:
-    """Return a text with the replacement character for what a database cannot hold."""
+    """Return a text with the characters replaced that a database cannot store."""
     whole = text.encode(errors="replace").decode()
     return whole.replace("\x00", "\N{REPLACEMENT CHARACTER}")
 

@@ -19,7 +19,7 @@ from db.tables.base import OfProject, OfRun, Table
 
 
 class Status(StrEnum):
-    """Where a run is in its life."""
+    """Status of a run."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -37,9 +37,9 @@ class Status(StrEnum):
 ACTIVE = (Status.STARTING, Status.RUNNING, Status.PAUSING, Status.STOPPING, Status.UNREACHABLE)
 #: The run is over.
 ENDED = (Status.FINISHED, Status.FAILED, Status.CANCELLED)
-#: Where a run's training is: a worker's, by a recipe or a command, or elsewhere, and watched.
+#: Source of a run: a recipe or a command on a worker, or a watched training elsewhere.
 RECIPE, COMMAND, WATCH = "recipe", "command", "watch"
-#: What lists of runs are filtered and sorted by, settings and metrics apart.
+#: Columns by which lists of runs are filtered and sorted, in addition to settings and metrics.
 LISTED = (
     *("name", "recipe", "precision", "tags", "owner_id", "project"),
     *("status", "source", "created_at", "deleted_at", "failure_kind"),
@@ -50,45 +50,23 @@ LISTED = (
 
 
 class Run(OfProject, Table):
-    """One training run: what was asked for, where it is, and its latest figures.
+    """A training run: its request, its state and its latest values.
 
-    step counts attempted steps, skipped those that the scaler skipped. recorded_steps and
-    recorded_skips count what came in, and never fall, by a rewind or an erasure: their sums are an
-    operator's counters. `revision` rises with every
-    change, so that a viewer can tell whether it has seen the row. All writes of an attempt name it.
-    fault is that of its last change of status.
-    stalled_attempts counts those in a row that were killed without a new step.
-    resumed_step is the last step before this attempt's own, NULL until it has made one.
-    files_revision is the revision at which its checkpoints or artifacts last changed.
-    idempotency_key names the request that submitted it, so that a repeated one does not.
-    expected_seconds: how long it trains, by like runs that had finished when it was submitted.
-    first_since: of a queued run of several devices, since when it has been the first that waits for
-    them; reservation: what is kept for it, as db.queue.claims has it.
-    workload is what a step is made of, as the spool's event of that name has it. rewinds counts how
-    often it went back within an attempt, rollback_step is the last step before the latest of these.
+    All writes of an attempt name it.
 
     A watched run has no recipe (empty), no worker and no lease; precision is empty and steps_total
-    0 until they are known, and config is whatever its script says. watch_id: its own name for
-    itself; last_report_at: when its uploader last called.
+    0 until they are known, and config is what its script reports.
 
-    not_stepped counts steps in which a loop updated its scaler and stepped no optimizer; last_flags
-    are those of the last step; zero_steps counts the last steps, all of whose gradients were 0.
-
-    note is what people wrote of it, in Markdown. stored_bytes: what its checkpoints and artifacts
-    take in the store. deleted_at: in the trash since then; erasing: nothing brings it back;
-    erased_at: all is gone but this row, which keeps its number from being given again.
-
-    A command has no recipe either, and of precision and steps_total the same is true. config holds
-    its parameters' values, script_config what its script says beside these, once it does; command
-    is all else of it: {line, folder, git, commit, venv, variables, secrets, parameters}, where
-    secrets are names, and parameters are JSON Schemas by name.
+    A command has no recipe either, and the same precision and steps_total. config holds the values
+    of its parameters, script_config what its script reports in addition.
     """
 
     __tablename__ = "runs"
     __table_args__ = (
         Index("ix_runs_idempotency_key", "owner_id", "idempotency_key", unique=True),
         Index("ix_runs_watch_id", "owner_id", "watch_id", unique=True),
-        # So that SQLite reads none of the long rows for a list; PostgreSQL cannot index long texts.
+        # A covering index, so that SQLite reads no long rows for a list; PostgreSQL cannot index
+        # long texts.
         Index(*("ix_runs_listed", *LISTED)).ddl_if(dialect="sqlite"),
         Index("ix_runs_ended_at", "ended_at"),
     )
@@ -98,20 +76,22 @@ class Run(OfProject, Table):
     source: Mapped[str] = mapped_column(default=RECIPE, server_default=RECIPE)
     project: Mapped[str] = mapped_column(default="", server_default="")
     recipe: Mapped[str]
+    # {line, folder, git, commit, venv, variables, secrets, parameters}: secrets are names,
+    # parameters are JSON Schemas by name.
     command: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     config: Mapped[dict[str, Any]]
     script_config: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     precision: Mapped[str]
     tags: Mapped[str] = mapped_column(default="")
-    note: Mapped[str] = mapped_column(default="", server_default="")
+    note: Mapped[str] = mapped_column(default="", server_default="")  # Markdown
     owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     parent_step: Mapped[int | None] = mapped_column(BigInteger)
     group_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"), index=True)
     after_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id"))  # waits for its end
-    idempotency_key: Mapped[str | None]
+    idempotency_key: Mapped[str | None]  # key of the request that submitted it
     request_hash: Mapped[str | None]  # of the request that came with the key
-    watch_id: Mapped[str | None]
+    watch_id: Mapped[str | None]  # a watched run's own identifier
 
     status: Mapped[Status] = mapped_column(Text, default=Status.QUEUED)
     desired_state: Mapped[str] = mapped_column(default="run")  # run, pause, cancel or kill
@@ -119,99 +99,107 @@ class Run(OfProject, Table):
     position: Mapped[float] = mapped_column(default=0.0)  # within a priority, lowest first
     nodes: Mapped[int] = mapped_column(default=1, server_default="1")
     devices_per_node: Mapped[int] = mapped_column(default=1)
+    # Training time of similar runs that had finished when it was submitted.
     expected_seconds: Mapped[float | None]
+    # Since when it has been the first queued run that waits for several devices.
     first_since: Mapped[float | None]
+    # Devices reserved for it, see db.queue.reservations.
     reservation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     attempt: Mapped[int] = mapped_column(default=0)
+    # The last step before this attempt's own, null until it has made one.
     resumed_step: Mapped[int | None] = mapped_column(BigInteger)
     worker_id: Mapped[int | None] = mapped_column(ForeignKey("workers.id"))
     stop_reason: Mapped[str | None]
     error: Mapped[str | None]
-    failure_kind: Mapped[str | None]
+    failure_kind: Mapped[str | None]  # of its last change of status
     killed_attempts: Mapped[int] = mapped_column(default=0, server_default="0")
+    # Consecutive attempts that were killed without a new step.
     stalled_attempts: Mapped[int] = mapped_column(default=0, server_default="0")
 
     created_at: Mapped[float] = mapped_column(default=now())
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
-    last_report_at: Mapped[float | None]
+    last_report_at: Mapped[float | None]  # last request of a watched run's uploader
+    # Rises with every change, so that a viewer can detect that its copy is stale.
     revision: Mapped[int] = mapped_column(BigInteger, default=0)
+    # The revision at which its checkpoints or artifacts last changed.
     files_revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
-    step: Mapped[int] = mapped_column(BigInteger, default=0)
+    step: Mapped[int] = mapped_column(BigInteger, default=0)  # attempted steps
     steps_total: Mapped[int] = mapped_column(BigInteger)
-    skipped: Mapped[int] = mapped_column(BigInteger, default=0)
+    skipped: Mapped[int] = mapped_column(BigInteger, default=0)  # skipped by the scaler
+    # Recorded steps and skips: they never fall, even by a rollback or an erasure; Prometheus
+    # counters are their sums.
     recorded_steps: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     recorded_skips: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     loss: Mapped[float | None]
+    # Steps in which the loop updated its scaler and stepped no optimizer.
     not_stepped: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    # The number of latest steps in a row with all gradients 0.
     zero_steps: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    last_flags: Mapped[int] = mapped_column(
-        BigInteger, default=0, server_default="0"
-    )  # of its last step
+    # Flags of its last step.
+    last_flags: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     scale: Mapped[float | None]
     steps_per_second: Mapped[float | None]
+    # Contents of a step, as in the spool's event of that name.
     workload: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    # Number of rollbacks within attempts, and the last step before the latest one.
     rollbacks: Mapped[int] = mapped_column(default=0, server_default="0")
     rollback_step: Mapped[int | None] = mapped_column(BigInteger)
+    # Size of its checkpoints and artifacts in the store.
     stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
-    deleted_at: Mapped[float | None]
+    deleted_at: Mapped[float | None]  # in the trash since then
+    # The erasure has begun: it can no longer be restored.
     erasing: Mapped[bool] = mapped_column(default=False, server_default=false())
+    # Everything but this row is deleted; the row prevents reuse of the id.
     erased_at: Mapped[float | None]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its configuration, where a recipe says what it means; else the precision alone."""
+        """Configuration of a recipe run; of other runs only the precision."""
         return self.config if self.source == RECIPE else {"precision": self.precision}
 
     @property
     def whole_config(self) -> dict[str, Any]:
-        """Its configuration with what its script says of it; a parameter is what was submitted."""
+        """Configuration with the values that the script reports; submitted parameters win."""
         return self.config | (self.script_config or {}) | self.config
 
     @property
     def own_steps(self) -> int:
-        """Attempted steps after those of the parent whose checkpoint it started from."""
+        """Attempted steps after those of the parent run that it continued."""
         return max(self.step - (self.parent_step or 0), 0)
 
 
-# In the order of the queue, so that nobody sorts it to know its first.
+# In the order of the queue, so that finding its first run needs no sort.
 Index("ix_runs_queue", Run.status, Run.priority.desc(), Run.position, Run.id)
-#: Of a run, that it is deleted and not erased yet.
+#: Condition of a run: deleted and not erased yet.
 IN_TRASH = Run.deleted_at.is_not(None) & Run.erased_at.is_(None)
 Index("ix_runs_deleted_at", Run.deleted_at, sqlite_where=IN_TRASH, postgresql_where=IN_TRASH)
-#: Of a run, neither in the trash nor erased: all that lists, searches and groups show.
+#: Condition of a run: neither in the trash nor erased, so shown in lists, searches and groups.
 KEPT = Run.deleted_at.is_(None)
-# PostgreSQL counts them by it, and finds those of a week, without their long rows.
+# PostgreSQL counts these runs, and finds those of a period, without reading their long rows.
 Index("ix_runs_kept", Run.created_at, Run.id, postgresql_where=KEPT).ddl_if(dialect="postgresql")
 
 
 class RunConfigValue(OfRun, Table):
-    """One setting of a run's configuration, by its path, for lists to be filtered and sorted by.
-
-    name: the last part of the path.  number: of a setting that is one; text: of any other.
-    """
+    """One value of a run's configuration, for filters and sort orders of lists."""
 
     __tablename__ = "run_config_values"
-    # A setting of all runs is read in one go on both: SQLite keeps the rows in this order.
+    # The values of a setting of all runs are adjacent: SQLite stores the rows in this order.
     __table_args__ = (
         PrimaryKeyConstraint("name", "path", "run_id", postgresql_include=["number", "text"]),
         {"sqlite_with_rowid": False},
     )
 
-    name: Mapped[str]
+    name: Mapped[str]  # the last part of the path
     path: Mapped[str]
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
-    number: Mapped[float | None]
-    text: Mapped[str | None]
+    number: Mapped[float | None]  # of a numeric value
+    text: Mapped[str | None]  # of any other value
 
 
 class RunStatus(OfRun, Table):
-    """A change of status, when and why.
-
-    reason is for people; fault is infrastructure, code, rule: one of the configuration's, or sweep:
-    the one that gave it up.
-    """
+    """A change of a run's status, with time and reason."""
 
     __tablename__ = "run_statuses"
     __table_args__ = (Index(None, "run_id", "id"),)
@@ -220,32 +208,30 @@ class RunStatus(OfRun, Table):
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
     attempt: Mapped[int]
     status: Mapped[Status] = mapped_column(Text)
-    reason: Mapped[str | None]
+    reason: Mapped[str | None]  # for display
+    # infrastructure, code, settings, rule (of the configuration) or sweep (pruned by it).
     failure_kind: Mapped[str | None]
     time: Mapped[float] = mapped_column(default=now())
 
 
 class RunEnvironment(OfRun, Table):
-    """The environment of an attempt.
-
-    content: {worker, host, platform, devices, versions, command, folder, file, git}, of which file
-    and git may be null. source, diff: the file's text and what git said had changed, compressed.
-    """
+    """The environment of an attempt."""
 
     __tablename__ = "run_environments"
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
+    # {worker, host, platform, devices, versions, command, folder, file, git}; file and git may be
+    # null.
     content: Mapped[dict[str, Any]]
-    source: Mapped[bytes | None]
-    diff: Mapped[bytes | None]
+    source: Mapped[bytes | None]  # the file's text, compressed
+    diff: Mapped[bytes | None]  # git's diff, compressed
 
 
 class WatchedAttempt(OfRun, Table):
-    """One attempt of a watched run, and how far its spool has come in.
+    """One attempt of a watched run, and the progress of its spool upload.
 
-    sequence, offset: where the next frame begins.  resumed, early: what it told that waits for its
-    first steps, see db.telemetry.recording.
+    resumed and early hold events until the first steps arrive, see db.telemetry.recording.
     """
 
     __tablename__ = "watched_attempts"
@@ -254,6 +240,7 @@ class WatchedAttempt(OfRun, Table):
     attempt: Mapped[int] = mapped_column(primary_key=True)
     host: Mapped[str]
     versions: Mapped[dict[str, Any]]
+    # Position of the next frame.
     sequence: Mapped[int] = mapped_column(BigInteger, default=0)
     offset: Mapped[int] = mapped_column(BigInteger, default=0)
     resumed: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
@@ -261,31 +248,23 @@ class WatchedAttempt(OfRun, Table):
 
 
 class ControlRequest(OfRun, Table):
-    """A control request to a running training, and when it was acknowledged.
-
-    kind: checkpoint; scale, with the new scale as value; replay, with the step as value.
-    """
+    """A control request to a running training."""
 
     __tablename__ = "control_requests"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), index=True)
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
-    kind: Mapped[str]
-    value: Mapped[float | None]
+    kind: Mapped[str]  # checkpoint, scale or replay
+    value: Mapped[float | None]  # of scale the new scale, of replay the step
     created_at: Mapped[float] = mapped_column(default=now())
     acknowledged_at: Mapped[float | None]
 
 
 class Sweep(OfProject, Table):
-    """Runs of one recipe, or of one command, that differ in the settings that are searched.
+    """A sweep: runs of one recipe or one command that differ in the searched settings.
 
-    command: as a run has it; then there is no recipe.
-    config: what all of them have.  space: by path of a setting, its values or its distribution, as
-    app.sweeps.search_space has them.  metric: the name of one, or loss; goal: minimise or
-    maximise.  runs_total: how many there shall be, of which `submitted` have been; at_once: how
-    many may be under way.  status: running, paused, cancelled, or failed, with the error; the
-    trials show whether all has ended. revision rises with every change.
+    Its trials show whether all runs have ended.
     """
 
     __tablename__ = "sweeps"
@@ -298,38 +277,34 @@ class Sweep(OfProject, Table):
     name: Mapped[str]
     owner_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     project: Mapped[str] = mapped_column(default="", server_default="")
-    recipe: Mapped[str]
-    command: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    config: Mapped[dict[str, Any]]
+    recipe: Mapped[str]  # empty for a command
+    command: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # as in runs
+    config: Mapped[dict[str, Any]]  # common to all runs
+    # Values or distribution by path of a setting, see app.sweeps.search_space.
     space: Mapped[dict[str, Any]]
     kind: Mapped[str]  # grid, random, tpe or hyperband
-    metric: Mapped[str]
-    goal: Mapped[str]
+    metric: Mapped[str]  # name of a metric, or loss
+    goal: Mapped[str]  # minimise or maximise
     seed: Mapped[int] = mapped_column(BigInteger)
     runs_total: Mapped[int]
-    at_once: Mapped[int]
-    submitted: Mapped[int] = mapped_column(default=0)
+    at_once: Mapped[int]  # limit of concurrent runs
+    submitted: Mapped[int] = mapped_column(default=0)  # runs submitted so far
     tags: Mapped[str]
     priority: Mapped[int]
     nodes: Mapped[int] = mapped_column(default=1, server_default="1")
     devices_per_node: Mapped[int]
-    status: Mapped[str]
-    error: Mapped[str | None]
-    revision: Mapped[int] = mapped_column(BigInteger, default=0)
+    status: Mapped[str]  # running, paused, cancelled or failed
+    error: Mapped[str | None]  # of a failed sweep
+    revision: Mapped[int] = mapped_column(BigInteger, default=0)  # rises with every change
     idempotency_key: Mapped[str | None]
     request_hash: Mapped[str | None]  # of the request that came with the key
     created_at: Mapped[float] = mapped_column(default=now())
 
 
 class Trial(OfRun, Table):
-    """One point of a sweep and the run that tries it: the key lets no point be submitted twice.
+    """One point of a sweep and its run; the primary key prevents a second submission.
 
-    params: by path of a setting, the value tried.  state: open until the run has ended; then
-    complete, with the metric's last value, pruned, with the last one that it came to, or failed,
-    where there is none that is finite.
-    Of Hyperband, reports: [{rung, value, turn}], what it was judged by, turn being their order in
-    the sweep; next_rung: in 27ths of its steps, when it reports next.  pruned_step: where it was
-    when the sweep gave it up.
+    reports, next_rung and pruned_step are used by Hyperband.
     """
 
     __tablename__ = "trials"
@@ -342,9 +317,13 @@ class Trial(OfRun, Table):
     sweep_id: Mapped[int] = mapped_column(ForeignKey("sweeps.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
-    params: Mapped[dict[str, Any]]
+    params: Mapped[dict[str, Any]]  # values by path of the setting
+    # open until the run has ended, then complete, pruned, or failed if no value is finite.
     state: Mapped[str]
-    value: Mapped[float | None]
+    value: Mapped[float | None]  # the metric's last value
+    # [{rung, value, turn}]: the values that decided its pruning; turn is their order in the sweep.
     reports: Mapped[list[dict[str, Any]]] = mapped_column(default=list, server_default="[]")
+    # The next report, in 27ths of its steps.
     next_rung: Mapped[int] = mapped_column(default=1, server_default="1")
+    # The step at which it was pruned.
     pruned_step: Mapped[int | None] = mapped_column(BigInteger)

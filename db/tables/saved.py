@@ -10,24 +10,18 @@ from db.tables.base import OfProject, Table
 
 
 class Note(Table):
-    """What people wrote of a project or of runs side by side, in Markdown; a run has its own.
-
-    subject: as db.runs.notes has it.  user_id: who changed it last.
-    """
+    """A note on a project or on a comparison of runs; the note of one run is in its row."""
 
     __tablename__ = "notes"
 
-    subject: Mapped[str] = mapped_column(primary_key=True)
-    text: Mapped[str]
-    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    subject: Mapped[str] = mapped_column(primary_key=True)  # see db.runs.notes
+    text: Mapped[str]  # Markdown
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))  # author of the last change
     changed_at: Mapped[float] = mapped_column(default=now(), onupdate=now())
 
 
 class Preset(OfProject, Table):
-    """What the form of a new run is filled with, under a name, for who may submit to its project.
-
-    config: those settings that are not the recipe's defaults.  place: what is asked of every run.
-    """
+    """A named preset for the form of a new run, shared within its project."""
 
     __tablename__ = "presets"
     __table_args__ = (UniqueConstraint("project", "name"),)
@@ -36,35 +30,33 @@ class Preset(OfProject, Table):
     project: Mapped[str] = mapped_column(ForeignKey("projects.name"))
     name: Mapped[str]
     recipe: Mapped[str]
-    config: Mapped[dict[str, Any]]
-    place: Mapped[dict[str, Any]]
+    config: Mapped[dict[str, Any]]  # settings that differ from the recipe's defaults
+    place: Mapped[dict[str, Any]]  # devices, priority and other fields outside of the configuration
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     saved_at: Mapped[float] = mapped_column(default=now(), onupdate=now())
 
 
 class Upload(Table):
-    """That a user has uploaded weights, and so may start runs from them; see db.files.uploads."""
+    """An upload of weights by a user, who may start runs from them; see db.files.uploads."""
 
     __tablename__ = "uploads"
     __table_args__ = (Index(None, "upload", "user_id"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    upload: Mapped[str]  # SHA-256 and name, as weights.upload of a configuration has them
+    upload: Mapped[str]  # SHA-256 and name, as in weights.upload of a configuration
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
-    project: Mapped[str | None]  # the only one that the token opens with which it was sent
+    project: Mapped[str | None]  # the project of the token that it was sent with, if limited to one
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     uploaded_at: Mapped[float] = mapped_column(default=now())
 
 
 class RetentionRule(Table):
-    """After how many days what of ended runs is deleted; null days: never.
-
-    project: whose runs; null: of every project that has no rule of its own.
-    """
+    """Ages in days after which files of ended runs are deleted; null: never."""
 
     __tablename__ = "retention_rules"
 
     id: Mapped[int] = mapped_column(primary_key=True)
+    # Null: the rule of every project without its own.
     project: Mapped[str | None] = mapped_column(ForeignKey("projects.name"), unique=True)
     checkpoint_days: Mapped[float | None]
     log_days: Mapped[float | None]
@@ -73,7 +65,7 @@ class RetentionRule(Table):
 
 
 class SavedView(Table):
-    """What a person has looked at the list of runs by, under a name: parts of its address."""
+    """A named view of the list of runs: the query parameters of its URL."""
 
     __tablename__ = "saved_views"
     __table_args__ = (UniqueConstraint("user_id", "name"),)

@@ -8,32 +8,29 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.database import now
 from db.tables.base import OfRun, Table
 
-#: Bits of steps.flags; from bit 8 on, bit 8 + i says that optimizer i skipped.
+#: Bits of steps.flags; bit 8 + i is set if optimizer i skipped.
 SKIPPED = 1
 NONFINITE_LOSS = 2
 NORM_OVERFLOW = 4
 NOT_STEPPED = 8  # the loop updated the scaler and made no step: neither applied nor skipped
 UNKNOWN_LOSS = 16  # no backward pass of the step was observed: its loss is NULL, and not NaN
 IS_NOT_STEPPED = text(f"(flags & {NOT_STEPPED}) <> 0")
-#: Conditions on steps, word for word as their indexes have them.
+#: Conditions on steps, with the exact text of their indexes.
 FLAGGED = {
     "skipped": text(f"(flags & {SKIPPED}) <> 0"),
     "nonfinite": text(f"(flags & {NONFINITE_LOSS}) <> 0"),
 }
-#: Among the devices of samples, the machine itself.
+#: Device number of samples of the machine itself.
 HOST = -1
 
 
 class Step(OfRun, Table):
     """One attempted step.
 
-    scale is the one used for this step; the norms are L2 over all parameters, unscaled, before and
-    after the clip (grad_norm_clipped is NULL where the clip changed nothing). elapsed_ms and
-    step_us are whole numbers, not seconds, because SQLite stores those in 2 to 4 bytes, not 8.
-    data_us is what of step_us the loop waited for data, NULL where that is not known.
-    The indexes hold only the few steps that have a flag, so that each is found in the longest run.
-    run_id has no foreign key, which PostgreSQL would check row by row, at half the speed: whoever
-    writes steps holds the run's row.
+    elapsed_ms, step_us and data_us are integers, since SQLite stores these in 2 to 4 bytes and a
+    float in 8. The partial indexes contain only flagged steps, so they are fast in long runs too.
+    run_id has no foreign key, which PostgreSQL would check row by row, at half the speed; writers
+    of steps hold a lock on the run's row.
     """
 
     __tablename__ = "steps"
@@ -59,21 +56,22 @@ class Step(OfRun, Table):
     run_id: Mapped[int] = mapped_column(primary_key=True)
     step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     elapsed_ms: Mapped[int] = mapped_column(BigInteger)
-    step_us: Mapped[int] = mapped_column(BigInteger)
+    step_us: Mapped[int] = mapped_column(BigInteger)  # duration of the step
     loss: Mapped[float | None]
-    scale: Mapped[float | None]
-    grad_norm: Mapped[float | None]
-    grad_norm_clipped: Mapped[float | None]
+    scale: Mapped[float | None]  # the loss scale used for this step
+    grad_norm: Mapped[float | None]  # L2 over all parameters, unscaled, before the clip
+    grad_norm_clipped: Mapped[float | None]  # after the clip, null if it changed nothing
     lr: Mapped[float | None]
     flags: Mapped[int]
+    # The part of step_us spent waiting for data, null if unknown.
     data_us: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class StepBucket(OfRun, Table):
-    """A summary of `size` steps, from step bucket * size on: a stone of the pyramid.
+    """A summary of `size` steps, from step bucket * size on: one level of the pyramid.
 
     Sizes are 64, 512, 4096, …; edges are multiples of the size, so they never move. summary is
-    packed as db.telemetry.summaries lays it out: as columns it would take twice the bytes.
+    packed by db.telemetry.summaries: as columns it would take twice the bytes.
     """
 
     __tablename__ = "step_buckets"
@@ -88,8 +86,7 @@ class StepBucket(OfRun, Table):
 class ScalerEvent(OfRun, Table):
     """A scaler event after a step: skip, growth, backoff or set. Never sampled.
 
-    One skip row for each optimizer that skipped. culprits: [{name}] in forward order, the
-    parameters whose gradients were not finite.
+    One skip row for each optimizer that skipped.
     """
 
     __tablename__ = "scaler_events"
@@ -102,15 +99,16 @@ class ScalerEvent(OfRun, Table):
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
     step: Mapped[int] = mapped_column(BigInteger)
     kind: Mapped[str]
-    optimizer: Mapped[str] = mapped_column(default="")  # empty where it concerns all of them
+    optimizer: Mapped[str] = mapped_column(default="")  # empty: all optimizers
     scale_before: Mapped[float]
     scale_after: Mapped[float]
     loss_nonfinite: Mapped[bool] = mapped_column(default=False)
+    # [{name}]: parameters with non-finite gradients, in forward order.
     culprits: Mapped[list[dict[str, Any]]]
 
 
 class Metric(OfRun, Table):
-    """A number that a recipe names itself: val/accuracy, run/seconds."""
+    """A point of a metric that a recipe logs, such as val/accuracy or run/seconds."""
 
     __tablename__ = "metrics"
     __table_args__ = (UniqueConstraint("run_id", "name", "step"), Index(None, "run_id", "id"))
@@ -124,7 +122,7 @@ class Metric(OfRun, Table):
 
 
 class LatestMetric(OfRun, Table):
-    """The latest point of each metric of a run, for lists to be filtered and sorted by."""
+    """The latest point of each metric of a run, for filters and sort orders of lists."""
 
     __tablename__ = "latest_metrics"
     __table_args__ = (Index(None, "name", "value", "run_id"), {"sqlite_with_rowid": False})
@@ -136,7 +134,7 @@ class LatestMetric(OfRun, Table):
 
 
 class MetricBucket(OfRun, Table):
-    """The same for the points of one metric."""
+    """A summary of points of one metric, like StepBucket."""
 
     __tablename__ = "metric_buckets"
     __table_args__ = ({"sqlite_with_rowid": False},)
@@ -149,10 +147,11 @@ class MetricBucket(OfRun, Table):
 
 
 class Diagnosis(OfRun, Table):
-    """What was found out: of a step a histogram, headroom, updates, replay, retry or poison;
-    shapes and weights at 0; a failure; of a checkpoint how long its save took.
+    """A diagnosis of a step, or of the whole run at step 0.
 
-    content is the event of that kind as the spool's module describes it.
+    Kinds of a step: histogram, headroom, updates, replay, retry, poison, and checkpoint, with the
+    duration of the save. Kinds at step 0: shapes and weights. content is the spool's event of that
+    kind.
     """
 
     __tablename__ = "diagnoses"
@@ -166,7 +165,7 @@ class Diagnosis(OfRun, Table):
 
 
 class SystemSample(OfRun, Table):
-    """How busy one device of a run was, every two seconds; one of them is the HOST."""
+    """Utilization of one device of a run, every two seconds; device HOST is the machine."""
 
     __tablename__ = "system_samples"
     __table_args__ = (
@@ -184,35 +183,33 @@ class SystemSample(OfRun, Table):
 
 
 class LogLine(OfRun, Table):
-    """A line that the training printed; number counts from 1 over all attempts."""
+    """A line of the training's output."""
 
     __tablename__ = "log_lines"
     __table_args__ = ({"sqlite_with_rowid": False},)
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    # Counts from 1 over all attempts.
     number: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     attempt: Mapped[int]
     time: Mapped[float]
-    stream: Mapped[str]  # stdout, stderr, or halfstep for our own remarks
+    stream: Mapped[str]  # stdout, stderr, or halfstep for lines of our own
     text: Mapped[str]
 
 
 class StoredFile(OfRun, Table):
-    """A file that a run has made.
-
-    key is its path in the store, empty while it is on the training machine alone; path is that in
-    the run's folder there. revision is the run's when the row last changed.
-    """
+    """A file of a run."""
 
     __abstract__ = True
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
     step: Mapped[int] = mapped_column(BigInteger)
-    key: Mapped[str]
-    path: Mapped[str | None]
+    key: Mapped[str]  # in the store, empty while the file exists only on the training machine
+    path: Mapped[str | None]  # in the run's folder on the training machine
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str]
+    # The run's revision when the row last changed.
     revision: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
     @property
@@ -222,19 +219,16 @@ class StoredFile(OfRun, Table):
 
     @property
     def stored_bytes(self) -> int:
-        """What it takes in the store."""
+        """Bytes that it uses in the store."""
         return self.size_bytes if self.key else 0
 
 
 class CheckpointFile(StoredFile):
-    """A file to download: the whole state ("checkpoint") or the weights alone ("weights").
+    """A file of a checkpoint: the full state ("checkpoint") or only the weights ("weights").
 
-    A state in shards has a file a rank, "shard.0", and "shard.metadata", which says what lies
-    where; its "checkpoint" is what is no shard.
-    Of several modules each has its own, of kind "weights.<module>"; averaged weights are of kind
-    "ema" or "ema.<module>".
-
-    reason: interval, end, request, cancel, pause or preempt.
+    A sharded state has one file per rank, "shard.0" and so on, and an index, "shard.metadata"; its
+    "checkpoint" contains everything else. With several modules each has its own weights, of kind
+    "weights.<module>"; averaged weights are of kind "ema" or "ema.<module>".
     """
 
     __tablename__ = "checkpoint_files"
@@ -242,17 +236,17 @@ class CheckpointFile(StoredFile):
 
     attempt: Mapped[int]
     kind: Mapped[str]
-    reason: Mapped[str]
+    reason: Mapped[str]  # interval, end, request, cancel, pause or preempt
     created_at: Mapped[float] = mapped_column(default=now())
 
     @property
     def is_shard(self) -> bool:
-        """Whether it is nothing without the other files of its step."""
+        """Whether it is unusable without the other files of its step."""
         return self.kind.startswith("shard.")
 
 
 class Artifact(StoredFile):
-    """A file that a recipe left after an evaluation: a text sample, a picture."""
+    """A file that a recipe saved at an evaluation, such as a text sample or a picture."""
 
     __tablename__ = "artifacts"
     __table_args__ = (UniqueConstraint("run_id", "step", "name"),)

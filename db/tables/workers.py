@@ -8,29 +8,12 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.database import now
 from db.tables.base import OfRun, Table
 
-#: Of a node, that its devices are in use, word for word as its index has it.
+#: Condition of a node with devices in use, with the exact text of its index.
 IN_USE = text("ended_at IS NULL")
 
 
 class Worker(Table):
-    """A daemon that runs training on one machine, and what it offers.
-
-    devices: [{kind, index, name, memory_bytes, compute_capability, fp16, bf16, tf32, fp8}]
-    recipes: [{name, reference, file or package, title, description, schema, source, sha256,
-    check, memory}], where source is the file that it is written in, and memory, as trainer.memory
-    counts it with the recipe's defaults, comes later than the rest; of one that cannot load {name,
-    reference, error, place}, of one that lacks packages {…, needs}
-    recipe_names: of those that can, their paths included; the schemas are long, and whoever asks
-    who offers what is asked often.  precisions, device_memory_bytes: what every device has, for
-    the same reason
-    offers_commands: whether its operator lets people run command lines there
-    is_sandboxed: whether the sandbox of its runs held when the worker probed it at its start
-    walls: of what else its settings ask for, users and limits, "" or why it does not stand there;
-    sandbox: why it does not hold, if it was asked for
-    only_run_id: of one that a cluster started, the run that it is for.  placement: of one that
-    trains nothing itself, but asks that cluster for workers
-    drained_at: since when it is to take nothing more.  drain_stops: nor to go on with what it has
-    """
+    """A worker daemon on one machine, and its capabilities."""
 
     __tablename__ = "workers"
 
@@ -38,17 +21,33 @@ class Worker(Table):
     name: Mapped[str] = mapped_column(unique=True)
     host: Mapped[str]
     pid: Mapped[int]
+    # [{kind, index, name, memory_bytes, compute_capability, fp16, bf16, tf32, fp8}]
     devices: Mapped[list[dict[str, Any]]]
+    # [{name, reference, file or package, title, description, schema, source, sha256, check,
+    # memory}]: source is its source file; memory, the estimate of trainer.memory for the recipe's
+    # defaults, is added later. A recipe that cannot load has {name, reference, error, place}, one
+    # that lacks packages {…, needs}.
     recipes: Mapped[list[dict[str, Any]]]
+    # Names and paths of the recipes that can load: a copy, since the schemas are long and these
+    # names are read often.
     recipe_names: Mapped[list[str]] = mapped_column(server_default="[]")
+    # Precisions and memory that all devices have: copies for the same reason.
     precisions: Mapped[list[str]] = mapped_column(server_default="[]")
     device_memory_bytes: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    # Whether it runs command lines, by its configuration.
     offers_commands: Mapped[bool] = mapped_column(default=False, server_default=false())
+    # Whether the sandbox passed the worker's check at its start.
     is_sandboxed: Mapped[bool] = mapped_column(default=False, server_default=false())
+    # State of the requested isolation (users, limits): "" or why it is not active; under "sandbox"
+    # why a requested sandbox is not active.
     sandbox: Mapped[dict[str, str]] = mapped_column(JSON, default=dict, server_default="{}")
+    # The run that a cluster started it for.
     only_run_id: Mapped[int | None]
+    # The cluster that it requests workers from; it trains nothing itself.
     placement: Mapped[str | None]
+    # Since then it claims no runs.
     drained_at: Mapped[float | None]
+    # The drain also stops its runs.
     drain_stops: Mapped[bool] = mapped_column(default=False, server_default=false())
     versions: Mapped[dict[str, Any]]
     started_at: Mapped[float] = mapped_column(default=now())
@@ -57,12 +56,9 @@ class Worker(Table):
 
 
 class RunNode(OfRun, Table):
-    """One machine's part in one attempt, and its lease; a watched run has neither worker nor lease.
+    """A node of an attempt, and its lease; a watched run has neither worker nor lease.
 
-    Node 0 records what the training tells, and closes the attempt when the others have ended.
-    step_before: how far the run was then. resumed_step: as in runs, and kept.  host, port: of node
-    0 of several, where their ranks meet.  ending: of a node of several, how its part ended:
-    {reason, error, fault}, where fault is null if it ended as it should.
+    Node 0 records the training's events, and closes the attempt when the others have ended.
     """
 
     __tablename__ = "run_nodes"
@@ -75,20 +71,24 @@ class RunNode(OfRun, Table):
     node: Mapped[int] = mapped_column(primary_key=True)
     worker_id: Mapped[int | None] = mapped_column(ForeignKey("workers.id"))
     devices: Mapped[list[int]]
+    # The run's step when the attempt was claimed.
     step_before: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    # As in runs, but never cleared.
     resumed_step: Mapped[int | None] = mapped_column(BigInteger)
+    # Address of the rendezvous, only of node 0 of several.
     host: Mapped[str | None]
     port: Mapped[int | None]
     lease_expires_at: Mapped[float | None]
     ended_at: Mapped[float | None]
+    # Outcome of a node of several: {reason, error, failure_kind}; failure_kind is null without a
+    # failure.
     ending: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class Placement(OfRun, Table):
-    """What a cluster was asked for, for one attempt of a run: so many workers with so many devices.
+    """A request to a cluster for the workers of one attempt.
 
-    tries: how often, in a row.  state: waiting, running or gone, and reason: why, as the cluster
-    says. That it is gone says nothing of the run: leases do.
+    State gone does not mean that the run has ended: leases decide that.
     """
 
     __tablename__ = "placements"
@@ -99,9 +99,9 @@ class Placement(OfRun, Table):
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
     nodes: Mapped[int]
-    devices: Mapped[int]
-    attempts: Mapped[int]
-    state: Mapped[str]
-    reason: Mapped[str]
+    devices: Mapped[int]  # per node
+    attempts: Mapped[int]  # consecutive requests
+    state: Mapped[str]  # waiting, running or gone
+    reason: Mapped[str]  # reported by the cluster
     placed_at: Mapped[float]
     ended_at: Mapped[float | None]

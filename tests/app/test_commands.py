@@ -175,7 +175,10 @@ def test_a_bucket_that_nobody_made_is_named(bucket: Bucket, tmp_path: Path, word
     ended = halfstep(word, HALFSTEP_DATA=str(tmp_path), **url)
     assert ended.returncode == 1
     said = ended.stderr.splitlines()[-1]
-    assert "HALFSTEP_STORAGE_URL: it cannot be listed: NoSuchBucket: The specified bucket" in said
+    assert (
+        "HALFSTEP_STORAGE_URL: the bucket cannot be listed: NoSuchBucket: The specified bucket"
+        in said
+    )
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(site: Site) ->
     with site.gated_worker():
         run = site.wait(run_id)
     assert (run.status, run.resumed_step) == (Status.FINISHED, before.step)
-    assert f"{newest.key} is not whole" in site.log(run_id)
+    assert f"{newest.key} is damaged" in site.log(run_id)
     assert site.count_steps(run_id) == 200
     COUNTS.append("one flipped bit: named, the checkpoint before it used")
 

@@ -207,7 +207,7 @@ def test_a_bucket_that_refuses_is_named_at_the_start(
     """One sentence, with the setting and what the bucket said; of a good one nothing is said."""
     monkeypatch.setattr("db.files.storage.CHECK_SECONDS", 0.1)
     check_store(Settings(data=tmp_path, storage_url=bucket.url))
-    begins = "HALFSTEP_STORAGE_URL: it cannot be listed: "
+    begins = "HALFSTEP_STORAGE_URL: the bucket cannot be listed: "
     with pytest.raises(Invalid, match=f"{begins}NoSuchBucket: The specified bucket[^\n]*$"):
         check_store(Settings(data=tmp_path, storage_url="s3://nobody-has-made-it/x"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")

@@ -223,7 +223,7 @@ def test_altered_file_is_refused_by_name(tmp_path: Path) -> None:
     """A file that is not what was recorded gives an error with its key."""
     path = tmp_path / "a.pt"
     path.write_bytes(b"cut shor")
-    with pytest.raises(ValueError, match=r"runs/1/a\.pt is not whole"):
+    with pytest.raises(ValueError, match=r"runs/1/a\.pt is damaged"):
         get_file(MemoryStore(), "runs/1/a.pt", path, sha256="00")
 
 

@@ -62,9 +62,7 @@ def test_a_user_trains_on_so_many_devices(database: Database, ada: User) -> None
         bobs = submit(session, accounts.user_named(session, "bob"))
         assert claim(session, one, **most) == first
         assert claim(session, two, **most) == small
-        assert why(session, gang, devices_per_user=3) == (
-            "its owner uses 3 devices, the limit"
-        )
+        assert why(session, gang, devices_per_user=3) == ("its owner uses 3 devices, the limit")
         assert claim(session, two, **most) == bobs
         assert gang.reservation is None
 
@@ -188,7 +186,9 @@ def test_what_is_beyond_a_quota_is_not_queued(database: Database, ada: User) -> 
             quotas.check_submission(session, ada, "vision")
         run.stored_bytes = 3 * 2**29
         runs.set_status(session, run, Status.RUNNING)
-        with pytest.raises(OverQuota, match=r"vision stores 1\.50 GiB, more than its limit of 1 GiB"):
+        with pytest.raises(
+            OverQuota, match=r"vision stores 1\.50 GiB, more than its limit of 1 GiB"
+        ):
             quotas.check_submission(session, ada, "vision")
         (found,) = findings.of_run(session, run)
         assert found.text.startswith("Project vision stores 1.50 GiB")
