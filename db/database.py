@@ -1,4 +1,4 @@
-"""The connection, its clock, and the only commit."""
+"""Database connections, transactions and the database's clock."""
 
 import os
 import sqlite3
@@ -34,17 +34,17 @@ from db.settings import Settings
 from db.turns import Turns
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
-#: How long PostgreSQL waits for the next statement of a transaction. Whoever is stopped or cut off
-#: within one would keep what it locked for ever: a run, say, that others are to take over.
+#: PostgreSQL's timeout for an idle transaction: a client that is stopped or cut off within one
+#: would hold its locks forever, for example on a run that another worker must take over.
 IDLE_MILLISECONDS = 30_000
-#: How long SQLite's write lock is waited for.
+#: Timeout for SQLite's write lock.
 BUSY_SECONDS = 30
-#: What a connection's record says while it has the turn of its process's writers.
+#: Key in a connection's record while it holds the turn of its process's writers.
 TURN = "writer's turn"
 
 
 class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function that it is
-    """The database's clock in seconds since the epoch: leases trust no worker's clock."""
+    """The database's clock in seconds since the epoch: leases do not depend on workers' clocks."""
 
     type = Float()
     inherit_cache = True
@@ -61,18 +61,18 @@ def _now_on_postgresql(_element: now, _compiler: SQLCompiler, **_options: Any) -
 
 
 class _HintedSQLite(SQLiteCompiler):
-    """Writes the hints of queries, "INDEXED BY …", which SQLAlchemy's own leaves out."""
+    """Compiler that emits "INDEXED BY …" hints, which SQLAlchemy's own omits."""
 
     def get_from_hint_text(self, table: Any, text: str | None) -> str | None:
-        """Return what stands behind a table's name."""
+        """Return the text that follows a table's name."""
         return text
 
 
 class Database:
-    """One engine. `glancing`, `touching`, `reading` and `writing` lead to sessions, none of which
-    can be used after its end, when nobody would commit it or give its connection back.
+    """An engine with four kinds of sessions: `glancing`, `touching`, `reading` and `writing`.
 
-    Raises Invalid if the URL cannot be understood; connects only on first use.
+    A session cannot be used after its `with` block: nothing would commit it or return its
+    connection. Raises Invalid if the URL is not valid; connects on first use.
     """
 
     def __init__(self, url: str) -> None:
@@ -85,63 +85,63 @@ class Database:
             self.engine = _engine(url, backend, self.turns)
         except (ArgumentError, NoSuchModuleError) as error:
             raise Invalid({"HALFSTEP_DATABASE_URL": str(error)}) from error
-        # Without its query, which may hold a password too.
+        # Without the query of the URL, which may contain a password too.
         self.name = parsed.set(query={}).render_as_string(hide_password=True)
         # SQLite's transactions are snapshots anyway.
         snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         options = snapshot if backend == "postgresql" else {}
         self._reader = self.engine.execution_options(writing=False, **options)
-        alone = {"isolation_level": "AUTOCOMMIT"} if backend == "postgresql" else {}
-        self._glancer = self.engine.execution_options(writing=False, **alone)
+        autocommit = {"isolation_level": "AUTOCOMMIT"} if backend == "postgresql" else {}
+        self._glancer = self.engine.execution_options(writing=False, **autocommit)
         self._writer = self.engine.execution_options(writing=True)
 
     @contextmanager
     def glancing(self) -> Iterator[Session]:
-        """Give a session for one query: on PostgreSQL a transaction is two more round trips."""
+        """Yield a session for one query: on PostgreSQL a transaction costs two more round trips."""
         with Session(self._glancer, close_resets_only=False) as session:
             yield session
 
     @contextmanager
     def touching(self) -> Iterator[Session]:
-        """Give a session for one change, which on PostgreSQL is committed by itself."""
-        alone = self.engine.dialect.name == "postgresql"
-        with self.glancing() if alone else self.writing() as session:
+        """Yield a session for one change, which PostgreSQL commits by itself."""
+        has_autocommit = self.engine.dialect.name == "postgresql"
+        with self.glancing() if has_autocommit else self.writing() as session:
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """Give a session that sees one snapshot and changes nothing.
+        """Yield a read-only session on one snapshot.
 
-        Raises at its end, too, if its connection was lost.
+        Also raises at its end if the connection was lost.
         """
         with Session(self._reader, expire_on_commit=False, close_resets_only=False) as session:
             yield session
-            # With a rollback psycopg would forget what its connection has prepared. A commit would
-            # first write what was changed, so nothing is left that could be.
+            # A rollback would discard psycopg's prepared statements. A commit would flush changes,
+            # so all objects are removed first.
             session.expunge_all()
             session.commit()
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """Give a session whose changes are all committed, or none of them."""
+        """Yield a session for a transaction: all changes are committed, or none."""
         opened = Session(self._writer, expire_on_commit=False, close_resets_only=False)
         with opened as session, session.begin():
             yield session
 
     def migrate(self) -> None:
-        """Create the tables, or bring them up to this version. Raises DatabaseUnreachable."""
+        """Create or migrate the tables to this version. Raises DatabaseUnreachable."""
         self.check()
         command.upgrade(self.migrations(), "head")
 
     def is_current(self) -> bool:
-        """Tell whether the tables are those of this version. Raises DatabaseUnreachable."""
+        """Return whether the tables are those of this version. Raises DatabaseUnreachable."""
         self.check()
         newest = ScriptDirectory.from_config(self.migrations()).get_current_head()
         with self._reader.connect() as connection:
             return MigrationContext.configure(connection).get_current_revision() == newest
 
     def migrations(self, output: TextIO | None = None) -> Config:
-        """Return what Alembic's commands want to know. output: where SQL goes that is asked for."""
+        """Return the configuration for Alembic's commands. output: receives SQL in offline mode."""
         config = Config(output_buffer=output)
         config.set_main_option("script_location", str(MIGRATIONS))
         url = self.engine.url.render_as_string(hide_password=False)
@@ -165,10 +165,10 @@ class Database:
 
 
 def open_database(settings: Settings) -> Database:
-    """Open the database of these settings, and see that the data folder can be written.
+    """Open the database of these settings, and check that the data folder is writable.
 
-    What this process writes from here on, wherever it is, its user alone may read: telemetry and
-    checkpoints are nobody else's, and the database has everybody's sessions. Raises Invalid.
+    Sets the umask so that only this process's user can read its files: telemetry and checkpoints
+    are private, and the database contains all users' sessions. Raises Invalid.
     """
     os.umask(0o077)
     try:
@@ -182,13 +182,13 @@ def open_database(settings: Settings) -> Database:
 
 
 def is_outage(error: Exception) -> bool:
-    """Tell whether an error means that the database is away, so that trying again may help."""
+    """Return whether an error means that the database is unavailable, so a retry may help."""
     if isinstance(error, DatabaseUnreachable):
         return True
     if not isinstance(error, DBAPIError):
         return False
-    # SQLite's plain "error" is a mistake in the statement; busy or full have codes of their own. Of
-    # PostgreSQL's, class 54 is: what it was given is too long or too deep, and will be again.
+    # SQLITE_ERROR is a mistake in the statement; busy or full have other codes. PostgreSQL's class
+    # 54 means that a statement is too long or too complex, which a retry does not change.
     is_mistake = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
     is_mistake |= str(getattr(error.orig, "sqlstate", None)).startswith("54")
     return error.connection_invalidated or (isinstance(error, OperationalError) and not is_mistake)
@@ -206,7 +206,7 @@ def _engine(url: str, backend: str, turns: Turns) -> Engine:
         url,
         pool_pre_ping=True,
         max_overflow=50,  # of the 100 connections that PostgreSQL allows by default
-        # A peer that vanished without a word is noticed within seconds, not after TCP's minutes.
+        # Detects a vanished peer within seconds, not after TCP's default of minutes.
         connect_args={"connect_timeout": 5, "tcp_user_timeout": 10_000, "keepalives_idle": 5},
     )
     event.listen(engine, "connect", _set_up_postgresql)
@@ -214,16 +214,16 @@ def _engine(url: str, backend: str, turns: Turns) -> Engine:
 
 
 def _set_up_postgresql(connection: Any, _record: Any) -> None:
-    # Not among the connection's options, which PgBouncer refuses.
+    # Not in the connection's options, which PgBouncer rejects.
     connection.autocommit = True
     idle = f"SET idle_in_transaction_session_timeout = {IDLE_MILLISECONDS}"
-    # It would compile a query for seconds that then takes milliseconds.
+    # The JIT compiles for seconds queries that take milliseconds.
     connection.execute(f"{idle}; SET jit = off")
     connection.autocommit = False
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves, below
+    connection.isolation_level = None  # _begin_on_sqlite executes BEGIN
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-16000"):
         cursor.execute(f"PRAGMA {pragma}")
@@ -231,21 +231,21 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _begin_on_sqlite(turns: Turns, connection: Connection) -> None:
-    # A transaction that reads before it writes would fail at once, whatever the timeout, if
-    # somebody wrote in between: so writers take the write lock first and wait for it.
+    # A transaction that reads before it writes would fail immediately, regardless of the timeout,
+    # if another one wrote in between: so writers first wait for the write lock.
     if not connection.get_execution_options().get("writing", True):
         connection.exec_driver_sql("BEGIN")
         return
-    # SQLite polls its lock, up to 0.1 s apart, and whoever asks at the right moment gets it. So
-    # the threads of a process take turns first. Here, where the lock would be waited for: a
-    # session that is only opened, in the event loop say, waits for nothing.
-    held = connection.connection.record_info
-    if held is not None and not held.get(TURN):  # it has a place in the pool
-        held[TURN] = turns.take(BUSY_SECONDS)
+    # SQLite polls its lock every 0.1 s or less, in no fair order, so the threads of a process
+    # queue for it first. They do so here and not when a session is opened, which may happen in the
+    # event loop and must not block.
+    info = connection.connection.record_info
+    if info is not None and not info.get(TURN):  # None: not from the pool
+        info[TURN] = turns.take(BUSY_SECONDS)
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _give_turn_back(turns: Turns, _connection: Any, record: Any) -> None:
-    """Hand the turn on when the connection goes back into its pool, however it ended."""
+    """Release the turn when the connection is returned to its pool, also after an error."""
     if record.record_info.pop(TURN, False):
         turns.give_back()

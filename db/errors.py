@@ -1,22 +1,22 @@
-"""What can go wrong for a caller of this package; the server maps each class to a status code.
+"""Exceptions of this package; the server maps each class to a status code.
 
-An exception's docstring is its message when none is given.
+An exception's docstring is its default message.
 """
 
 from typing import ClassVar
 
 
 class HalfstepError(Exception):
-    """Something went wrong. code: what programs know it by, if not by the name of its class."""
+    """An error occurred."""
 
-    code: ClassVar[str] = ""
+    code: ClassVar[str] = ""  # in responses; empty: derived from the name of the class
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or self.__doc__)
 
 
 class NotFound(HalfstepError):
-    """There is no such thing."""
+    """The object does not exist."""
 
 
 class InTrash(NotFound):
@@ -30,13 +30,13 @@ class Conflict(HalfstepError):
 
 
 class Changed(Conflict):
-    """Somebody else has changed it meanwhile."""
+    """Another user has changed this in the meantime."""
 
 
 class Invalid(HalfstepError):
     """A value is not allowed.
 
-    `errors` maps the path of each field ("training.batch_size") to what is wrong with it.
+    `errors` maps the path of each field ("training.batch_size") to its error message.
     """
 
     def __init__(self, errors: dict[str, str]) -> None:
@@ -45,7 +45,7 @@ class Invalid(HalfstepError):
 
 
 class OverQuota(Invalid):
-    """A project or a user would use more than they may."""
+    """A quota of the project or the user would be exceeded."""
 
 
 class InvalidCredentials(HalfstepError):
@@ -53,26 +53,28 @@ class InvalidCredentials(HalfstepError):
 
 
 class StaleAttempt(HalfstepError):
-    """This attempt was given up: another one may be running, so nothing was written."""
+    """This attempt is no longer the current one: another may be running. Nothing was written."""
 
 
 class Ended(HalfstepError):
-    """The run has ended, and takes nothing more."""
+    """The run has ended and accepts no more data."""
 
 
 class NotOwner(HalfstepError):
-    """The run is somebody else's: only its owner's tokens may send it."""
+    """The run belongs to another user: only its owner's tokens may upload it."""
 
 
 class OffsetMismatch(HalfstepError):
-    """These bytes are not the next ones. offset, and of a spool sequence: where to go on."""
+    """These bytes are not the next ones."""
 
     code = "offset"
 
     def __init__(self, *, offset: int, sequence: int | None = None) -> None:
+        """offset, and for a spool sequence: the expected position."""
         self.offset, self.sequence = offset, sequence
-        place = "" if sequence is None else f"sequence {sequence}, "
-        super().__init__(f"These bytes are not the next ones: go on from {place}offset {offset}.")
+        position = "" if sequence is None else f"sequence {sequence}, "
+        text = f"These bytes are not the next ones: continue from {position}offset {offset}."
+        super().__init__(text)
 
 
 class StorageUnreachable(HalfstepError):
@@ -80,7 +82,7 @@ class StorageUnreachable(HalfstepError):
 
 
 class StorageFull(HalfstepError):
-    """The disk that stores files has no room; the message has the bytes needed and free."""
+    """The disk that stores files is full."""
 
 
 class DatabaseUnreachable(HalfstepError):

@@ -1,4 +1,4 @@
-"""Lists that may be long, a page at a time."""
+"""Keyset pagination of long lists."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,11 @@ from db.tables import LARGEST_COUNT
 
 @dataclass(frozen=True)
 class Page:
-    """Some rows of a list. total: of all its pages; next: where the next begins, None on the last.
+    """A page of a list."""
 
-    Each row is as its query has it, the first column the table whose key orders the list.
-    """
-
-    rows: Sequence[Any]
-    total: int
-    next: str | None
+    rows: Sequence[Any]  # of the query; the first column is the table that orders the list
+    total: int  # rows on all pages
+    next: str | None  # cursor of the next page, None on the last
 
 
 def page(
@@ -32,10 +29,10 @@ def page(
     limit: int,
     newest_first: bool = False,
 ) -> Page:
-    """Return the rows of a query that come after a cursor, in the order of a key of whole numbers.
+    """Return the rows of a query after a cursor, in the order of an integer key.
 
-    What comes in or goes meanwhile moves no row to another page. Raises Invalid for a cursor that
-    no page named.
+    Rows that are added or deleted in the meantime move no other row to another page. Raises
+    Invalid for a cursor that is not the `next` of a page.
     """
     total = session.scalar(select(func.count()).select_from(query.order_by(None).subquery()))
     columns = tuple_(*key)
@@ -50,7 +47,7 @@ def page(
 
 
 def page_of_list(rows: Sequence[Any], *, after: str = "", limit: int) -> Page:
-    """Return a page of a list that is short enough to be had whole; a cursor is a place in it."""
+    """Return a page of a short list in memory; the cursor is an index."""
     [first] = _parsed(after, 1) if after else [0]
     end = first + limit
     return Page(rows[first:end], len(rows), str(end) if end < len(rows) else None)
@@ -62,4 +59,4 @@ def _parsed(cursor: str, length: int) -> list[int]:
         numbers = [int(part) for part in parts]
         if max(numbers) <= LARGEST_COUNT:
             return numbers
-    raise Invalid({"after": f"{cursor[:100]!r} is not allowed; allowed: what a page's next is"})
+    raise Invalid({"after": f"{cursor[:100]!r} is not allowed; allowed: the next of a page"})

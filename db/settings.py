@@ -23,16 +23,16 @@ from sqlalchemy import make_url
 
 from db.errors import Invalid
 
-#: A label as RFC 1123 has it, which names of Kubernetes' are made of.
+#: A label of RFC 1123, as in names of Kubernetes objects.
 KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
-#: What a placement cannot do without.
+#: Settings that a placement requires.
 NEEDED_BY = {"kubernetes_image": "kubernetes", "ray_address": "ray"}
-#: That runs may have to themselves.
+#: Limit of users reserved for runs.
 MOST_USERS = 10_000
 
 
 class Settings(BaseSettings):
-    """Every setting has a default that works on one machine with nothing to set up."""
+    """Settings; the defaults work on a single machine without any setup."""
 
     model_config = SettingsConfigDict(env_prefix="HALFSTEP_", extra="ignore")
 
@@ -44,37 +44,37 @@ class Settings(BaseSettings):
     ] = ""
     storage_url: Annotated[
         str,
-        Field(
-            description="Where checkpoints are kept: empty (the data folder), s3://, gs://, az://"
-        ),
+        Field(description="Storage of checkpoints: empty (the data folder), s3://, gs://, az://"),
     ] = ""
     presigned_downloads: Annotated[
         bool,
         Field(
-            description="Whether checkpoints of a bucket are downloaded from it, by an address "
-            "that opens the file to whoever holds it, for five minutes"
+            description="Whether checkpoints are downloaded directly from the bucket, by presigned "
+            "URLs that are valid for five minutes"
         ),
     ] = False
     host: Annotated[str, Field(description="Address that the server binds to")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="Port that the server binds to")] = 8000
     host_names: Annotated[
-        str, Field(description="Further names that browsers may use for the server, with commas")
+        str, Field(description="Additional host names of the server, separated by commas")
     ] = ""
     trusted_proxies: Annotated[
         str,
         Field(
-            description="Addresses or networks, with commas, whose X-Forwarded-For and -Proto count"
+            description="Addresses or networks of proxies, separated by commas: their "
+            "X-Forwarded-For and X-Forwarded-Proto are trusted"
         ),
     ] = ""
     public_url: Annotated[
         str,
         Field(
-            description="Address by which people open the server, with a path if a proxy serves it "
-            "below one: https://host/halfstep"
+            description="Public address of the server, with a path if a proxy serves it below one: "
+            "https://host/halfstep"
         ),
     ] = ""
     smtp_url: Annotated[
-        SecretStr, Field(description="Of alerts by e-mail: smtp:// or smtps://user:password@host")
+        SecretStr,
+        Field(description="Mail server for alerts: smtp:// or smtps://user:password@host"),
     ] = SecretStr("")
     smtp_from: Annotated[
         str,
@@ -87,25 +87,29 @@ class Settings(BaseSettings):
         bool, Field(description="Whether people may sign in by password; links always work")
     ] = True
     oidc_issuer: Annotated[
-        str, Field(description="Of single sign-on: the provider's address; empty: there is none")
+        str, Field(description="URL of the OIDC provider; empty: no single sign-on")
     ] = ""
-    oidc_client_id: Annotated[str, Field(description="What the provider knows this server by")] = ""
+    oidc_client_id: Annotated[
+        str, Field(description="Client id of this server at the OIDC provider")
+    ] = ""
     oidc_client_secret: Annotated[
-        SecretStr, Field(description="What this server proves that with")
+        SecretStr, Field(description="Client secret of this server at the OIDC provider")
     ] = SecretStr("")
-    oidc_scopes: Annotated[str, Field(description="What the provider is asked for")] = (
-        "openid profile email"
-    )
+    oidc_scopes: Annotated[
+        str, Field(description="Scopes that are requested from the OIDC provider")
+    ] = "openid profile email"
     oidc_groups_claim: Annotated[
-        str, Field(description="The provider's claim that has somebody's groups")
+        str, Field(description="The provider's claim with the groups of a user")
     ] = "groups"
     oidc_roles: Annotated[
         str,
-        Field(description="What groups may: group=role@project, with commas; * is everybody"),
+        Field(
+            description="Roles of groups: group=role@project, separated by commas; * is every user"
+        ),
     ] = ""
     metrics_token: Annotated[
         SecretStr,
-        Field(description="What Prometheus sends to read /metrics; empty: there are none"),
+        Field(description="Bearer token for /metrics (Prometheus); empty: no such endpoint"),
     ] = SecretStr("")
     worker_name: Annotated[
         str,
@@ -123,50 +127,65 @@ class Settings(BaseSettings):
     weights_dirs: Annotated[
         str,
         Field(
-            description="Folders of this worker with weights that runs may start from, by commas"
+            description="Folders of this worker with weights that runs may start from, separated "
+            "by commas"
         ),
     ] = ""
     data_roots: Annotated[
         str,
         Field(
-            description="Folders below which recipes of this worker may be told to read, by "
-            "os.pathsep; empty: anywhere but in the system's and the service's own, and with "
-            "HALFSTEP_SANDBOX in the run's own folder only"
+            description="Folders below which settings of recipes may name paths on this worker, "
+            "separated by os.pathsep; empty: anywhere except system and service folders, and with "
+            "HALFSTEP_SANDBOX only the run's own folder"
         ),
     ] = ""
     write_roots: Annotated[
         str,
         Field(
-            description="With HALFSTEP_SANDBOX, folders that runs of this worker may write besides "
-            "their own, by os.pathsep; empty: none"
+            description="With HALFSTEP_SANDBOX, additional folders that runs of this worker may "
+            "write, separated by os.pathsep; empty: none"
         ),
     ] = ""
     run_environment: Annotated[
         str,
         Field(
             pattern=r"^[\w*, ]*$",
-            description="Further variables that recipes here get, by commas: NAME, NAME_*",
+            description="Additional environment variables that recipes receive, separated by "
+            "commas: NAME, NAME_*",
         ),
     ] = ""
     sandbox: Annotated[
         bool,
-        Field(description="Whether runs are walled off from what is private, where Linux can"),
+        Field(description="Whether runs are isolated from private files (Landlock on Linux)"),
     ] = False
     run_users: Annotated[
         str,
         Field(
             pattern=r"^([1-9]\d{0,8}-[1-9]\d{0,8})?$",
-            description="Users that runs have to themselves, by numbers: 20000-20063; empty: none",
+            description="Range of user ids reserved for runs: 20000-20063; empty: none",
         ),
     ] = ""
     run_memory_gib: Annotated[
-        float, Field(ge=0, le=2**20, allow_inf_nan=False, description="Of a run, by cgroup; 0: any")
+        float,
+        Field(
+            ge=0,
+            le=2**20,
+            allow_inf_nan=False,
+            description="Memory limit of a run by cgroup, in GiB; 0: none",
+        ),
     ] = 0.0
     run_processes: Annotated[
-        int, Field(ge=0, le=2**22, description="Of a run, threads included; 0: any number")
+        int,
+        Field(ge=0, le=2**22, description="Limit of a run's processes and threads; 0: none"),
     ] = 0
     run_cpus: Annotated[
-        float, Field(ge=0, le=2**16, allow_inf_nan=False, description="Of a run, by cgroup; 0: any")
+        float,
+        Field(
+            ge=0,
+            le=2**16,
+            allow_inf_nan=False,
+            description="CPU limit of a run by cgroup; 0: none",
+        ),
     ] = 0.0
     upload_gib: Annotated[
         float,
@@ -174,46 +193,47 @@ class Settings(BaseSettings):
             ge=0,
             le=2**20,
             allow_inf_nan=False,
-            description="Largest file of weights that people may upload, in GiB; 0: none",
+            description="Largest weights file that users may upload, in GiB; 0: uploads are off",
         ),
     ] = 16.0
     secrets_key_file: Annotated[
         Path | None,
-        Field(description="File of the key of secrets; empty means secrets.key in the data folder"),
+        Field(description="Key file of the secrets; empty means secrets.key in the data folder"),
     ] = None
     runs_per_user: Annotated[
-        int, Field(ge=0, description="How many runs may train at once for one user; 0: any number")
+        int, Field(ge=0, description="Limit of concurrent runs per user; 0: none")
     ] = 0
     devices_per_user: Annotated[
-        int, Field(ge=0, description="On how many devices one user's runs may train; 0: any number")
+        int, Field(ge=0, description="Limit of devices in use per user; 0: none")
     ] = 0
     queued_per_user: Annotated[
-        int, Field(ge=0, description="How many runs one user may have in the queue; 0: any number")
+        int, Field(ge=0, description="Limit of queued runs per user; 0: none")
     ] = 0
     reserve_after_seconds: Annotated[
         float,
         Field(
             ge=0,
             allow_inf_nan=False,
-            description="Seconds that a run of several devices is the first to wait before devices "
-            "are kept for it",
+            description="Waiting time in seconds after which devices are reserved for the first "
+            "queued run of several devices",
         ),
     ] = 300.0
     lease_seconds: Annotated[
-        float, Field(gt=0, description="How long a silent node of a run is believed alive")
+        float,
+        Field(gt=0, description="Duration of a node's lease: a silent node counts as alive for it"),
     ] = 300.0
     placement: Annotated[
         Literal["boxes", "slurm", "kubernetes", "ray"],
         Field(
-            description="What starts workers: boxes: whoever starts `halfstep worker`; a cluster, "
-            "for each run, by `halfstep placer`: slurm, kubernetes, ray"
+            description="How workers are started: boxes: by hand, with `halfstep worker`; slurm, "
+            "kubernetes, ray: for each run, by `halfstep placer`"
         ),
     ] = "boxes"
     slurm_options: Annotated[
         str,
         Field(
             max_length=2000,
-            description="What sbatch is told besides: --partition=gpu --gres=gpu:{devices} …",
+            description="Additional sbatch options: --partition=gpu --gres=gpu:{devices} …",
         ),
     ] = ""
     kubernetes_image: Annotated[
@@ -221,35 +241,37 @@ class Settings(BaseSettings):
         Field(validate_default=True, max_length=500, description="Image of the workers' pods"),
     ] = ""
     kubernetes_namespace: Annotated[
-        str, Field(pattern=KUBERNETES_NAME, description="Where their jobs are made")
+        str, Field(pattern=KUBERNETES_NAME, description="Namespace of the workers' jobs")
     ] = "default"
     kubernetes_service_account: Annotated[
-        str, Field(pattern=f"{KUBERNETES_NAME}|^$", description="Whose rights they have")
+        str,
+        Field(pattern=f"{KUBERNETES_NAME}|^$", description="Service account of the workers' pods"),
     ] = ""
     kubernetes_secret: Annotated[
         str,
         Field(
             pattern=f"{KUBERNETES_NAME}|^$",
-            description="The Secret that is their environment: HALFSTEP_DATABASE_URL and all else",
+            description="Secret with the environment of the workers' pods, such as "
+            "HALFSTEP_DATABASE_URL",
         ),
     ] = ""
     kubernetes_resource: Annotated[
         str,
         Field(
             pattern=r"^([a-z0-9.-]{1,253}/)?[\w.-]{0,63}$",
-            description="By which name they ask for devices; empty: they ask for none",
+            description="Resource name by which the pods request devices; empty: none",
         ),
     ] = "nvidia.com/gpu"
     kubernetes_queue: Annotated[
         str,
         Field(
             pattern=f"{KUBERNETES_NAME}|^$",
-            description="Kueue's local queue that admits them; empty: they start as they come",
+            description="Kueue's local queue for the jobs; empty: they start without Kueue",
         ),
     ] = ""
     kubernetes_pod_template: Annotated[
         Path | None,
-        Field(description="YAML file of a pod template, whose container `worker` becomes theirs"),
+        Field(description="YAML file of a pod template; its container `worker` is filled in"),
     ] = None
     ray_address: Annotated[
         str,
@@ -262,54 +284,54 @@ class Settings(BaseSettings):
     ] = ""
     ray_resource: Annotated[
         str,
-        Field(pattern=r"^[\w.:-]{1,64}$", description="By which name its nodes' devices go"),
+        Field(pattern=r"^[\w.:-]{1,64}$", description="Ray's resource name of devices"),
     ] = "GPU"
     placed_devices: Annotated[
-        int, Field(ge=1, le=1024, description="How many devices a node of the cluster has")
+        int, Field(ge=1, le=1024, description="Number of devices of a cluster node")
     ] = 8
     max_pending_pilots: Annotated[
-        int, Field(ge=1, le=10_000, description="How many runs a cluster is asked for at once")
+        int, Field(ge=1, le=10_000, description="Limit of pending requests to the cluster")
     ] = 20
     network_interface: Annotated[
         str,
         Field(
             pattern=r"^[\w.:-]{0,15}$",
-            description="Network interface by which nodes of a run reach each other; empty: the "
-            "one by which this machine reaches the database",
+            description="Network interface for communication between nodes; empty: the one that "
+            "connects to the database",
         ),
     ] = ""
     rank_timeout_seconds: Annotated[
         float,
         Field(
             ge=0,
-            description="How long ranks on several nodes wait for each other before they raise; "
-            "0: two fifths of a lease",
+            description="Timeout of collective operations between nodes; 0: two fifths of a lease",
         ),
     ] = 0.0
     max_attempts: Annotated[
-        int, Field(ge=1, description="How many attempts of a run may be killed before it fails")
+        int, Field(ge=1, description="Limit of killed attempts before a run fails")
     ] = 10
     max_stalled_attempts: Annotated[
-        int, Field(ge=1, description="How many killed attempts in a row may make no new step")
+        int, Field(ge=1, description="Limit of consecutive killed attempts without a new step")
     ] = 5
     max_cached_checkouts: Annotated[
-        int, Field(ge=0, description="How many checkouts of ended commands a data folder keeps")
+        int, Field(ge=0, description="Limit of cached checkouts of ended commands")
     ] = 20
     trash_days: Annotated[
-        float, Field(ge=0, description="How many days deleted runs can be restored")
+        float, Field(ge=0, description="Days during which deleted runs can be restored")
     ] = 7.0
     stop_grace_seconds: Annotated[
-        float, Field(gt=0, description="Time that a stopping worker gives its runs to checkpoint")
+        float,
+        Field(gt=0, description="Time for runs to save a checkpoint when their worker stops"),
     ] = 30.0
 
     @field_validator("trusted_proxies")
     @classmethod
     def _check_proxies(cls, text: str) -> str:
-        for each in filter(None, map(str.strip, text.split(","))):
+        for part in filter(None, map(str.strip, text.split(","))):
             try:
-                ip_network(each)
+                ip_network(part)
             except ValueError as error:
-                message = f"{each!r} is none; allowed: addresses or networks, as 10.0.0.0/8"
+                message = f"{part!r} is not valid; allowed: addresses or networks, as 10.0.0.0/8"
                 raise PydanticCustomError("proxies", "{message}", {"message": message}) from error
         return text
 
@@ -326,7 +348,7 @@ class Settings(BaseSettings):
     def _check_users(cls, text: str) -> str:
         first, _, last = text.partition("-")
         if text and not 0 <= int(last) - int(first) < MOST_USERS:
-            message = {"message": f"allowed: from a number to one not below, {MOST_USERS} at most"}
+            message = {"message": f"allowed: FIRST-LAST, at most {MOST_USERS} users"}
             raise PydanticCustomError("users", "{message}", message)
         return text
 
@@ -336,7 +358,7 @@ class Settings(BaseSettings):
         try:
             shlex.split(text)
         except ValueError as error:
-            message = {"message": f"{error}; allowed: words as a shell reads them"}
+            message = {"message": f"{error}; allowed: shell syntax"}
             raise PydanticCustomError("options", "{message}", message) from error
         return text
 
@@ -345,7 +367,7 @@ class Settings(BaseSettings):
     def _check_needed(cls, text: str, info: ValidationInfo) -> str:
         placement = NEEDED_BY[str(info.field_name)]
         if not text and info.data.get("placement") == placement:
-            message = {"message": f"HALFSTEP_PLACEMENT={placement} needs it"}
+            message = {"message": f"required by HALFSTEP_PLACEMENT={placement}"}
             raise PydanticCustomError("needed", "{message}", message)
         return text
 
@@ -372,50 +394,50 @@ class Settings(BaseSettings):
 
     @property
     def address(self) -> str:
-        """Return what links begin with that leave the server."""
+        """Base URL for links outside of the server's pages, without a trailing slash."""
         return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
 
     @property
     def path_prefix(self) -> str:
-        """Return the path below which people open the server: "/halfstep", or "" for the root."""
+        """Path of the public URL: "/halfstep", or "" for the root."""
         return urlsplit(self.public_url).path.rstrip("/")
 
     @property
     def per_user(self) -> dict[str, int]:
-        """Return what may train at once for one user, as claims take it."""
+        """Limits per user, as keyword arguments of a claim."""
         return {"runs_per_user": self.runs_per_user, "devices_per_user": self.devices_per_user}
 
     @property
     def proxies(self) -> list[str]:
-        """Return the addresses and networks of proxies that are believed."""
-        return [each for each in map(str.strip, self.trusted_proxies.split(",")) if each]
+        """Addresses and networks of trusted proxies."""
+        return [part for part in map(str.strip, self.trusted_proxies.split(",")) if part]
 
     @property
     def secrets_key(self) -> Path:
-        """Return where the key of secrets lies, or shall lie once there is one."""
+        """Path of the secrets' key file, which may not exist yet."""
         return self.secrets_key_file or self.data / "secrets.key"
 
     @property
     def weights_folders(self) -> list[Path]:
-        """Return the folders below which a run may name weights."""
-        named = filter(None, map(str.strip, self.weights_dirs.split(",")))
-        return [Path(each).expanduser().resolve() for each in named]
+        """Folders below which a run may name weights."""
+        paths = filter(None, map(str.strip, self.weights_dirs.split(",")))
+        return [Path(path).expanduser().resolve() for path in paths]
 
     @property
     def write_folders(self) -> list[Path]:
-        """Return the folders outside of its own that a run in the sandbox may write."""
-        named = filter(None, self.write_roots.split(os.pathsep))
-        return [Path(each).expanduser().resolve() for each in named]
+        """Folders outside of its own that a run in the sandbox may write."""
+        paths = filter(None, self.write_roots.split(os.pathsep))
+        return [Path(path).expanduser().resolve() for path in paths]
 
     @property
     def run_user_range(self) -> range:
-        """Return the numbers of the users that runs have to themselves, if any."""
+        """User ids reserved for runs, possibly empty."""
         first, _, last = self.run_users.partition("-")
         return range(int(first), int(last) + 1) if first else range(0)
 
     @property
     def private_paths(self) -> list[Path]:
-        """Return what no run may read: all data, the database's files and the key of secrets."""
+        """Paths that no run may read: the data folder, the database's files, the secrets' key."""
         paths = [self.data, self.secrets_key]
         url = make_url(self.database_url)
         if url.get_backend_name() == "sqlite" and url.database:
@@ -423,12 +445,12 @@ class Settings(BaseSettings):
             paths += [file.with_name(file.name + end) for end in ("", "-wal", "-shm", "-journal")]
         if self.storage_url.startswith("file://"):
             paths.append(Path(url2pathname(urlsplit(self.storage_url).path)))
-        return [each.resolve() for each in paths]
+        return [path.resolve() for path in paths]
 
     def run_folder(self, run_id: int, node: int = 0) -> Path:
-        """Return where a run's job, spool and checkpoints lie on the machine that trains it.
+        """Return the folder of a run's job, spool and checkpoints on the training machine.
 
-        node: of several, which may share a disk.
+        node: number of a node, since several may share a disk.
         """
         folder = self.data / "runs" / str(run_id)
         return folder / f"node-{node}" if node else folder

@@ -1,11 +1,11 @@
-"""Turns of threads with a lock that is polled otherwise: first come, first served."""
+"""A fair lock: threads get it in the order of their requests."""
 
 import threading
 from collections import deque
 
 
 class Turns:
-    """Hands one turn from thread to thread, in the order in which they asked for it."""
+    """Fair lock that may be released by another thread than its holder."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -14,11 +14,11 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How many threads wait for a turn."""
+        """Number of waiting threads."""
         return len(self._waiting)
 
     def take(self, timeout: float) -> bool:
-        """Wait for a turn and return True, or False after `timeout` seconds without one."""
+        """Acquire the lock; return False if that takes longer than `timeout` seconds."""
         with self._lock:
             if not self._is_taken:
                 self._is_taken = True
@@ -34,7 +34,7 @@ class Turns:
             return False
 
     def give_back(self) -> None:
-        """Hand the turn to the thread that has waited longest; any thread may do so."""
+        """Release the lock to the thread that has waited longest; any thread may do so."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()

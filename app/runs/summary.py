@@ -151,7 +151,7 @@ class RunSummary(BaseModel):
 def summarise(session: Session, run: Run, owner: str, settings: Settings) -> RunSummary:
     """Return the summary of a run."""
     summary = summarise_all(session, [(run, owner)], settings)[0]
-    if found := input_bound.starvation(session, run):
+    if found := input_bound.data_wait(session, run):
         summary.data_wait = DataWait.model_validate(found, from_attributes=True)
     if run.nodes > 1:
         summary.workers = workers.of_nodes(session, run)

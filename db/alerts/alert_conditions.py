@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from db.health.input_bound import Starvation
+from db.health.input_bound import DataWait
 from db.health.verdict import Verdict
 from db.runs.outcomes import SWEEP, Ending, ending
 from db.tables import ACTIVE, ENDED, AlertRule, Run, Status
@@ -34,7 +34,7 @@ class Facts:
     lost_from: int | None = None
     spike_step: int | None = None
     progress_at: float | None = None
-    starvation: Starvation | None = None
+    data_wait: DataWait | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
@@ -137,7 +137,7 @@ def _no_progress(rule: AlertRule, facts: Facts) -> str | None:
 
 
 def _starving(_rule: AlertRule, facts: Facts) -> str | None:
-    found = facts.starvation
+    found = facts.data_wait
     if facts.run.status != Status.RUNNING or found is None or not found.is_real:
         return None
     return f"waits for its data for {found.share:.0%} of its time"
@@ -209,7 +209,7 @@ CONDITIONS: dict[str, Condition] = {
     "no_progress": Condition(
         "makes no step for so many minutes", _no_progress, "minutes", frozenset({"progress_at"})
     ),
-    "starving": Condition("waits for its data", _starving, needs=frozenset({"starvation"})),
+    "starving": Condition("waits for its data", _starving, needs=frozenset({"data_wait"})),
     "loss_above": Condition("has a loss above", _compared(1), "loss"),
     "loss_below": Condition("has a loss below", _compared(-1), "loss"),
     "metric_above": Condition(

@@ -116,8 +116,8 @@ def _metrics(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     }
 
 
-def _starvations(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
-    return input_bound.starvations(session, _ids(some_runs))
+def _data_waits(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
+    return input_bound.data_waits(session, _ids(some_runs))
 
 
 def _pairs(session: Session, query: Any) -> dict[int, Any]:
@@ -132,6 +132,6 @@ _READERS = {
     "lost_from": _lost,
     "spike_step": _spikes,
     "progress_at": _progress,
-    "starvation": _starvations,
+    "data_wait": _data_waits,
     "metrics": _metrics,
 }

@@ -1,29 +1,24 @@
-"""What findings call the same remedy in a recipe's loop, which is ours, and in a script's own."""
+"""Wording of remedies in findings, for a recipe's loop and for a script's own loop."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class AdviceWords:
-    """in_fp32: how a module is run so.  of_scaler: a setting's name, with a place for it.
+    """Phrases for remedies."""
 
-    stop_falling, hold_down: what keeps the scale above 1, and from its limit.  restore: what gives
-    buffers back, before another way.  keep_in_fp32: how weights are kept.  compare: where to see
-    what a precision gives.  load_faster, draw_faster: how batches come sooner.
-    """
-
-    in_fp32: str
-    of_scaler: str
-    stop_falling: str
-    hold_down: str
-    restore: str
-    keep_in_fp32: str
-    compare: str
-    load_faster: str
-    draw_faster: str
+    in_fp32: str  # running a module in fp32
+    of_scaler: str  # template for the name of a scaler setting
+    stop_falling: str  # keeping the scale above 1
+    hold_down: str  # keeping the scale below its limit
+    restore: str  # restoring buffers
+    keep_in_fp32: str  # keeping weights in fp32
+    compare: str  # comparing precisions
+    load_faster: str  # faster data loading
+    draw_faster: str  # faster batches from tensors
 
     def scaler(self, setting: str) -> str:
-        """Return what a setting of the loss scaler is called."""
+        """Return the name of a setting of the loss scaler."""
         return self.of_scaler.format(setting)
 
 
@@ -34,10 +29,10 @@ RECIPE = AdviceWords(
     hold_down="; scaler.ceiling keeps the scale below it",
     restore="scaler.restore_buffers, or with ",
     keep_in_fp32=", by training.weights",
-    compare=" Compare the precisions to see what it gives.",
+    compare=" Compare the precisions to see the difference.",
     load_faster="Of a recipe with a dataset, raise data.workers, up to the machine's cores, then "
     "data.prefetch",
-    draw_faster=" A batch() that draws from tensors does so fastest where they lie on the device "
+    draw_faster=" A batch() that draws from tensors is fastest if they are on the device "
     "(docs/how-to/recipes.md).",
 )
 SCRIPT = AdviceWords(

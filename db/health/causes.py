@@ -1,9 +1,8 @@
-"""The cause of what a run shows, by evidence for and against each one.
+"""Causes of a run's symptoms, by the evidence for and against each one.
 
-The events of halfstep.evidence and the run's skips are weighed together: a cause is named when its
-evidence is in, and one that explains the others excludes them. The order of `named` is the order in
-which causes exclude: mistakes in the calls of a loop come first, since every later symptom may
-follow from them; then numbers that are not finite, by where they first arose; then the rest.
+Evidence is the events of halfstep.evidence and the run's skips. A cause that explains others
+excludes them, in the order of `named`: first mistakes in the calls of a loop, since every later
+symptom may follow from them; then non-finite numbers, by their first location; then all others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from db.tables import (
 )
 from db.telemetry.scales import in_words
 
-#: Events whose newest counts, and those whose first one does.
+#: Kinds of events of which the newest counts, and of which the earliest counts.
 NEWEST = (
     "direct_step",
     "not_stepped",
@@ -48,17 +47,17 @@ EARLIEST = ("bad_inputs", "first_nonfinite", "poison")
 SEVERAL = ("origin", "no_gradient", "precision")
 MOST_EVENTS = 50  # of a kind that has several
 UNCLEARED, REPLACED, LEFT_OUT = 2, 3, 2
-#: Skips that lead from a scale of 2^40 to 1, and of the last 100 steps more than a search's.
+#: Skips from a scale of 2^40 down to 1, and skips in 100 steps that exceed a search for a scale.
 LONGEST_SEARCH, COSTLY = 40, 25
 COSTLY_SETTLED = 5  # per cent of the steps since the search: a saw-tooth at the limit skips fewer
 NAMES_SHOWN = 6
 SMALLEST_SCALE = 2.0**-24  # below it no usual gradient overflows
-OUTSIDE = "training_step"  # what a replay calls the place outside of all modules
+OUTSIDE = "training_step"  # a replay's name for operations outside of all modules
 
 
 @dataclass(frozen=True)
 class Signs:
-    """What causes are named by."""
+    """Evidence from which causes are derived."""
 
     events: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     several: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=dict)
@@ -103,9 +102,9 @@ def read(
         newest = _contents(run, kind).order_by(Diagnosis.step.desc()).limit(MOST_EVENTS)
         several[kind] = list(session.scalars(newest))
     several["origin"] += [
-        _origin(each)
-        for each in replays
-        if each["exact"] and (each["found"] or each["loss_nonfinite"])
+        _origin(replay)
+        for replay in replays
+        if replay["exact"] and (replay["found"] or replay["loss_nonfinite"])
     ]
     return Signs(
         events=events,
@@ -137,9 +136,9 @@ def _lost_at(session: Session, run: Run) -> tuple[int, bool] | None:
     if step is None:
         return None
     before = select(Step.grad_norm).where(Step.run_id == run.id, Step.step == step - 1)
-    found = session.execute(before).first()
-    # A NaN is stored as NULL: the gradients of the step before were lost, with a finite loss.
-    return (step - 1, True) if found is not None and found[0] is None else (step, False)
+    row = session.execute(before).first()
+    # NaN is stored as NULL: the gradients of the step before were NaN, with a finite loss.
+    return (step - 1, True) if row is not None and row[0] is None else (step, False)
 
 
 def _is_costly(figures: Figures | None) -> bool:
@@ -158,11 +157,11 @@ def _fell_at(session: Session, run: Run) -> int | None:
 
 
 def _origin(replay: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a replay found in the form of an armed step's event."""
+    """Convert a replay's result into the form of an `origin` event."""
     is_outside = replay["module"] in (None, "", OUTSIDE)
     kind: str = "outside" if is_outside else "inside"
     if replay["loss_nonfinite"] and replay["direction"] != "forward":
-        kind = "inputs"  # no operation of the forward pass made it of finite numbers
+        kind = "inputs"  # no operation of the forward pass produced it from finite numbers
     elif replay["direction"] == "backward":  # earlier versions did not classify the operation
         is_half = str(replay["dtype"]).endswith("float16")
         kind = replay.get("kind") or ("overflow" if is_half else "hidden")
@@ -192,14 +191,14 @@ def _resumed(session: Session, run: Run) -> tuple[int, float, float] | None:
         if step is None:
             continue
         scales = select(Step.scale).where(Step.run_id == run.id, Step.step.in_((step, step + 1)))
-        found = session.scalars(scales.order_by(Step.step)).all()
-        if len(found) == 2 and found[0] and found[1] and found[1] > 2 * found[0]:
-            return step, found[0], found[1]
+        pair = session.scalars(scales.order_by(Step.step)).all()
+        if len(pair) == 2 and pair[0] and pair[1] and pair[1] > 2 * pair[0]:
+            return step, pair[0], pair[1]
     return None
 
 
 def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
-    """Yield the causes that the signs prove, the first one being what explains the others."""
+    """Yield the causes for which there is evidence; the first one explains the others."""
     has_zeros = signs.zero_steps >= ZERO_STEPS
     calls = [
         *_refused(signs),
@@ -226,29 +225,29 @@ def named(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
 
 
 def _refused(signs: Signs) -> Iterator[Finding]:
-    if found := signs.events.get("no_step"):
+    if event := signs.events.get("no_step"):
         yield Finding(
             "No optimizer steps",
-            f"{found['passes']:,} backward passes were made and no optimizer of torch.optim "
-            "stepped. A loop that changes its weights by hand makes no steps that can be "
-            "recorded; log its loss by watch.log.",
+            f"{event['passes']:,} backward passes were made and no optimizer of torch.optim "
+            "stepped. Steps of a loop that changes its weights by hand cannot be recorded; log its "
+            "loss with watch.log.",
             cause="no_optimizer_step",
             fix=fixes.NO_OPTIMIZER,
         )
-    if found := signs.events.get("fp16_gradients"):
+    if event := signs.events.get("fp16_gradients"):
         yield Finding(
             "The scaler refuses gradients of type float16",
-            f"{found['count']:,} parameters are float16 ({_names(found['parameters'])}), so their "
-            f'gradients are too, and GradScaler raised "{found["error"]}". Keep the weights in '
+            f"{event['count']:,} parameters are float16 ({_names(event['parameters'])}), so their "
+            f'gradients are too, and GradScaler raised "{event["error"]}". Keep the weights in '
             "float32: autocast computes in float16 all the same.",
             cause="fp16_gradients",
             fix=fixes.FP16_GRADIENTS,
         )
-    if found := signs.events.get("no_inf_checks"):
-        which = _names(found["optimizers"]) or "an optimizer"
+    if event := signs.events.get("no_inf_checks"):
+        which = _names(event["optimizers"]) or "an optimizer"
         yield Finding(
             "A scaler has no gradients to check",
-            f'At step {found["step"]:,} GradScaler.{found["method"]} raised "{found["error"]}": '
+            f'At step {event["step"]:,} GradScaler.{event["method"]} raised "{event["error"]}": '
             f"no parameter of {which} had a gradient. Its loss does not reach its parameters "
             "(detach, no_grad, frozen), or it holds parameters of another model, or backward was "
             "not called before the step.",
@@ -258,18 +257,18 @@ def _refused(signs: Signs) -> Iterator[Finding]:
 
 
 def _direct_steps(signs: Signs) -> Iterator[Finding]:
-    if not (found := signs.events.get("direct_step")):
+    if not (event := signs.events.get("direct_step")):
         return
     how = (
         "its gradients were still multiplied by the loss scale"
-        if found["is_scaled"]
-        else "scaler.step had stepped it already, or was meant to"
+        if event["is_scaled"]
+        else "scaler.step had already stepped it, or should have"
     )
     yield Finding(
-        f"{found['optimizer']} is stepped outside of the scaler",
-        f"optimizer.step() was called {found['count']:,} times outside of scaler.step(), the last "
-        f"time at step {found['step']:,}: {how}. Such a step applies an inf or NaN as it is, which "
-        "leaves the weights NaN for good.",
+        f"{event['optimizer']} is stepped outside of the scaler",
+        f"optimizer.step() was called {event['count']:,} times outside of scaler.step(), the last "
+        f"time at step {event['step']:,}: {how}. Such a step applies an inf or NaN unchecked, and "
+        "the weights stay NaN.",
         cause="step_outside_scaler",
         fix=fixes.DIRECT_STEP,
         part="skipped",
@@ -277,22 +276,22 @@ def _direct_steps(signs: Signs) -> Iterator[Finding]:
 
 
 def _uncleared(signs: Signs) -> Iterator[Finding]:
-    found = signs.events.get("uncleared")
-    if found and found["count"] >= UNCLEARED:
+    event = signs.events.get("uncleared")
+    if event and event["count"] >= UNCLEARED:
         yield Finding(
             "Gradients are never cleared",
-            f"After a skip, {found['count']:,} backward passes added to gradients of "
-            f"{found['optimizer']} that were not finite already, the last one at step "
-            f"{found['step']:,}. An inf stays in .grad until zero_grad() is called, so every later "
+            f"After a skip, {event['count']:,} backward passes added to gradients of "
+            f"{event['optimizer']} that were not finite already, the last one at step "
+            f"{event['step']:,}. An inf stays in .grad until zero_grad() is called, so every later "
             "step is skipped, whatever the scale.",
             cause="gradients_not_cleared",
             fix=fixes.ZERO_GRAD,
             part="skipped",
         )
-    elif found := signs.events.get("accumulated_gradients"):
+    elif event := signs.events.get("accumulated_gradients"):
         yield Finding(
             "Gradients are never cleared",
-            f"Up to step {found['step']:,}, {found['steps']:,} steps of {found['optimizer']} in a "
+            f"Up to step {event['step']:,}, {event['steps']:,} steps of {event['optimizer']} in a "
             "row applied gradients that include those of the step before: zero_grad() was not "
             "called between them, so each update sums the gradients of all their batches.",
             cause="gradients_not_cleared",
@@ -301,21 +300,21 @@ def _uncleared(signs: Signs) -> Iterator[Finding]:
 
 
 def _clipped(signs: Signs) -> Iterator[Finding]:
-    if found := signs.events.get("scaled_clip"):
+    if event := signs.events.get("scaled_clip"):
         yield Finding(
             "Gradients are clipped before unscale_",
-            f"clip_grad_norm_ was called at least {found['count']:,} times while the gradients of "
-            f"{found['optimizer']} were multiplied by the loss scale, the last time at step "
-            f"{found['step']:,}. The clip then bounds gradient × scale: the update shrinks as the "
+            f"clip_grad_norm_ was called at least {event['count']:,} times while the gradients of "
+            f"{event['optimizer']} were multiplied by the loss scale, the last time at step "
+            f"{event['step']:,}. The clip then bounds gradient × scale: the update shrinks as the "
             "scale grows.",
             cause="scaled_gradients_clipped",
             fix=fixes.CLIP,
         )
-    elif found := signs.events.get("bounded_norms"):
+    elif event := signs.events.get("bounded_norms"):
         yield Finding(
             "Gradients are bounded while they are scaled",
-            f"The gradient norm times the loss scale was {found['norm']:.5g} in {found['steps']:,} "
-            f"applied steps of different scales, up to step {found['step']:,}. Something bounds "
+            f"The gradient norm times the loss scale was {event['norm']:.5g} in {event['steps']:,} "
+            f"applied steps of different scales, up to step {event['step']:,}. Something bounds "
             "the gradients before they are unscaled, so the update depends on the scale.",
             cause="scaled_gradients_clipped",
             fix=fixes.CLIP,
@@ -323,13 +322,13 @@ def _clipped(signs: Signs) -> Iterator[Finding]:
 
 
 def _scaler_lost(signs: Signs) -> Iterator[Finding]:
-    found = signs.events.get("scaler_replaced")
-    if found and (found["scale_after"] > found["scale_before"] or found["count"] >= REPLACED):
+    event = signs.events.get("scaler_replaced")
+    if event and (event["scale_after"] > event["scale_before"] or event["count"] >= REPLACED):
         yield Finding(
             "A new scaler replaces the old one",
-            f"{found['count']:,} times another GradScaler stepped the same optimizer, the last "
-            f"time at step {found['step']:,}, with a scale of {in_words(found['scale_after'])} "
-            f"after {in_words(found['scale_before'])}; its state was not loaded. Each one searches "
+            f"{event['count']:,} times another GradScaler stepped the same optimizer, the last "
+            f"time at step {event['step']:,}, with a scale of {in_words(event['scale_after'])} "
+            f"after {in_words(event['scale_before'])}; its state was not loaded. Each one searches "
             "for its scale again, and skips steps on the way.",
             cause="scaler_not_restored",
             fix=fixes.SCALER_STATE,
@@ -352,31 +351,31 @@ def _scaler_lost(signs: Signs) -> Iterator[Finding]:
 
 
 def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
-    """Yield where a number first was not finite, in the order in which one explains the next."""
+    """Yield the first location of non-finite numbers, the most fundamental cause first."""
     origins = signs.several.get("origin", ())
-    kinds = [each["kind"] for each in origins]
-    if found := signs.events.get("bad_inputs"):
-        first = found["inputs"][0]
+    kinds = [origin["kind"] for origin in origins]
+    if event := signs.events.get("bad_inputs"):
+        first = event["inputs"][0]
         names = ", ".join(
-            f"{each['name']} ({each['nan']:,} NaN, {each['inf']:,} inf)"
-            for each in found["inputs"][:NAMES_SHOWN]
+            f"{tensor['name']} ({tensor['nan']:,} NaN, {tensor['inf']:,} inf)"
+            for tensor in event["inputs"][:NAMES_SHOWN]
         )
         yield Finding(
             f"The batch is not finite: {first['name']}",
-            f"At step {found['step']:,} the loss was not finite, and neither was {names} of the "
+            f"At step {event['step']:,} the loss was not finite, and neither was {names} of the "
             "training loop. No precision and no loss scale changes that: find the samples, and "
             "clean or drop them.",
             cause="nonfinite_inputs",
             fix=fixes.INPUTS,
         )
     elif "inputs" in kinds:
-        found = origins[kinds.index("inputs")]
+        event = origins[kinds.index("inputs")]
         yield Finding(
             "The batch is not finite",
-            f"At step {found['step']:,} the loss was not finite, and "
+            f"At step {event['step']:,} the loss was not finite, and "
             + (
-                f"neither was the input of {found['module']}. "
-                if found["module"]
+                f"neither was the input of {event['module']}. "
+                if event["module"]
                 else "no operation made an inf or NaN of finite numbers: the batch held it. "
             )
             + "No precision and no loss scale changes that: find the samples, and clean or drop "
@@ -384,27 +383,27 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
             cause="nonfinite_inputs",
             fix=fixes.INPUTS,
         )
-    elif undefined := [each for each in origins if _is_undefined(each)]:
+    elif undefined := [origin for origin in origins if _is_undefined(origin)]:
         yield _singular(undefined[0], len(undefined))
     elif adam := signs.events.get("adam_eps"):
         yield _adam_eps(adam)
-    elif found := signs.events.get("first_nonfinite"):
-        yield _first_nonfinite(signs, found)
+    elif event := signs.events.get("first_nonfinite"):
+        yield _first_nonfinite(signs, event)
     elif "unobserved" in kinds and len(set(kinds)) == 1:
-        found = origins[0]
+        event = origins[0]
         yield Finding(
             "The operation that makes a gradient NaN or inf is unknown",
-            f"At step {found['step']:,} the loss was finite and gradients were not. The graph has "
+            f"At step {event['step']:,} the loss was finite and gradients were not. The graph has "
             "more than 200,000 nodes, too many to observe each: the operation may be one of the "
             "others, on another rank, or a gradient hook.",
             is_certain=False,
             part="skipped",
         )
     elif "elsewhere" in kinds and len(set(kinds)) == 1:
-        found = origins[0]
+        event = origins[0]
         yield Finding(
             "The gradient became NaN or inf outside of this process's graph",
-            f"At step {found['step']:,} no operation of the backward pass produced an inf or NaN, "
+            f"At step {event['step']:,} no operation of the backward pass produced an inf or NaN, "
             "and the gradients held one: it came from another rank, or a gradient hook made it. "
             f"Watch the loop on every rank to see which.{_at_any_scale(signs)}",
             is_certain=False,
@@ -425,7 +424,7 @@ def _numbers(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
 
 
 def _at_any_scale(signs: Signs) -> str:
-    """Return the words for skips at scales at which fp16 holds any usual gradient, or ""."""
+    """Return a sentence on skips at scales too small for overflows in fp16, or ""."""
     scales = [skip.scale_before for skip in signs.skips if skip.scale_before]
     if not scales or min(scales) > SMALLEST_SCALE or any(s.loss_nonfinite for s in signs.skips):
         return ""
@@ -437,7 +436,7 @@ def _at_any_scale(signs: Signs) -> str:
 
 
 def _first_lost(signs: Signs) -> Iterator[Finding]:
-    """Yield the first step of a run without a scaler that was not finite, by its recorded steps."""
+    """Yield the first non-finite step of a run without a scaler, by its recorded steps."""
     if signs.first_lost is not None:
         step, loss_is_finite = signs.first_lost
         event = {"step": step, "loss_nonfinite": not loss_is_finite, "culprits": []}
@@ -445,73 +444,73 @@ def _first_lost(signs: Signs) -> Iterator[Finding]:
 
 
 def _is_undefined(origin: Mapping[str, Any]) -> bool:
-    """Return whether a gradient was not finite for another reason than the range of its type."""
+    """Return whether a gradient was non-finite for another reason than the range of its type."""
     kind: str = origin["kind"]
     return kind == "singular" or (kind == "hidden" and origin["direction"] == "backward")
 
 
-def _singular(found: Mapping[str, Any], count: int) -> Finding:
-    where = " of ".join(filter(None, (found["operation"], found["module"])))
-    source = f", at {found['source']}" if found["source"] else ""
+def _singular(event: Mapping[str, Any], count: int) -> Finding:
+    where = " of ".join(filter(None, (event["operation"], event["module"])))
+    source = f", at {event['source']}" if event["source"] else ""
     return Finding(
         f"The gradient of {where} is not defined",
-        f"At step {found['step']:,}, with a finite loss and a scale of {in_words(found['scale'])}, "
-        f"{found['operation']}{source} was the first operation of the backward pass whose gradient "
+        f"At step {event['step']:,}, with a finite loss and a scale of {in_words(event['scale'])}, "
+        f"{event['operation']}{source} was the first operation of the backward pass whose gradient "
         f"was not finite ({_times(count)} observed). "
         + (
             "The derivative of a root, logarithm or division is infinite at 0, in every precision "
             "and at every loss scale."
-            if found["kind"] == "singular"
+            if event["kind"] == "singular"
             else "Its type holds far larger numbers, so this is no overflow: a factor that the "
             "forward pass left infinite, such as the logarithm of 0 behind a mask, times 0 is NaN."
         ),
-        before=found["step"],
+        before=event["step"],
         cause="singular_gradient",
         fix=fixes.SINGULAR,
         part="skipped",
     )
 
 
-def _adam_eps(found: Mapping[str, Any]) -> Finding:
+def _adam_eps(event: Mapping[str, Any]) -> Finding:
     return Finding(
-        f"eps of {found['optimizer']} is 0 in float16",
-        f"{found['count']:,} parameters are float16, whose smallest number is 6e-8, and eps is "
-        f"{found['eps']:g}: it rounds to 0, and where a gradient was 0 the update is 0/0. Keep the "
+        f"eps of {event['optimizer']} is 0 in float16",
+        f"{event['count']:,} parameters are float16, whose smallest number is 6e-8, and eps is "
+        f"{event['eps']:g}: it rounds to 0, and where a gradient was 0 the update is 0/0. Keep the "
         "weights in float32 under autocast, or raise eps to 1e-4 or so.",
         cause="adam_eps_underflow",
         fix=fixes.ADAM_EPS,
     )
 
 
-def _first_nonfinite(signs: Signs, found: Mapping[str, Any]) -> Finding:
+def _first_nonfinite(signs: Signs, event: Mapping[str, Any]) -> Finding:
     precision = signs.precision or "this precision"
-    names = _names([each["name"] for each in found["culprits"]])
-    if found["loss_nonfinite"]:
-        what = f"The loss is not finite from step {found['step']:,} on"
+    names = _names([parameter["name"] for parameter in event["culprits"]])
+    if event["loss_nonfinite"]:
+        title = f"The loss is not finite from step {event['step']:,} on"
         text = (
-            f"{found['finite']:,} steps before it were finite. In that step's forward pass a "
+            f"{event['finite']:,} steps before it were finite. In that step's forward pass a "
             f"number went beyond what {precision} holds, or an operation was not defined: a "
             "logarithm of 0, a division by 0, weights that grew too large."
         )
     else:
-        what = f"Gradients are not finite from step {found['step']:,} on"
+        title = f"Gradients are not finite from step {event['step']:,} on"
         text = (
-            f"{found['finite']:,} steps before it were finite, and so was this step's loss. In its "
+            f"{event['finite']:,} steps before it were finite, and so was this step's loss. In its "
             f"backward pass a gradient{f' ({names})' if names else ''} was undefined or too large, "
             "or the batch held an inf that the forward pass had hidden."
         )
     return Finding(
-        what,
-        f"{text} No scaler keeps such a step from the weights, so what follows is only its "
-        "consequence. Go on from a state before this step: a checkpoint, or the beginning.",
-        before=found["step"],
+        title,
+        f"{text} Without a scaler such a step is applied to the weights, so everything after it is "
+        "a consequence. Continue from a checkpoint before this step, or restart.",
+        before=event["step"],
         cause="nonfinite_without_scaler",
         fix=fixes.FIRST_NONFINITE,
     )
 
 
 def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
-    """Yield overflows: of the forward pass at once, of the backward pass where it costs steps."""
+    """Yield overflows: of the forward pass always, of the backward pass if they cost many steps."""
     forward = [skip for skip in signs.skips if skip.loss_nonfinite]
     origins = [o for o in signs.several.get("origin", ()) if o["direction"] == "forward"]
     is_unwell = signs.verdict in ("collapsing", "dead") or signs.is_costly
@@ -535,28 +534,28 @@ def _forward(
     total, last = len(signs.skips), max(s.step for s in signs.skips if s.loss_nonfinite)
     text = (
         f"At {count:,} of the last {total:,} skips the loss itself was not finite, the last time "
-        f"at step {last:,}; the loss scale has no part in it, and a smaller one does not help. "
+        f"at step {last:,}; the loss scale is not the cause, and a smaller one does not help. "
     )
     module: str | None = None
     remedies: tuple[str, ...] = ("lower_rate", "bf16") if is_lasting else ("bf16",)
     before = min(skip.step for skip in signs.skips if skip.loss_nonfinite)
-    inside = [each for each in origins if each["kind"] == "inside"]
+    inside = [origin for origin in origins if origin["kind"] == "inside"]
     if inside:
-        found = inside[0]
-        module, before = found["module"], min(before, *(each["step"] for each in inside))
+        event = inside[0]
+        module, before = event["module"], min(before, *(origin["step"] for origin in inside))
         text += (
-            f"At step {found['step']:,} the output of {module}, in {found['dtype']}, was the first "
+            f"At step {event['step']:,} the output of {module}, in {event['dtype']}, was the first "
             "that was not finite, with finite inputs and weights. "
         )
-        if found["dtype"] == "float16":
+        if event["dtype"] == "float16":
             text += f"Run it in fp32, {words.in_fp32}, or use bf16."
         else:
             text += "It is not an overflow of fp16: look for a division or logarithm of 0 in it."
             remedies = ()
-    elif any(each["kind"] == "weights" for each in origins):
+    elif any(origin["kind"] == "weights" for origin in origins):
         text += "Its weights were not finite before it: an earlier step was applied with an inf."
         remedies = ()
-    elif any(each["kind"] == "outside" for each in origins):
+    elif any(origin["kind"] == "outside" for origin in origins):
         text += (
             "All modules' outputs were finite: it arose outside of them, in the loss function. "
             "Compute the loss in fp32, and look for logarithms and divisions of 0."
@@ -594,9 +593,9 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
         f"was not: at this scale they are {'' if overflow else 'most likely '}too large for fp16. "
     )
     if overflow:
-        found = overflow[0]
-        where = " of ".join(filter(None, (found["operation"], found["module"])))
-        text += f"At step {found['step']:,} {where} overflowed first, in {found['dtype']}. "
+        event = overflow[0]
+        where = " of ".join(filter(None, (event["operation"], event["module"])))
+        text += f"At step {event['step']:,} {where} overflowed first, in {event['dtype']}. "
     if signs.scale is not None and signs.scale < 1:
         text += (
             f"The scale is {in_words(signs.scale)}, below 1: gradients overflow even so, and a "
@@ -627,14 +626,14 @@ def _backward(signs: Signs, words: AdviceWords) -> Finding:
 
 
 def _gradients(signs: Signs) -> Iterator[Finding]:
-    for found in signs.several.get("no_gradient", ()):
-        is_all = found["count"] == found["of"]
-        names = "" if is_all else f": {_names(found['parameters'])}"
+    for event in signs.several.get("no_gradient", ()):
+        is_all = event["count"] == event["of"]
+        names = "" if is_all else f": {_names(event['parameters'])}"
         yield Finding(
-            f"No parameter of {found['optimizer']} received a gradient"
+            f"No parameter of {event['optimizer']} received a gradient"
             if is_all
-            else f"{found['count']:,} parameters of {found['optimizer']} receive no gradient",
-            f"In {found['steps']:,} steps up to step {found['step']:,} "
+            else f"{event['count']:,} parameters of {event['optimizer']} receive no gradient",
+            f"In {event['steps']:,} steps up to step {event['step']:,} "
             f"none of {'its' if is_all else 'these'} parameters had one"
             f"{names}. "
             "The graph does not reach them: detach, no_grad, .item() or a module that is not "
@@ -643,7 +642,7 @@ def _gradients(signs: Signs) -> Iterator[Finding]:
             fix=fixes.NO_GRADIENT,
             is_certain=is_all,
         )
-    has_none = any(each["count"] == each["of"] for each in signs.several.get("no_gradient", ()))
+    has_none = any(event["count"] == event["of"] for event in signs.several.get("no_gradient", ()))
     if signs.zero_steps >= ZERO_STEPS and not has_none:
         yield Finding(
             "All gradients are 0",
@@ -662,12 +661,12 @@ def _gradients(signs: Signs) -> Iterator[Finding]:
 
 
 def _left_out(signs: Signs) -> Iterator[Finding]:
-    found = signs.events.get("not_stepped")
-    if found and found["count"] >= LEFT_OUT:
+    event = signs.events.get("not_stepped")
+    if event and event["count"] >= LEFT_OUT:
         yield Finding(
             "The loop leaves steps out",
-            f"scaler.update() was called {found['count']:,} times without scaler.step() for any "
-            f"optimizer, the last time at step {found['step']:,}. Those steps are neither applied "
+            f"scaler.update() was called {event['count']:,} times without scaler.step() for any "
+            f"optimizer, the last time at step {event['step']:,}. Those steps are neither applied "
             "nor skipped: the loop decided so, not the scaler.",
             cause="step_left_out",
             fix=fixes.STEP_LEFT_OUT,
@@ -675,13 +674,13 @@ def _left_out(signs: Signs) -> Iterator[Finding]:
 
 
 def _schedule(signs: Signs) -> Iterator[Finding]:
-    if found := signs.events.get("schedule"):
-        scheduler = found.get("scheduler")
+    if event := signs.events.get("schedule"):
+        scheduler = event.get("scheduler")
         seen = f"{scheduler}.step() was called" if scheduler else "The learning rate changed"
         yield Finding(
             "The learning-rate schedule advances in skipped steps",
-            f"{seen} after {found['advanced']:,} of {found['skipped']:,} skips, up to step "
-            f"{found['step']:,}: the schedule runs ahead of the weights, through its warm-up above "
+            f"{seen} after {event['advanced']:,} of {event['skipped']:,} skips, up to step "
+            f"{event['step']:,}: the schedule runs ahead of the weights, through its warm-up above "
             "all. Step it only if the scaler did not skip.",
             cause="schedule_in_skipped_steps",
             fix=fixes.SCHEDULE,
@@ -690,7 +689,7 @@ def _schedule(signs: Signs) -> Iterator[Finding]:
 
 
 def _pointless_scaler(signs: Signs) -> Iterator[Finding]:
-    types = {each["dtype"] for each in signs.several.get("precision", ())}
+    types = {event["dtype"] for event in signs.several.get("precision", ())}
     if signs.has_scaler and types and types <= {"bfloat16", "float32"}:
         half = "bfloat16" in types
         yield Finding(

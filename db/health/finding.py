@@ -1,4 +1,4 @@
-"""A finding about a run: statement, evidence and remedies. db.health.findings makes them."""
+"""The finding of a diagnosis: statement, evidence and remedies."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,9 @@ class Finding:
     title: str
     text: str
     module: str | None = None  # that a fork may run in fp32
-    before: int | None = None  # the step from which on things were wrong, if known
-    remedies: tuple[
-        str, ...
-    ] = ()  # what else may help, by the names that app.telemetry.suggested_actions has
-    part: str = ""  # of the run's page, which shows the figures
-    cause: str = (
-        ""  # its section in docs/reference/diagnosis.md; empty for advice that names no fault
-    )
+    before: int | None = None  # the first affected step, if known
+    remedies: tuple[str, ...] = ()  # names of actions in app.telemetry.suggested_actions
+    part: str = ""  # the section of the run's page with the evidence
+    cause: str = ""  # its section in docs/reference/diagnosis.md; empty for advice without a cause
     fix: str = ""  # the change to a script, as code
     is_certain: bool = True  # False: the evidence fits, and does not exclude other causes

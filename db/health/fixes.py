@@ -1,4 +1,4 @@
-"""Changes to a training script that mend a cause, as code."""
+"""Code changes to a training script that fix a cause."""
 
 ZERO_GRAD = """\
 optimizer.zero_grad()          # at the start of every iteration
@@ -36,8 +36,8 @@ scaler.load_state_dict(torch.load(path)["scaler"])    # on resume
 SINGULAR = """\
 norm = (x.square().sum(-1) + 1e-12).sqrt()            # not x.square().sum(-1).sqrt()
 log = x.clamp_min(1e-12).log()
-safe = torch.where(x > 0, x, 1.0)                     # ahead of the root: a where() around it
-root = torch.where(x > 0, safe.sqrt(), 0.0)           # alone has a NaN gradient at 0
+safe = torch.where(x > 0, x, 1.0)                     # before the root: with only a where()
+root = torch.where(x > 0, safe.sqrt(), 0.0)           # around it the gradient at 0 is NaN
 """
 INPUTS = """\
 for batch in loader:

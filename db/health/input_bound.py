@@ -1,4 +1,4 @@
-"""Whether a run waits for its data: of its latest steps, how many did, and for how long."""
+"""Data waits: the share of a run's latest steps that waited for data, and of their time."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,40 +11,38 @@ from sqlalchemy.orm import Session
 from db.tables import Run, Step
 
 WINDOW = 100
-#: Of a step, or of all of them: less is what handing over a batch costs.
+#: Share of the time of a step, or of all steps: less than that is the cost of handing over a batch.
 REAL_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class Starvation:
-    """steps: the latest of which it is known; waited: those that did for a fifth of their time or
-    more; share: of the time of all of them.
-    """
+class DataWait:
+    """Data waits of a run's latest steps."""
 
-    steps: int
-    waited: int
-    share: float
+    steps: int  # latest steps with a known wait
+    waited: int  # those that waited for REAL_SHARE of their time or longer
+    share: float  # of the time of all of them
 
     @property
     def is_real(self) -> bool:
-        """Whether the run would be faster with data at hand."""
+        """Whether the run is input-bound."""
         return self.share >= REAL_SHARE
 
     @property
     def per_cent(self) -> int:
-        """Of the steps, those that waited."""
+        """Share of the steps that waited, in percent."""
         return round(100 * self.waited / self.steps)
 
 
-def starvation(session: Session, run: Run) -> Starvation | None:
-    """Look at a run's last 100 steps; None where nobody knows what they waited for."""
-    return starvations(session, [run.id]).get(run.id)
+def data_wait(session: Session, run: Run) -> DataWait | None:
+    """Return the data wait of a run's last 100 steps; None if it is unknown."""
+    return data_waits(session, [run.id]).get(run.id)
 
 
-def starvations(session: Session, run_ids: Collection[int]) -> dict[int, Starvation]:
-    """Look at runs, in one query; those are left out of which nobody knows."""
+def data_waits(session: Session, run_ids: Collection[int]) -> dict[int, DataWait]:
+    """Return the data waits of runs, in one query, without those that are unknown."""
     return {
-        run_id: Starvation(steps, count, float(data_us) / max(float(step_us), 1.0))
+        run_id: DataWait(steps, count, float(data_us) / max(float(step_us), 1.0))
         for run_id, steps, count, data_us, step_us in session.execute(
             _sums_query(), {"run_ids": list(run_ids)}
         )

@@ -12,8 +12,8 @@ from db.queue import workers
 from db.queue.quotas import Usage
 from db.tables import ACTIVE, ENDED, KEPT, Run, RunNode, Status, Worker
 
-#: Why queued runs wait, the hardest obstacle first. not_offered: no worker that is up has the
-#: recipe, the precision or so many devices, or none takes commands.  quota: of devices, of its
+#: Reasons why queued runs wait, the hardest obstacle first. not_offered: no worker that is up has
+#: the recipe, the precision or enough devices, or none takes commands.  quota: device limit of its
 #: project or its owner.
 REASONS = (NO_WORKER, NOT_OFFERED, AFTER, LIMIT, QUOTA, DEVICE) = (
     "no_worker",
@@ -27,25 +27,23 @@ REASONS = (NO_WORKER, NOT_OFFERED, AFTER, LIMIT, QUOTA, DEVICE) = (
 
 @dataclass(frozen=True)
 class Readings:
-    """runs: by status, without those in the trash.  queued: by reason.  devices, busy: by kind, of
-    workers that are up.  steps, skips: recorded since the beginning, of erased runs too.
-    """
+    """Values of the monitoring metrics."""
 
-    runs: Counter[Status]
-    queued: Counter[str]
-    workers: int
-    devices: Counter[str]
-    busy: Counter[str]
-    steps: int
-    skips: int
+    runs: Counter[Status]  # by status, without those in the trash
+    queued: Counter[str]  # by reason
+    workers: int  # that are up
+    devices: Counter[str]  # of these workers, by kind
+    busy: Counter[str]  # devices in use, by kind
+    steps: int  # recorded since the beginning, including erased runs
+    skips: int  # likewise
 
 
 def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0) -> Readings:
-    """Read it."""
+    """Read the current values."""
     up = workers.alive(session)
-    kept = func.sum(case((KEPT, 1), else_=0))
+    listed = func.sum(case((KEPT, 1), else_=0))
     recorded = (func.sum(Run.recorded_steps), func.sum(Run.recorded_skips))
-    counts = select(Run.status, Run.owner_id, kept, *recorded).group_by(Run.status, Run.owner_id)
+    counts = select(Run.status, Run.owner_id, listed, *recorded).group_by(Run.status, Run.owner_id)
     runs: Counter[Status] = Counter()
     training: Counter[int] = Counter()
     steps = skips = 0
@@ -71,14 +69,14 @@ def _busy(nodes: Iterable[Any], kinds: dict[int, list[str]]) -> Counter[str]:
     busy: Counter[str] = Counter()
     for worker_id, devices in nodes:
         known = kinds.get(worker_id, [])
-        busy.update(known[place] for place in devices if place < len(known))
+        busy.update(known[index] for index in devices if index < len(known))
     return busy
 
 
 def _queued(
     session: Session, up: list[Worker], full: set[int], devices_per_user: int
 ) -> Counter[str]:
-    """Count queued runs by why they wait: alike ones are one row."""
+    """Count queued runs by reason; the query groups similar runs."""
     earlier = aliased(Run)
     alike = (
         *(Run.source, Run.recipe, Run.precision, Run.nodes, Run.devices_per_node),

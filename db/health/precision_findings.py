@@ -1,4 +1,4 @@
-"""What half precision does to what stays, buffers and weights, and which settings say nothing."""
+"""Findings about half precision: headroom, buffers, lost updates and unused settings."""
 
 import math
 from collections.abc import Iterator
@@ -8,54 +8,54 @@ from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 
 NAMES_SHOWN = 12
-POWERS_LEFT = 5.0  # fewer than these are told
+POWERS_LEFT = 5.0  # fewer than these are reported
 LARGEST_FP16 = 65504.0
 LOST = 0.25  # share of the updates
 
 
-def uncalled(found: dict[str, Any] | None) -> Iterator[Finding]:
-    """Yield what the spool's event of modules that are not called says."""
-    if found:
+def uncalled(event: dict[str, Any] | None) -> Iterator[Finding]:
+    """Yield the finding of an `uncalled` event: settings for modules that are not called."""
+    if event:
         yield Finding(
             "A setting names modules that are not called",
-            f"{', '.join(found['modules'][:NAMES_SHOWN])}: what modules.fp32, modules.bf16 or "
-            "modules.checkpointed says of them holds for calls, and another module uses their "
-            "weights by itself, as MultiheadAttention does those of its out_proj. Name that one.",
+            f"{', '.join(event['modules'][:NAMES_SHOWN])}: modules.fp32, modules.bf16 and "
+            "modules.checkpointed apply to calls of a module, and another module uses the weights "
+            "of these directly, as MultiheadAttention does with its out_proj. Name that module.",
         )
 
 
-def little_headroom(found: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
-    """Yield what the newest look at the headroom of an fp16 run says, before the first overflow.
+def little_headroom(event: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
+    """Yield a warning if activations of an fp16 run are close to an overflow.
 
-    Of outputs in fp16 alone: gradients are near the limit where the scale is well, for it grows
+    Only for outputs in fp16: gradients are always near the limit with a healthy scale, which grows
     until one overflows.
     """
     outputs = [
-        (float(each["activation"]), each["name"])
-        for each in (found or {}).get("modules", ())
-        if each.get("dtype") in (None, "float16")
+        (float(module["activation"]), module["name"])
+        for module in (event or {}).get("modules", ())
+        if module.get("dtype") in (None, "float16")
     ]
     largest, name = max(((m, n) for m, n in outputs if 0 < m < math.inf), default=(0.0, ""))
-    if found and largest and (left := math.log2(LARGEST_FP16 / largest)) < POWERS_LEFT:
+    if event and largest and (left := math.log2(LARGEST_FP16 / largest)) < POWERS_LEFT:
         yield Finding(
             f"{left:.1f} powers of two left in {name}",
-            f"In step {found['step']:,} its largest activation was {largest:,.5g}; beyond fp16's "
-            "65,504 it is infinite, and no loss scale helps. If it grows from look to look, under "
-            f"Headroom, run it in fp32 in time, {words.in_fp32}, or use bf16.",
+            f"In step {event['step']:,} its largest activation was {largest:,.5g}; beyond fp16's "
+            "65,504 it is infinite, and no loss scale helps. If it keeps growing, see Headroom, "
+            f"run it in fp32, {words.in_fp32}, or use bf16.",
             module=name,
             remedies=("bf16",),
             part="headroom",
         )
 
 
-def poisoned(found: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
+def poisoned(event: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
     """Yield the finding of the earliest `poison` event."""
-    if not found:
+    if not event:
         return
-    more = found["count"] - len(found["buffers"])
-    names = ", ".join(found["buffers"]) + (f" and {more:,} more" if more else "")
-    step = f"{found['step']:,}"
-    if found.get("at_end"):
+    more = event["count"] - len(event["buffers"])
+    names = ", ".join(event["buffers"]) + (f" and {more:,} more" if more else "")
+    step = f"{event['step']:,}"
+    if event.get("at_end"):
         seen = f"Seen after step {step}: {names}. They were finite before the first step, and"
         start = "Start from a checkpoint in which they are finite"
     else:
@@ -64,28 +64,30 @@ def poisoned(found: dict[str, Any] | None, words: AdviceWords) -> Iterator[Findi
         start = "Start from a checkpoint before that step"
     yield Finding(
         "Buffers are not finite",
-        f"{seen} no later batch takes an inf or NaN out of them: the network is lost in "
-        f"evaluation. {start}, with {words.restore}the module ahead of them in fp32, "
-        f"{words.in_fp32}.",
-        before=None if found.get("at_end") else found["step"],
+        f"{seen} no later batch removes an inf or NaN from them: evaluation of the network fails. "
+        f"{start}, with {words.restore}the module before them in fp32, {words.in_fp32}.",
+        before=None if event.get("at_end") else event["step"],
         remedies=("restore_buffers",),
         cause="nonfinite_buffers",
     )
 
 
 def rounded_away(updates: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
-    """Yield what the newest count of updates says, as db.telemetry.histograms has it."""
+    """Yield a finding if many updates of bf16 weights are lost to rounding.
+
+    updates: the newest count, see db.telemetry.histograms.
+    """
     if not updates or not updates["modules"]:
         return
-    if "saved" in updates["modules"][0]:  # what stayed this time moves another time
+    if "saved" in updates["modules"][0]:  # stochastic rounding: weights move in other steps
         return
-    wanted, lost = (sum(each[name] for each in updates["modules"]) for name in ("wanted", "lost"))
+    needed, lost = (sum(row[name] for row in updates["modules"]) for name in ("wanted", "lost"))
     worst = updates["modules"][0]
-    if lost > LOST * wanted:
+    if lost > LOST * needed:
         yield Finding(
             "Updates round away",
-            f"At step {updates['step']:,}, {100 * lost / wanted:.2g} % of the weights in bf16 that "
-            f"had a gradient stayed as they were, most in {worst['name'] or 'the top'} "
+            f"At step {updates['step']:,}, {100 * lost / needed:.2g} % of the weights in bf16 that "
+            f"had a gradient did not change, most in {worst['name'] or 'the top'} "
             f"({100 * worst['share']:.2g} %): the update is less than half the distance to the "
             f"next bf16 number. Keep the weights in fp32{words.keep_in_fp32}: autocast computes in "
             "bf16 all the same. A larger learning rate loses fewer.",

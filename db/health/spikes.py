@@ -1,4 +1,4 @@
-"""Spikes of a run's loss, as recorded by its training."""
+"""Loss spikes that the training of a run recorded."""
 
 from functools import cache
 from typing import Any
@@ -9,14 +9,14 @@ from sqlalchemy.orm import Session
 from db.tables import Diagnosis
 from db.telemetry.telemetry import SPIKE
 
-#: A page's table and its chart have the latest; the table `diagnoses` has all.
+#: Latest spikes in the table and chart of a page; the table `diagnoses` has all.
 MOST = 200
 
 
 def spikes(session: Session, run_id: int, *, most: int = MOST) -> list[dict[str, Any]]:
     """Return the latest spikes in order of step: step, loss, z, rolled_back_to."""
-    given = {"run_id": run_id, "most": most}
-    rows = session.connection().execute(_latest_query(), given).all()
+    parameters = {"run_id": run_id, "most": most}
+    rows = session.connection().execute(_latest_query(), parameters).all()
     return [{"rolled_back_to": None, **content, "step": step} for step, content in reversed(rows)]
 
 

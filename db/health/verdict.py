@@ -1,4 +1,4 @@
-"""Whether the loss scaling of a run is well: one word, and the figures that led to it."""
+"""Loss-scale health of a run, and the figures from which it is derived."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -24,74 +24,68 @@ from db.tables import (
 from db.telemetry.scales import in_words
 
 WINDOW = 1000
-#: Applied steps in a row after which the first search for a scale is over, as the trainer has it.
+#: Applied steps in a row that end the first search for a scale, as in the trainer.
 CALIBRATED_AFTER = 25
 #: Steps that the search may take: from the largest scale, 2^127, 127 skips lead down to 1.
 CALIBRATING_FOR = 200
-#: A growth is undone by one skip, so ten in a row, a thousandth of the scale, are no search.
+#: One skip undoes a growth, so ten in a row, a factor of 1000, are not a normal search.
 COLLAPSE_STREAK = 10
 #: Per cent of the last 100 steps; at the default growth interval, 2000, it is 0.05.
 COLLAPSE_RATE, OSCILLATION_RATE = 50, 2
-#: A scale at its limit is tried once a growth interval, and skips then: half more than that is no
-#: oscillation, as far as it costs little.
+#: At its limit the scale grows once per growth interval, followed by a skip: up to half more skips
+#: than that are not an oscillation, if they cost little.
 EXPECTED, BEARABLE_RATE = 1.5, 5
-ZERO_STEPS = 50  # in a row, all of whose gradients are 0: nothing is learned
+ZERO_STEPS = 50  # in a row with all gradients 0: nothing is learned
 
 
 class Figures(NamedTuple):
-    """What a verdict goes by.
+    """Figures from which a verdict is derived."""
 
-    attempts: all own steps of the run.  settled: steps among the last 100 since the search for the
-    first scale ended; settled_skips: the skips among these; settled_streaks: how often one or more
-    came in a row.  streak: skips up to the last step; longest_streak: within the last 1000.
-    steps_since_set: since the scale was set by hand, within the last 1000.
-    """
-
-    attempts: int
+    attempts: int  # all own steps of the run
     scale: float | None
-    skips_100: int
-    skips_1000: int
-    settled: int
-    settled_skips: int
-    settled_streaks: int
-    streak: int
-    longest_streak: int
-    applied_500: int
+    skips_100: int  # in the last 100 steps
+    skips_1000: int  # in the last 1000 steps
+    settled: int  # of the last 100 steps, those after the first search for a scale
+    settled_skips: int  # skips among these
+    settled_streaks: int  # streaks of skips among these
+    streak: int  # consecutive skips up to the last step
+    longest_streak: int  # in the last 1000 steps
+    applied_500: int  # in the last 500 steps
     steps_since_skip: int | None
-    steps_since_set: int | None
+    steps_since_set: int | None  # since the scale was set by hand, in the last 1000 steps
     steps_since_replaced: int | None  # since a new scaler replaced the old one
     seconds_since_skip: float | None
 
 
 class Verdict(NamedTuple):
-    """word: calibrating, healthy, oscillating, collapsing or dead; reason: why, in a sentence."""
+    """Loss-scale health of a run."""
 
-    word: str
-    reason: str
+    word: str  # calibrating, healthy, oscillating, collapsing or dead
+    reason: str  # a sentence
     figures: Figures
 
 
 def verdict(session: Session, run: Run) -> Verdict | None:
-    """Judge a run; None where nothing is scaled, or nothing was attempted yet."""
+    """Return the health of a run; None without a loss scale or without steps."""
     return verdicts(session, [run]).get(run.id)
 
 
 def verdicts(session: Session, some_runs: Collection[Run]) -> dict[int, Verdict]:
-    """Judge runs; those are left out where nothing is scaled, or nothing was attempted yet."""
+    """Return the health of each run that has a loss scale and steps."""
     judged = [run for run in some_runs if run.own_steps and has_scaler(run)]
-    found = figures_of(session, judged) if judged else {}
+    figures_by_run = figures_of(session, judged) if judged else {}
     lost = _lost_weights(session, judged)
     intervals = {run.id: run.settings.get("scaler", {}).get("growth_interval") for run in judged}
     runs = {run.id: run for run in judged}
     return {
-        run_id: _unlearning(runs[run_id], each, has_lost_weights=run_id in lost)
-        or judge(each, growth_interval=intervals[run_id])
-        for run_id, each in found.items()
+        run_id: _unlearning(runs[run_id], figures, has_lost_weights=run_id in lost)
+        or judge(figures, growth_interval=intervals[run_id])
+        for run_id, figures in figures_by_run.items()
     }
 
 
 def _lost_weights(session: Session, some_runs: Collection[Run]) -> set[int]:
-    """Return the runs whose last step was applied with a loss and gradients that are not finite."""
+    """Return the runs that applied their last step with non-finite loss and gradients."""
     ids = [
         run.id
         for run in some_runs
@@ -105,7 +99,7 @@ def _lost_weights(session: Session, some_runs: Collection[Run]) -> set[int]:
 
 
 def _unlearning(run: Run, figures: Figures, *, has_lost_weights: bool) -> Verdict | None:
-    """Return the verdict on a run whose gradients are all 0, or whose weights are lost."""
+    """Return the verdict on a run with only zero gradients, no applied step or lost weights."""
     if run.zero_steps >= ZERO_STEPS:
         reason = f"All gradients were 0 in the last {run.zero_steps:,} steps."
     elif run.not_stepped and run.not_stepped + run.skipped >= run.own_steps:
@@ -119,7 +113,7 @@ def _unlearning(run: Run, figures: Figures, *, has_lost_weights: bool) -> Verdic
 
 
 def has_scaler(run: Run) -> bool:
-    """Return whether a run scales its loss: a script's precision does not say so."""
+    """Return whether a run scales its loss; a script's precision does not show that."""
     return (
         is_scaled(run.settings)
         if run.source == RECIPE
@@ -133,65 +127,68 @@ def is_scaled(config: dict[str, Any]) -> bool:
 
 
 def judge(figures: Figures, *, growth_interval: int | None = None) -> Verdict:
-    """Return the verdict that the figures lead to. growth_interval: None where it is not known."""
+    """Derive the verdict from the figures. growth_interval: None if unknown."""
     allowed: float = OSCILLATION_RATE
     if growth_interval:
         allowed = max(allowed, min(EXPECTED * 100 / (growth_interval + 1), BEARABLE_RATE))
-    found, window = figures, min(figures.attempts, 500)
-    scale = "" if found.scale is None else in_words(found.scale)
-    if found.scale == 0 or (found.applied_500 == 0 and found.attempts >= CALIBRATING_FOR):
+    window = min(figures.attempts, 500)
+    scale = "" if figures.scale is None else in_words(figures.scale)
+    if figures.scale == 0 or (figures.applied_500 == 0 and figures.attempts >= CALIBRATING_FOR):
         word = "dead"
-        reason = f"{found.applied_500} of the last {window} steps changed the weights"
+        reason = f"{figures.applied_500} of the last {window} steps changed the weights"
         reason += f"; the scale is {scale}" if scale else ""
-    elif found.scale is not None and found.scale < 1:
+    elif figures.scale is not None and figures.scale < 1:
         word = "collapsing"
         reason = f"the scale is {scale}, below 1, where it shrinks gradients; "
-        reason += _skipped(found)
-    elif not found.settled and found.attempts <= CALIBRATING_FOR:
+        reason += _skipped(figures)
+    elif not figures.settled and figures.attempts <= CALIBRATING_FOR:
         word = "calibrating"
-        reason = f"{_of(found.skips_1000, found.attempts)} skipped while the scale is searched "
-        reason += f"for: it is found after {CALIBRATED_AFTER} steps in a row without a skip"
-    elif found.streak >= COLLAPSE_STREAK:
+        reason = (
+            f"{_of(figures.skips_1000, figures.attempts)} skipped during the search for a scale, "
+        )
+        reason += f"which ends after {CALIBRATED_AFTER} steps in a row without a skip"
+    elif figures.streak >= COLLAPSE_STREAK:
         word = "collapsing"
-        reason = f"the last {found.streak} steps were all skipped, each with a smaller scale"
-    elif 100 * found.settled_skips > COLLAPSE_RATE * found.settled:
+        reason = f"the last {figures.streak} steps were all skipped, each with a smaller scale"
+    elif 100 * figures.settled_skips > COLLAPSE_RATE * figures.settled:
         word = "collapsing"
-        reason = f"{_skipped(found)}, and more than half of the last 100"
-    elif found.settled_skips > 1 and 100 * found.settled_skips > allowed * found.settled:
+        reason = f"{_skipped(figures)}, and more than half of the last 100"
+    elif figures.settled_skips > 1 and 100 * figures.settled_skips > allowed * figures.settled:
         word = "oscillating"
-        reason = f"{_of(found.settled_skips, found.settled)} skipped: {_cause(found)}; "
-        reason += _skipped(found)
+        reason = f"{_of(figures.settled_skips, figures.settled)} skipped: {_cause(figures)}; "
+        reason += _skipped(figures)
     else:
-        word, reason = "healthy", _skipped(found)
-    return Verdict(word, f"{reason[0].upper()}{reason[1:]}.", found)
+        word, reason = "healthy", _skipped(figures)
+    return Verdict(word, f"{reason[0].upper()}{reason[1:]}.", figures)
 
 
-def _cause(found: Figures) -> str:
-    if found.steps_since_set is not None and found.steps_since_set < found.settled:
-        return f"the scale was set by hand {_steps(found.steps_since_set)} ago"
-    if found.steps_since_replaced is not None:
-        ago = _steps(found.steps_since_replaced)
+def _cause(figures: Figures) -> str:
+    if figures.steps_since_set is not None and figures.steps_since_set < figures.settled:
+        return f"the scale was set by hand {_steps(figures.steps_since_set)} ago"
+    if figures.steps_since_replaced is not None:
+        ago = _steps(figures.steps_since_replaced)
         return f"a new scaler, of another scale, replaced the old one {ago} ago"
-    if found.settled_streaks == 1:
-        return "one after another, and none since" if not found.streak else "one after another"
-    return "the scale grows into its limit and falls back, again and again"
+    if figures.settled_streaks == 1:
+        return "one after another, and none since" if not figures.streak else "one after another"
+    return "the scale repeatedly grows beyond its limit and falls back"
 
 
 def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count:,} steps"
 
 
-def _skipped(found: Figures) -> str:
-    if found.steps_since_skip is None:
+def _skipped(figures: Figures) -> str:
+    if figures.steps_since_skip is None:
         return "no step was skipped"
-    if not found.skips_1000:
-        return f"no skip for {_steps(found.steps_since_skip)}{_seconds(found)}"
-    ago = f"{_steps(found.steps_since_skip)}{_seconds(found)} ago"
-    if found.steps_since_skip == 0:
+    if not figures.skips_1000:
+        return f"no skip for {_steps(figures.steps_since_skip)}{_seconds(figures)}"
+    ago = f"{_steps(figures.steps_since_skip)}{_seconds(figures)} ago"
+    if figures.steps_since_skip == 0:
         ago = "just now"
-    longest = found.longest_streak
+    longest = figures.longest_streak
     in_a_row = f", at most {longest} in a row" if longest > 1 else ""
-    return f"{_of(found.skips_1000, min(found.attempts, WINDOW))} skipped{in_a_row}, the last {ago}"
+    skipped = _of(figures.skips_1000, min(figures.attempts, WINDOW))
+    return f"{skipped} skipped{in_a_row}, the last {ago}"
 
 
 def _of(skips: int, steps: int) -> str:
@@ -203,8 +200,8 @@ def _per_cent(skips: int, steps: int) -> str:
     return f"{share:.0f}" if share >= 10 else f"{share:.2g}"
 
 
-def _seconds(found: Figures) -> str:
-    seconds = found.seconds_since_skip
+def _seconds(figures: Figures) -> str:
+    seconds = figures.seconds_since_skip
     return "" if seconds is None else f" ({seconds:.3g} s)"
 
 
@@ -214,14 +211,15 @@ def figures(session: Session, run: Run) -> Figures:
 
 
 def figures_of(session: Session, some_runs: Collection[Run]) -> dict[int, Figures]:
-    """Read the figures of runs: one query of a few rows each of the index that holds skips alone,
-    however many and long the runs.
+    """Read the figures of runs, in one query of a few rows per run.
+
+    It reads the partial index of skips, so long runs cost no more.
     """
-    latest, found = _latest_skips(session, some_runs), {}
+    latest, result = _latest_skips(session, some_runs), {}
     for run in some_runs:
-        first = run.parent_step or 0  # a fork is judged by the steps that it made
+        first = run.parent_step or 0  # only a fork's own steps count
         last, last_ms, end_ms, set_at, replaced_at = latest.ends[run.id]
-        found[run.id] = count(
+        result[run.id] = count(
             run.own_steps,
             [step - first for step in latest.steps.get(run.id, ())],
             run.scale,
@@ -230,7 +228,7 @@ def figures_of(session: Session, some_runs: Collection[Run]) -> dict[int, Figure
             replaced_at=None if replaced_at is None else replaced_at - first,
             seconds_since_skip=_seconds_between(last_ms, end_ms) if last != run.step else None,
         )
-    return found
+    return result
 
 
 def _seconds_between(start_ms: int | None, end_ms: int | None) -> float | None:
@@ -238,11 +236,11 @@ def _seconds_between(start_ms: int | None, end_ms: int | None) -> float | None:
 
 
 class _Latest(NamedTuple):
-    """steps: the skips of the last 1000 steps.  ends: of each run, the latest skip of all, and when
-    it and the run's last step were, and the step at which the scale was last set by hand.
-    """
+    """Latest skips of runs."""
 
-    steps: dict[int, list[int]]
+    steps: dict[int, list[int]]  # skips in the last 1000 steps
+    # By run: its latest skip, the times of that and of its last step, and the steps at which the
+    # scale was last set by hand and the scaler last replaced.
     ends: dict[int, Any]
 
 
@@ -260,11 +258,11 @@ def _latest_skips(session: Session, some_runs: Collection[Run]) -> _Latest:
     return latest
 
 
-@cache  # it is made of many parts, and every list asks
+@cache  # slow to build, and every list needs it
 def _latest_skips_query() -> Any:
     mine = Run.id.in_(bindparam("run_ids", expanding=True))
     skipped = and_(Step.run_id == Run.id, FLAGGED["skipped"])
-    # Left alone, SQLite would read all steps rather than the index that holds just these.
+    # Without the hint SQLite reads all steps instead of this partial index.
     recent = (
         select(Run.id, Step.step, *[null()] * 5)
         .join(Step, skipped & (Step.step > Run.step - WINDOW))
@@ -300,9 +298,10 @@ def count(
     replaced_at: int | None = None,
     seconds_since_skip: float | None = None,
 ) -> Figures:
-    """Count. skips: those of the last 1000 steps, in order; last: the latest of all.
+    """Compute the figures of a run.
 
-    Both are counted as attempts are.
+    skips: in the last 1000 steps, in order; last: the latest of all. Both are numbered like
+    attempts.
     """
     last = skips[-1] if skips else last
     streaks = _streaks(skips)
@@ -337,9 +336,9 @@ def _streaks(skips: list[int]) -> list[int]:
 
 
 def _settled_from(attempts: int, skips: list[int]) -> int | None:
-    """Return the first step after the search for a scale; None while it goes on.
+    """Return the first step after the search for a scale; None if it has not ended.
 
-    Of a run longer than the window the search is over, whether it found anything or not.
+    In a run longer than the window it has ended, with or without a result.
     """
     if attempts > WINDOW:
         return 1

@@ -6,34 +6,34 @@ from typing import Any
 from db.health.finding import Finding
 
 NAMES_SHOWN = 6
-#: The event's lists, and what they are.
+#: The event's lists with their descriptions.
 KINDS = {
-    "missing": "not in it, and as the recipe draws them",
-    "mismatched": "of another shape there, and as the recipe draws them",
-    "unexpected": "in it and nowhere in the recipe",
+    "missing": "missing there and initialized by the recipe",
+    "mismatched": "of another shape there and initialized by the recipe",
+    "unexpected": "only there and not in the recipe",
 }
 
 
-def started_in_part(found: dict[str, Any] | None) -> Iterator[Finding]:
-    """Yield what the spool's event of weights says, if they did not fit throughout."""
-    if not found:
+def started_in_part(event: dict[str, Any] | None) -> Iterator[Finding]:
+    """Yield a finding if the initial weights fit only in part. event: the spool's event."""
+    if not event:
         return
     parts = [
-        f"{found[f'{kind}_count']:,} are {what} ({_shown(found, kind)})"
-        for kind, what in KINDS.items()
-        if found[f"{kind}_count"]
+        f"{event[f'{kind}_count']:,} are {text} ({_shown(event, kind)})"
+        for kind, text in KINDS.items()
+        if event[f"{kind}_count"]
     ]
     if parts:
         yield Finding(
-            "The starting weights do not fit throughout",
-            f"{found['loaded']:,} of the recipe's {found['count']:,} weights are those of "
-            f"{found['source']}; {'; '.join(parts)}. So it should be where a head is new; where "
-            "not, compare the names.",
+            "The initial weights fit only in part",
+            f"{event['loaded']:,} of the recipe's {event['count']:,} weights are loaded from "
+            f"{event['source']}; {'; '.join(parts)}. This is expected for a new head; otherwise "
+            "compare the names.",
             part="weights",
         )
 
 
-def _shown(found: dict[str, Any], kind: str) -> str:
-    names = found[kind][:NAMES_SHOWN]
-    more = found[f"{kind}_count"] - len(names)
+def _shown(event: dict[str, Any], kind: str) -> str:
+    names = event[kind][:NAMES_SHOWN]
+    more = event[f"{kind}_count"] - len(names)
     return ", ".join(names) + (f" and {more:,} more" if more else "")

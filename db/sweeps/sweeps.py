@@ -1,7 +1,7 @@
-"""Sweeps: runs that try points of a space of settings, how far they are, and what is asked of them.
+"""Sweeps: their trials, progress and control.
 
-A trial is a row whose key is its sweep and its number, and whoever adds one holds the sweep's row:
-so no point is submitted twice, however many servers look after it, and a kill loses nothing.
+A trial's key is its sweep and number, and adding one requires a lock on the sweep's row: no point
+is submitted twice, even with several servers, and a killed server loses nothing.
 """
 
 import math
@@ -20,22 +20,22 @@ from db.tables import ENDED, Metric, Run, Status, Step, Sweep, Trial, User
 from db.telemetry import latest_metrics
 
 RUNNING, PAUSED, CANCELLED, FAILED = "running", "paused", "cancelled", "failed"
-#: What a sweep is called whose every run has ended.
+#: Displayed status of a sweep with all runs ended.
 FINISHED = "finished"
 OPEN, COMPLETE, PRUNED, LOST = "open", "complete", "pruned", "failed"
 MINIMISE, MAXIMISE = "minimise", "maximise"
-#: Of a sweep, that it gives up runs that fall behind, as app.sweeps.hyperband has it.
+#: Kind of a sweep that prunes weak runs, see app.sweeps.hyperband.
 HYPERBAND = "hyperband"
 LOSS = "loss"
 LARGEST = 1.7976931348623157e308  # finite number
 ERROR_CHARACTERS = 1000
-#: Of a run's steps; in these parts a trial's rungs are counted.
+#: Rungs are counted in 27ths of a run's steps; each rung is three times the one before.
 RUNGS_WHOLE, RUNG_FACTOR = 27, 3
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many trials of a sweep are open, complete, pruned and failed; the best complete value."""
+    """Numbers of a sweep's trials by state, and the best value of the complete ones."""
 
     open: int = 0
     complete: int = 0
@@ -45,29 +45,26 @@ class Tally:
 
 
 def get(session: Session, sweep_id: int, *, lock: bool = False) -> Sweep:
-    """Return a sweep, locked against other writers, and as it is then, if asked for.
-
-    Raises NotFound.
-    """
+    """Return a sweep. lock: against other writers, with its current values. Raises NotFound."""
     query = select(Sweep).where(Sweep.id == sweep_id)
     if lock:
         query = query.with_for_update().execution_options(populate_existing=True)
-    found = session.scalar(query)
-    if found is None:
+    sweep = session.scalar(query)
+    if sweep is None:
         raise NotFound(f"There is no sweep {sweep_id}.")
-    return found
+    return sweep
 
 
 def newest(
     session: Session, *, before: int | None = None, limit: int = 50
 ) -> list[tuple[Sweep, str, Tally]]:
-    """List sweeps with their owners' names, newest first. before: an id, to page."""
+    """List sweeps with their owners' names, newest first. before: a sweep id, for paging."""
     query = select(Sweep, User.name).join(User, User.id == Sweep.owner_id)
     if before is not None:
         query = query.where(Sweep.id < before)
     rows = session.execute(query.order_by(Sweep.id.desc()).limit(limit)).all()
-    found = tallies(session, [sweep for sweep, _owner in rows])
-    return [(sweep, owner, found[sweep.id]) for sweep, owner in rows]
+    counts = tallies(session, [sweep for sweep, _owner in rows])
+    return [(sweep, owner, counts[sweep.id]) for sweep, owner in rows]
 
 
 def tallies(session: Session, some: Collection[Sweep]) -> dict[int, Tally]:
@@ -83,17 +80,17 @@ def tallies(session: Session, some: Collection[Sweep]) -> dict[int, Tally]:
         counts[sweep_id][state] = count
         if state == COMPLETE:
             counts[sweep_id]["best"] = lowest if goals[sweep_id] == MINIMISE else highest
-    return {sweep_id: Tally(**each) for sweep_id, each in counts.items()}
+    return {sweep_id: Tally(**count) for sweep_id, count in counts.items()}
 
 
 def status(sweep: Sweep, tally: Tally) -> str:
-    """Return where a sweep is, in one word."""
+    """Return the displayed status of a sweep."""
     is_over = sweep.submitted >= sweep.runs_total and not tally.open
     return FINISHED if sweep.status == RUNNING and is_over else sweep.status
 
 
 def of_run(session: Session, run_id: int) -> Trial | None:
-    """Return the trial that a run is, if it is one."""
+    """Return the trial of a run, if it has one."""
     return session.scalar(_OF_RUN, {"run_id": run_id})
 
 
@@ -101,7 +98,7 @@ _OF_RUN = select(Trial).where(Trial.run_id == bindparam("run_id"))
 
 
 def params(session: Session, sweep_id: int) -> list[dict[str, Any]]:
-    """Return what all trials of a sweep have tried, in order."""
+    """Return the parameters of all trials of a sweep, in order."""
     query = select(Trial.params).where(Trial.sweep_id == sweep_id).order_by(Trial.number)
     return list(session.scalars(query))
 
@@ -109,10 +106,10 @@ def params(session: Session, sweep_id: int) -> list[dict[str, Any]]:
 def trials(
     session: Session, sweep: Sweep, *, best_first: bool = False, after: int = 0, limit: int
 ) -> list[tuple[Trial, Run]]:
-    """List trials with their runs: newest first, or the best of the complete ones first, then
-    those that were pruned, and those without a value last.
+    """List trials with their runs, newest first.
 
-    after: how many of them to leave out.
+    best_first: complete trials by value, then pruned ones, then those without a value.
+    after: number of trials to skip.
     """
     value = Trial.value.asc() if sweep.goal == MINIMISE else Trial.value.desc()
     best = (Trial.state == PRUNED, value.nulls_last(), Trial.number)
@@ -123,12 +120,12 @@ def trials(
 
 
 def values(session: Session, metric: str, some_runs: Collection[Run]) -> dict[int, float]:
-    """Return the last value of a metric, or of the loss, of each run where it is finite.
+    """Return the last value of a metric, or of the loss, of each run with a finite one.
 
-    Of a run without steps of its own the loss is what its script logs by that name.
+    For a run without recorded steps the loss is the metric of that name.
     """
-    told = latest_metrics.points(session, [run.id for run in some_runs], [metric])
-    last = {run_id: found[metric].value for run_id, found in told.items() if found}
+    points = latest_metrics.points(session, [run.id for run in some_runs], [metric])
+    last = {run_id: by_name[metric].value for run_id, by_name in points.items() if by_name}
     if metric == LOSS:
         last |= {run.id: run.loss for run in some_runs if run.own_steps}
     return {
@@ -150,38 +147,36 @@ def value_from(session: Session, metric: str, run_id: int, step: int) -> float |
 
 
 def due(session: Session) -> list[int]:
-    """Return the sweeps that have something to be done: a run to submit, one that has ended, or one
-    that has come to its next rung.
-    """
+    """Return the sweeps with work: a run to submit, an ended run, or a run at its next rung."""
     open_trials = select(func.count()).join_from(Trial, Run, Run.id == Trial.run_id)
     open_trials = open_trials.where(Trial.sweep_id == Sweep.id, Trial.state == OPEN)
-    is_wanting = and_(
+    needs_run = and_(
         Sweep.status == RUNNING,
         Sweep.submitted < Sweep.runs_total,
         open_trials.correlate(Sweep).scalar_subquery() < Sweep.at_once,
     )
     has_ended = (Trial.sweep_id == Sweep.id, Trial.state == OPEN, Run.status.in_(ENDED))
-    told = exists().where(*has_ended, Run.id == Trial.run_id)
-    climbing = (Trial.sweep_id == Sweep.id, Trial.state == OPEN, Trial.pruned_step.is_(None))
-    has_come = Run.step * RUNGS_WHOLE >= Run.steps_total * Trial.next_rung
-    climbed = exists().where(*climbing, Run.id == Trial.run_id, Run.steps_total > 0, has_come)
-    is_judging = and_(Sweep.kind == HYPERBAND, climbed)
-    query = select(Sweep.id).where(or_(is_wanting, told, is_judging))
+    has_ended_run = exists().where(*has_ended, Run.id == Trial.run_id)
+    unpruned = (Trial.sweep_id == Sweep.id, Trial.state == OPEN, Trial.pruned_step.is_(None))
+    is_at_rung = Run.step * RUNGS_WHOLE >= Run.steps_total * Trial.next_rung
+    at_rung = exists().where(*unpruned, Run.id == Trial.run_id, Run.steps_total > 0, is_at_rung)
+    needs_pruning = and_(Sweep.kind == HYPERBAND, at_rung)
+    query = select(Sweep.id).where(or_(needs_run, has_ended_run, needs_pruning))
     return list(session.scalars(query.order_by(Sweep.id)))
 
 
 def under_way(session: Session, sweep: Sweep) -> list[tuple[Trial, Run]]:
-    """List the trials whose end is not written down yet, with their runs, in order."""
+    """List the open trials with their runs, in order."""
     query = select(Trial, Run).join(Run, Run.id == Trial.run_id)
     query = query.where(Trial.sweep_id == sweep.id, Trial.state == OPEN).order_by(Trial.number)
     return [(trial, run) for trial, run in session.execute(query)]
 
 
 def report(session: Session, sweep: Sweep, trial: Trial, value: float) -> None:
-    """Write down what a trial came to at its rung; the caller holds the sweep."""
+    """Record a trial's value at its rung; the caller must hold the sweep's lock."""
     sweep.revision += 1
-    said = {"rung": trial.next_rung, "value": value, "turn": sweep.revision}
-    trial.reports = [*trial.reports, said]
+    rung = {"rung": trial.next_rung, "value": value, "turn": sweep.revision}
+    trial.reports = [*trial.reports, rung]
     trial.next_rung *= RUNG_FACTOR
     session.flush()
 
@@ -193,29 +188,29 @@ def all_trials(session: Session, sweep: Sweep) -> list[Trial]:
 
 
 def settle(session: Session, sweep: Sweep) -> int:
-    """Write down what became of the trials that have ended; return how many are open still.
+    """Record the results of ended trials; return the number of open ones.
 
-    The caller holds the sweep. A run that the sweep gave up is a pruned trial; one that did not
-    finish, applied nothing, diverged, or never told of the metric is a failed one.
+    The caller must hold the sweep's lock. A run that the sweep cancelled is a pruned trial; one
+    that did not finish, applied no step, diverged, or did not log the metric is a failed one.
     """
     rows = under_way(session, sweep)
     ended = [(trial, run) for trial, run in rows if run.status in ENDED]
     finished = [run for _trial, run in ended if run.status == Status.FINISHED]
     applied = runs.applied_of(session, finished)
     sound = [run for run in finished if ending(run, applied[run.id]) is None]
-    given_up = [run for _trial, run in ended if ending(run, 0) == "pruned"]
-    found = values(session, sweep.metric, sound + given_up)
+    pruned = [run for _trial, run in ended if ending(run, 0) == "pruned"]
+    results = values(session, sweep.metric, sound + pruned)
     for trial, run in ended:
-        trial.value = found.get(run.id)
-        how = PRUNED if run in given_up else COMPLETE
-        trial.state = LOST if trial.value is None else how
+        trial.value = results.get(run.id)
+        state = PRUNED if run in pruned else COMPLETE
+        trial.state = LOST if trial.value is None else state
         sweep.revision += 1
     session.flush()
     return len(rows) - len(ended)
 
 
 def add(session: Session, sweep: Sweep, run: Run, params: dict[str, Any]) -> Trial:
-    """Make a run the next trial; the caller holds the sweep."""
+    """Add a run as the next trial; the caller must hold the sweep's lock."""
     sweep.submitted += 1
     sweep.revision += 1
     trial = Trial(
@@ -227,13 +222,13 @@ def add(session: Session, sweep: Sweep, run: Run, params: dict[str, Any]) -> Tri
 
 
 def cancel(session: Session, sweep_id: int, user: User) -> Sweep:
-    """Submit no more, and cancel what waits or trains. Asked again, it changes nothing."""
+    """Cancel a sweep and its unended runs. Idempotent. Raises Conflict if it is finished."""
     sweep = get(session, sweep_id, lock=True)
     if status(sweep, tallies(session, [sweep])[sweep.id]) == FINISHED:
         raise Conflict(f"Sweep {sweep_id} is finished already, so it cannot be cancelled.")
     _change(sweep, CANCELLED)
     query = select(Trial.run_id).where(Trial.sweep_id == sweep_id, Trial.state == OPEN)
-    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    # In order of ids, like all locks of runs, to avoid deadlocks.
     for run_id in session.scalars(query.order_by(Trial.run_id)).all():
         if runs.get(session, run_id, lock=True).status not in ENDED:
             run_control.cancel(session, run_id, user)
@@ -241,7 +236,7 @@ def cancel(session: Session, sweep_id: int, user: User) -> Sweep:
 
 
 def pause(session: Session, sweep_id: int) -> Sweep:
-    """Submit no more runs until it is resumed; those that are under way go on."""
+    """Stop submitting runs until the sweep is resumed; submitted runs continue."""
     sweep = get(session, sweep_id, lock=True)
     if sweep.status not in (RUNNING, PAUSED):
         text = f"Sweep {sweep_id} is {sweep.status}: only a running one can be paused."
@@ -251,7 +246,7 @@ def pause(session: Session, sweep_id: int) -> Sweep:
 
 
 def resume(sweep: Sweep) -> None:
-    """Go on submitting runs, after a pause or a fault. sweep: locked. Raises Conflict."""
+    """Resume submitting runs after a pause or a failure. sweep: locked. Raises Conflict."""
     if sweep.status not in (PAUSED, FAILED):
         text = f"Sweep {sweep.id} is {sweep.status}: only a paused or failed one can be resumed."
         raise Conflict(text)
@@ -260,7 +255,7 @@ def resume(sweep: Sweep) -> None:
 
 
 def fail(session: Session, sweep_id: int, error: str) -> None:
-    """Submit no more runs, for a reason that its page tells."""
+    """Stop submitting runs because of an error, which the sweep's page shows."""
     sweep = get(session, sweep_id, lock=True)
     if sweep.status == RUNNING:
         sweep.error = error[:ERROR_CHARACTERS]
@@ -268,15 +263,15 @@ def fail(session: Session, sweep_id: int, error: str) -> None:
 
 
 def mark(session: Session, sweep_id: int) -> str:
-    """Return what differs once its page would: its revision, and those of the runs under way."""
+    """Return a marker that changes with the sweep's page: the revisions of sweep and open runs."""
     under_way = select(func.coalesce(func.sum(Run.revision), 0))
     under_way = under_way.join(Trial, Trial.run_id == Run.id)
     under_way = under_way.where(Trial.sweep_id == sweep_id, Trial.state == OPEN)
     query = select(Sweep.revision, under_way.scalar_subquery()).where(Sweep.id == sweep_id)
-    found = session.execute(query).one_or_none()
-    if found is None:
+    row = session.execute(query).one_or_none()
+    if row is None:
         raise NotFound(f"There is no sweep {sweep_id}.")
-    return f"{found[0]}.{found[1]}"
+    return f"{row[0]}.{row[1]}"
 
 
 def _change(sweep: Sweep, status: str) -> None:

@@ -18,7 +18,7 @@ HIDDEN = [
 @pytest.mark.parametrize("hidden", HIDDEN)
 def test_a_name_has_no_invisible_character(hidden: str) -> None:
     """It is refused in names that people choose, and a blank in those of runs."""
-    with pytest.raises(Invalid, match="which nobody sees"):
+    with pytest.raises(Invalid, match="which is invisible"):
         checked_name(f"a{hidden}da", most=10)
     assert cleaned(f"a{hidden}da") == "a da"
     assert cleaned(hidden) == ""

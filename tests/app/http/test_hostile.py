@@ -139,7 +139,7 @@ def test_a_name_is_what_is_seen_of_it(
     for path, body in (("views", {"filter": ""}), ("tokens", {})):
         answer = browser.post(f"/api/v1/{path}", json=body | {"name": wild})
         assert answer.status_code == 422, path
-        assert "which nobody sees" in answer.json()["detail"]
+        assert "which is invisible" in answer.json()["detail"]
 
 
 def publish(database: Database, run: Run, key: str, body: bytes) -> None:

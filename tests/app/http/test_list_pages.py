@@ -87,7 +87,7 @@ def test_a_cursor_that_no_page_named_is_refused(told: Run, script: TestClient) -
     for cursor in ("1", "1-2-3", "x-1", f"1-{'9' * 30}", f"1-{2**63}"):
         answer = script.get("/api/v1/runs/1/events", params={"after": cursor})
         assert answer.status_code == 422
-        assert "allowed: what a page's next is" in answer.json()["errors"]["after"]
+        assert "allowed: the next of a page" in answer.json()["errors"]["after"]
 
 
 def test_runs_are_sorted_by_what_is_asked_for(

@@ -150,7 +150,7 @@ def test_texts_hold_the_figures() -> None:
     assert "1.8 % of the gradients" in underflow
     assert "most in body (2 %)" in underflow
     assert "3 s to 2 s for the same run, 1.5 times as long" in slower
-    assert "Here 31 % of the weights are in layers that have others" in shapes
+    assert "Here 31 % of the weights are in layers with other sizes" in shapes
     assert "(768 to 50257), model.body.1 (770 to 770) and 4 more; the batch size is 50" in shapes
 
 
@@ -376,7 +376,7 @@ def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, ru
     with database.reading() as session:
         [found] = findings.of_run(session, session.get_one(Run, running.id))
     assert found.title == "A setting names modules that are not called"
-    assert found.text.startswith("model.attention.out_proj: what modules.fp32")
+    assert found.text.startswith("model.attention.out_proj: modules.fp32")
 
 
 def make_weights(**changes: Any) -> dict[str, Any]:
@@ -397,14 +397,16 @@ def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, runn
     record(database, running, events=[event])
     with database.reading() as session:
         [found] = findings.of_run(session, session.get_one(Run, running.id))
-    assert found.title == "The starting weights do not fit throughout"
-    assert "12 of the recipe's 14 weights are those of /data/models/net.safetensors" in found.text
-    assert "8 are not in it, and as the recipe draws them (model.0, " in found.text
+    assert found.title == "The initial weights fit only in part"
+    assert (
+        "12 of the recipe's 14 weights are loaded from /data/models/net.safetensors" in found.text
+    )
+    assert "8 are missing there and initialized by the recipe (model.0, " in found.text
     assert "model.5 and 2 more)" in found.text
     assert (
-        "1 are of another shape there, and as the recipe draws them (model.head: 10" in found.text
+        "1 are of another shape there and initialized by the recipe (model.head: 10" in found.text
     )
-    assert "nowhere" not in found.text
+    assert "only there" not in found.text
 
 
 def headroom_of(**activations: float | str) -> dict[str, Any]:

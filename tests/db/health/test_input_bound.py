@@ -5,16 +5,16 @@ import pytest
 
 from db.database import Database
 from db.health import findings
-from db.health.input_bound import Starvation, starvation
+from db.health.input_bound import DataWait, data_wait
 from db.tables import Run
 from halfstep.telemetry.spool import UNKNOWN_US
 from tests.db.telemetry.telemetry_made import make_steps, record
 
 
-def look(database: Database, run: Run) -> tuple[Starvation | None, list[str]]:
+def look(database: Database, run: Run) -> tuple[DataWait | None, list[str]]:
     with database.reading() as session:
         row = session.get_one(Run, run.id)
-        return starvation(session, row), [each.text for each in findings.of_run(session, row)]
+        return data_wait(session, row), [each.text for each in findings.of_run(session, row)]
 
 
 def test_the_last_hundred_steps_are_judged(database: Database, running: Run) -> None:
@@ -24,11 +24,11 @@ def test_the_last_hundred_steps_are_judged(database: Database, running: Run) -> 
     steps["data_us"] = np.where(steps["step"] > 87, 800, 0)
     record(database, running, steps)
     found, texts = look(database, running)
-    assert found == Starvation(steps=100, waited=63, share=pytest.approx(0.504))
+    assert found == DataWait(steps=100, waited=63, share=pytest.approx(0.504))
     assert found.is_real
     assert found.per_cent == 63
     assert any(
-        text.startswith("63 % of the last 100 steps waited for data, for 50 % of their time in all")
+        text.startswith("63 % of the last 100 steps waited for data, for 50 % of their total time")
         for text in texts
     )
 

@@ -352,7 +352,9 @@ def test_settings_that_kubernetes_cannot_do_without_are_named(
 ) -> None:
     """An image; and names as Kubernetes has them."""
     monkeypatch.setenv("HALFSTEP_PLACEMENT", "kubernetes")
-    with pytest.raises(Invalid, match=r"HALFSTEP_KUBERNETES_IMAGE.*PLACEMENT=kubernetes needs it"):
+    with pytest.raises(
+        Invalid, match=r"HALFSTEP_KUBERNETES_IMAGE.*required by HALFSTEP_PLACEMENT=kubernetes"
+    ):
         Settings.read()
     monkeypatch.setenv("HALFSTEP_KUBERNETES_IMAGE", "lab/halfstep:1")
     monkeypatch.setenv("HALFSTEP_KUBERNETES_NAMESPACE", "Lab_1")

@@ -28,7 +28,7 @@ def test_a_ray_that_does_not_answer_is_waited_for(
 def test_an_address_is_needed_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is placed."""
     monkeypatch.setenv("HALFSTEP_PLACEMENT", "ray")
-    with pytest.raises(Invalid, match=r"HALFSTEP_RAY_ADDRESS.*HALFSTEP_PLACEMENT=ray needs it"):
+    with pytest.raises(Invalid, match=r"HALFSTEP_RAY_ADDRESS.*required by HALFSTEP_PLACEMENT=ray"):
         Settings.read()
     monkeypatch.setenv("HALFSTEP_RAY_ADDRESS", "http://head:8265")
     with pytest.raises(Invalid, match="HALFSTEP_RAY_ADDRESS: 'http://head:8265'"):
