@@ -29,7 +29,9 @@ class Server(uvicorn.Server):
     def __init__(self, settings: Settings, database: Database) -> None:
         self.app = create_app(settings, database)
         self._stopping = Event()
-        alert = partial(alert_evaluation.look, database, alert_evaluation.Seen(), settings.address)
+        alert = partial(
+            alert_evaluation.evaluate, database, alert_evaluation.Seen(), settings.address
+        )
         #: Background tasks and their intervals in seconds.
         self._works: dict[str, tuple[Callable[[], object], float]] = {
             "sweeping": (partial(sweep_submission.look, database, settings.queued_per_user), 1.0),

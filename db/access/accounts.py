@@ -32,29 +32,30 @@ from db.tables import (
     User,
 )
 
-#: May sign in.
+#: Condition of a user who may sign in.
 IS_ACTIVE = User.deactivated_at.is_(None)
 DAY = 24 * 3600.0
 SESSION_SECONDS = 30 * DAY
-#: How long a token lasts if nobody says, and at most.
+#: Lifetime of a token: default and maximum.
 TOKEN_DAYS, MOST_TOKEN_DAYS = 90, 3650
-#: A token that is used all the time is written down so often.
+#: Interval at which the use of a token is recorded.
 USE_NOTED_SECONDS = 60.0
 LINK_SECONDS = 24 * 3600.0
-#: For so long a browser that a link let in has proved who it is, as a password would.
+#: After a sign-in by link no password is required for this long.
 FRESH_SECONDS = 600.0
 PASSWORD_LENGTH = (8, 200)
 NAME_CHARACTERS = 64
-#: A token of one user more is refused: nobody keeps track of so many.
+#: Limit of tokens per user.
 MOST_TOKENS = 50
-LINK_REFUSED = "This sign-in link was used already or has expired. Sign in below instead."
+LINK_REFUSED = "This sign-in link has been used or has expired. Sign in below instead."
 
 _passwords = PasswordHash.recommended()
 
 
 def user_named(session: Session, name: str) -> User:
-    """Return the user of that name, made now if there is none: the first of all is an operator,
-    another a member of the project that there always is. Raises Invalid.
+    """Return the user of that name, created if missing. Raises Invalid.
+
+    The first user becomes an admin, later ones become members of the Default project.
     """
     user = find_user(session, name)
     if user is None:
@@ -71,7 +72,7 @@ def has_users(session: Session) -> bool:
 
 
 def find_user(session: Session, name: str) -> User | None:
-    """Return who goes by a name, however it is written."""
+    """Return the user of a name, independent of its spelling; see db.names."""
     return session.scalar(select(User).where(User.key == key_of(name)))
 
 
@@ -100,7 +101,7 @@ def user_of_subject(session: Session, subject: str, name: str) -> User:
 
 
 def first_admin(session: Session) -> User | None:
-    """Return the first of those who may do everything."""
+    """Return the first admin."""
     query = select(User).where(User.is_admin, IS_ACTIVE).order_by(User.id)
     return session.scalar(query.limit(1))
 
@@ -151,7 +152,7 @@ def set_admin(session: Session, user: User, *, is_admin: bool) -> None:
 
 def _keep_an_admin(session: Session, user: User) -> None:
     active = (User.is_admin, User.deactivated_at.is_(None))
-    # Of two that leave at once the second waits.
+    # Concurrent removals are serialized.
     admins = session.scalars(select(User.id).where(*active).with_for_update()).all()
     if list(admins) == [user.id]:
         raise Conflict(f"{user.name} is the last operator: make another one first.")
@@ -165,7 +166,7 @@ def _shut_out(session: Session, user: User) -> None:
 
 
 def set_password(session: Session, user: User, password: str) -> None:
-    """Set a password, and end all that let the user in before: sessions, tokens and links.
+    """Set a password, and end all sessions, tokens and links of the user.
 
     Raises Invalid if it is too short.
     """
@@ -259,7 +260,7 @@ def find_session(session: Session, secret: str) -> KnownSession | None:
     return KnownSession(user, sign_in, permissions.grants_of(user, rows))
 
 
-@cache  # every request asks, and it is made of many parts
+@cache  # slow to build, and every request needs it
 def _by_session() -> Any:
     query = (
         select(User, SignInSession)
@@ -358,17 +359,15 @@ def delete_api_token(session: Session, user: User, token_id: int) -> str | None:
 
 
 class KnownToken(NamedTuple):
-    """run_id: the one watched run that it sends.  is_noted: whether a use within the last minute is
-    written down.
-    """
+    """A valid API token with its user and grants."""
 
     user: User
     grants: Grants
     name: str
     kind: str
     project: str | None
-    run_id: int | None
-    is_noted: bool
+    run_id: int | None  # the only watched run that it may upload
+    is_noted: bool  # a use within the last minute is recorded
 
 
 def find_api_token(session: Session, token: str) -> KnownToken | None:
@@ -422,7 +421,7 @@ def _moment(session: Session) -> float:
 
 
 def note_use(session: Session, token: str) -> None:
-    """Write down that a token is used now."""
+    """Record the current use of a token."""
     used = update(ApiToken).where(ApiToken.token_hash == hash_of(token))
     session.execute(used.values(used_at=now()))
 
@@ -435,5 +434,5 @@ def _hash_of_nobodys() -> str:
 
 def hash_of(secret: str) -> str:
     """Return the stored hash of a secret."""
-    # Secrets are 256 random bits, so a fast hash is enough: there is nothing to guess.
+    # Secrets are 256 random bits, so a fast hash is enough: they cannot be guessed.
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -9,7 +9,7 @@ from db.paging import Page, page
 from db.tables import AuditEvent, User
 
 DETAIL_CHARACTERS = 300
-#: In place of an address, of what is typed on the server's machine.
+#: Address of commands that are executed on the server's machine.
 TERMINAL = "terminal"
 
 
@@ -40,9 +40,9 @@ def listed(
     after: str = "",
     limit: int,
 ) -> Page:
-    """Return a page of deeds with the name of who did each, newest first.
+    """Return a page of audit events with their users' names, newest first.
 
-    run_id: done to it.  user_id: by this person.  since: not before this moment.
+    run_id: only events of this run.  user_id: only by this user.  since: only from this time on.
     """
     query = select(AuditEvent, User.name).outerjoin(User, User.id == AuditEvent.user_id)
     if run_id is not None:
@@ -55,7 +55,7 @@ def listed(
 
 
 def all_of_them(session: Session) -> Iterator[tuple[AuditEvent, str | None]]:
-    """Return every deed with the name of who did it, oldest first, some at a time."""
+    """Yield all audit events with their users' names, oldest first, read in batches."""
     query = (
         select(AuditEvent, User.name)
         .outerjoin(User, User.id == AuditEvent.user_id)

@@ -1,4 +1,4 @@
-"""Login throttling: failed attempts, shared by all servers, after which a client must wait.
+"""Login throttling: failed attempts, shared by all servers, that make a client wait.
 
 The wait grows with each further attempt. The table is bounded by the attempts possible within
 FORGET_SECONDS: each costs an Argon2 verification, of which a server runs a few at once.
@@ -14,15 +14,15 @@ from db.database import now
 from db.errors import HalfstepError
 from db.tables import LoginAttempts
 
-#: Tries without a wait. Many people may come from one address, to as many names.
+#: Attempts without a wait. Many users may share one address.
 FREE_ATTEMPTS = {"address": 20, "name": 5}
 MOST_SECONDS = 60.0
-#: Whoever has not tried for so long starts anew.
+#: Time without an attempt after which the counter is reset.
 FORGET_SECONDS = 600.0
 
 
 class TooManyAttempts(HalfstepError):
-    """Too many sign-ins were tried."""
+    """Too many sign-in attempts."""
 
     def __init__(self, seconds: int) -> None:
         self.seconds = seconds
@@ -31,13 +31,13 @@ class TooManyAttempts(HalfstepError):
 
 
 def take(session: Session, **who: str) -> None:
-    """Count a try by address and name, before it is made. Raises TooManyTries."""
+    """Count an attempt by address and name before its verification. Raises TooManyTries."""
     moment = session.scalars(select(now())).one()
     session.execute(delete(LoginAttempts).where(LoginAttempts.tried_at < moment - FORGET_SECONDS))
     dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     rows = [
         {"kind": kind, "who": each, "count": 0, "tried_at": moment, "open_at": moment}
-        for kind, each in sorted(who.items())  # in one order, or two would wait for each other
+        for kind, each in sorted(who.items())  # in a fixed order, to avoid deadlocks
     ]
     session.execute(dialect.insert(LoginAttempts).values(rows).on_conflict_do_nothing())
     mine = select(LoginAttempts).where(

@@ -11,13 +11,13 @@ from db.access.permissions import ROLES
 from db.errors import Conflict
 from db.tables import User
 
-#: A group that everybody is in.
+#: A group with all users.
 EVERYBODY = "*"
 OPERATOR = "operator"
 
 
 class Rule(NamedTuple):
-    """Who is in a group has a role in a project, or is an operator."""
+    """A rule that gives members of a group a role in a project, or makes them admins."""
 
     group: str
     role: str
@@ -65,4 +65,4 @@ def _set_admin(session: Session, user: User, *, is_admin: bool) -> None:
         try:
             accounts.set_admin(session, user, is_admin=is_admin)
         except Conflict:
-            return  # the last one stays
+            return  # the last admin stays

@@ -13,7 +13,7 @@ from db.tables import Membership, User
 
 
 class Person(NamedTuple):
-    """An account, and its role by project."""
+    """An account with its roles by project."""
 
     user: User
     roles: dict[str, str]
@@ -47,7 +47,7 @@ def named(session: Session, name: str) -> User:
 
 
 def invite(session: Session, name: str, *, project: str, role: str) -> User:
-    """Make an account with a role. Raises Invalid, NotFound."""
+    """Create an account with a role. Raises Invalid, NotFound."""
     user = accounts.make_user(session, name)
     projects.set_role(session, user, project, role)
     return user
@@ -84,7 +84,7 @@ def refuse_commands(_session: Session, user: User) -> None:
 Change = Literal[
     "deactivate", "activate", "remove", "reset", "operator", "plain", "commands", "no-commands"
 ]
-#: What is done with an account, by the last word of its address.
+#: Actions on an account, by the last part of the route.
 CHANGES: Mapping[Change, Callable[[Session, User], None]] = MappingProxyType(
     {
         "deactivate": accounts.deactivate,

@@ -52,7 +52,7 @@ class Permission(StrEnum):
     MANAGE_MEMBERS = "manage_members"
 
 
-#: A viewer's downloads are the project's to allow.
+#: Permissions by role; the project decides whether viewers may download.
 PERMISSIONS_OF: Mapping[str, frozenset[Permission]] = MappingProxyType(
     {
         VIEWER: frozenset({Permission.VIEW_RUN}),
@@ -68,7 +68,7 @@ PERMISSIONS_OF: Mapping[str, frozenset[Permission]] = MappingProxyType(
         MAINTAINER: frozenset(Permission),
     }
 )
-#: What is refused, in words.
+#: Descriptions of permissions for error messages.
 ACTIONS = MappingProxyType(
     {
         Permission.VIEW_RUN: "see",
@@ -89,7 +89,7 @@ _GRANTS = "grants"
 
 @dataclass(frozen=True)
 class Grants:
-    """What a user, token or read-only link may do.
+    """Permissions of a user, token or read-only link.
 
     permissions: by project; ignored for admins.  most: upper bound by the token.  only: the single
     project of the token, if any.  runs: those of a read-only link, the only visible ones; None: no
@@ -105,7 +105,7 @@ class Grants:
 
     @property
     def projects(self) -> tuple[str, ...] | None:
-        """The projects that they see, in order; None: all that there are."""
+        """Names of the visible projects, sorted; None: all."""
         if self.only is not None:
             return (self.only,) if self.is_admin or self.only in self.permissions else ()
         return None if self.is_admin else tuple(sorted(self.permissions))
@@ -140,7 +140,7 @@ class Grants:
 
 
 _READING = frozenset({Permission.VIEW_RUN, Permission.DOWNLOAD_FILES})
-#: What a token of each kind allows at most.
+#: Upper bound of the permissions of each kind of token.
 PERMISSIONS_OF_TOKENS: Mapping[str, frozenset[Permission]] = MappingProxyType(
     {
         FULL: frozenset(Permission),
@@ -160,7 +160,7 @@ def grants(session: Session, user: User) -> Grants:
 
 
 def with_roles(query: Any) -> Any:
-    """Return a query of users with their roles, which `standing_of` reads: a row a project."""
+    """Add the users' roles to a query, one row per project, as `grants_of` reads them."""
     query = query.add_columns(Membership.project, Membership.role, Project.viewers_download)
     query = query.outerjoin(Membership, Membership.user_id == User.id)
     return query.outerjoin(Project, Project.name == Membership.project)
@@ -181,17 +181,17 @@ def grants_of(
 def held(
     session: Session, user_ids: Collection[int]
 ) -> dict[int, dict[str, frozenset[Permission]]]:
-    """Return what their roles allow to each of these people, by project."""
+    """Return the permissions of these users by user id and project."""
     query = select(
         Membership.user_id, Membership.project, Membership.role, Project.viewers_download
     )
     query = query.join(Project, Project.name == Membership.project)
-    found: dict[int, dict[str, frozenset[Permission]]] = {each: {} for each in user_ids}
+    result: dict[int, dict[str, frozenset[Permission]]] = {user_id: {} for user_id in user_ids}
     for user_id, project, role, viewers_download in session.execute(
         query.where(Membership.user_id.in_(user_ids))
     ):
-        found[user_id][project] = _allowed(role, viewers_download)
-    return found
+        result[user_id][project] = _allowed(role, viewers_download)
+    return result
 
 
 def _allowed(role: str, viewers_download: bool) -> frozenset[Permission]:
@@ -199,16 +199,16 @@ def _allowed(role: str, viewers_download: bool) -> frozenset[Permission]:
 
 
 def seen_by(session: Session, user_ids: Collection[int]) -> dict[int, set[str] | None]:
-    """Return the projects that each person sees who may sign in; None: all that there are."""
+    """Return the visible projects of each active user; None: all."""
     query = select(User.id, User.is_admin, Membership.project)
     query = query.outerjoin(Membership, Membership.user_id == User.id)
     query = query.where(User.id.in_(user_ids), User.deactivated_at.is_(None))
-    found: dict[int, set[str] | None] = {}
+    result: dict[int, set[str] | None] = {}
     for user_id, is_admin, project in session.execute(query):
-        projects = found.setdefault(user_id, None if is_admin else set())
+        projects = result.setdefault(user_id, None if is_admin else set())
         if projects is not None and project is not None:
             projects.add(project)
-    return found
+    return result
 
 
 def limit(session: Session, to: Grants) -> None:
@@ -233,7 +233,7 @@ def unlimited(session: Session) -> Iterator[None]:
             session.info[_GRANTS] = before
 
 
-#: Runs as the conditions below read them, whatever else a statement reads of them.
+#: Alias of runs for the conditions below, separate from other uses of the table in a statement.
 _SEEN = Run.__table__.alias("seen")
 
 

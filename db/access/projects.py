@@ -1,4 +1,4 @@
-"""Projects, and who has which role in them."""
+"""Projects and the roles of their members."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ from db.tables import (
     User,
 )
 
-#: The project of all runs of which nobody says another.
+#: Name of the Default project: of runs without another one.
 DEFAULT = ""
 NAME_CHARACTERS = 200
 
@@ -56,7 +56,7 @@ def hold(session: Session, name: str) -> None:
 
 
 def _is_held(session: Session, name: str | None) -> bool:
-    """Hold a project, if there is one of that name."""
+    """Lock a project, if it exists, against renames and deletion."""
     query = select(Project.name).where(Project.name == name)
     return session.scalar(query.with_for_update(read=True, key_share=True)) is not None
 
@@ -70,7 +70,7 @@ def lock_within(session: Session, kind: type[Run | Sweep], row_id: int) -> None:
             locked = select(kind.project).where(kind.id == row_id).with_for_update()
             if session.scalar(locked) == name:
                 return
-            tried.rollback()  # it is of another project since, to be held before it
+            tried.rollback()  # moved to another project, which must be locked first
 
 
 def listed(session: Session, names: Sequence[str] | None = None) -> list[Project]:
@@ -80,7 +80,7 @@ def listed(session: Session, names: Sequence[str] | None = None) -> list[Project
 
 
 def make(session: Session, name: str) -> Project:
-    """Make a project. Raises Invalid if there is one of that name, or it cannot be one."""
+    """Create a project. Raises Invalid if the name is taken or not allowed."""
     project = Project(name=_new_name(session, name))
     session.add(project)
     session.flush()
@@ -88,21 +88,21 @@ def make(session: Session, name: str) -> Project:
 
 
 def rename(session: Session, name: str, new_name: str) -> Project:
-    """Call a project otherwise, with all that is of it. Raises Invalid, NotFound."""
+    """Rename a project in all tables. Raises Invalid, NotFound."""
     project = _own(session, name)
     _keep_others_off(session, name)
-    session.refresh(project)  # whoever held it may have set a limit
+    session.refresh(project)  # its previous holder may have set a limit
     new_name = _new_name(session, new_name, but=name)
     columns = inspect(Project).column_attrs.keys()
-    kept = {each: getattr(project, each) for each in columns if each != "name"}
-    renamed = Project(name=new_name, **kept)
+    values = {column: getattr(project, column) for column in columns if column != "name"}
+    renamed = Project(name=new_name, **values)
     session.add(renamed)
-    session.flush()  # before what points there
+    session.flush()  # before the rows that refer to it
     for table in (Membership, Sweep, ApiToken, AlertRule, Preset, RetentionRule, Upload):
         session.execute(update(table).where(table.project == name).values(project=new_name))
     note = update(Note).where(Note.subject == notes.of_project(name))
     session.execute(note.values(subject=notes.of_project(new_name)))
-    # By id, as everybody locks runs.
+    # In order of ids, like all locks of runs.
     its_runs = select(Run.id).where(Run.project == name).order_by(Run.id)
     its_runs = its_runs.with_for_update(key_share=True)
     moved = update(Run).where(Run.id.in_(its_runs))
@@ -112,8 +112,9 @@ def rename(session: Session, name: str, new_name: str) -> Project:
 
 
 def delete_empty(session: Session, name: str) -> None:
-    """Delete a project without runs, also in the trash, with its roles, tokens, rules, presets,
-    note and empty sweeps. Raises Conflict, Invalid, NotFound.
+    """Delete a project without runs. Raises Conflict, Invalid, NotFound.
+
+    Runs in the trash count. Its roles, tokens, rules, presets, note and empty sweeps are deleted.
     """
     _own(session, name)
     _keep_others_off(session, name)
@@ -211,7 +212,7 @@ def _own(session: Session, name: str) -> Project:
 
 
 def _new_name(session: Session, name: str, but: str = DEFAULT) -> str:
-    """Return a name that no other project has, nor one that looks so. Raises Invalid."""
+    """Return a valid name that no other project has, or one that looks alike. Raises Invalid."""
     name = checked_name(name, most=NAME_CHARACTERS)
     for other in session.scalars(select(Project.name)):
         is_other = other != but or other == name
@@ -221,7 +222,7 @@ def _new_name(session: Session, name: str, but: str = DEFAULT) -> str:
 
 
 def found_or_made(session: Session, name: str) -> Project:
-    """Return a project, made now if there is none. Raises Invalid."""
+    """Return a project, created if missing. Raises Invalid."""
     if (project := session.get(Project, name)) is not None:
         hold(session, name)
         return project
@@ -229,13 +230,13 @@ def found_or_made(session: Session, name: str) -> Project:
     try:
         with session.begin_nested():
             session.add(project)
-    except IntegrityError:  # somebody else has made it meanwhile
+    except IntegrityError:  # created concurrently
         return get(session, project.name)
     return project
 
 
 def members(session: Session, name: str) -> list[tuple[User, str]]:
-    """List who has a role in a project, by name, with the role."""
+    """List the members of a project by name, with their roles."""
     query = select(User, Membership.role).join(Membership, Membership.user_id == User.id)
     query = query.where(Membership.project == name, User.removed_at.is_(None)).order_by(User.name)
     return [(user, role) for user, role in session.execute(query)]

@@ -1,4 +1,4 @@
-"""Secrets: environment variables of commands, which are never shown again.
+"""Secrets: environment variables of commands, whose values are never shown.
 
 The database has only their ciphertext. The key is a file that only its user can read: the server
 creates it with the first secret, and a worker on another machine needs a copy.
@@ -21,7 +21,7 @@ from db.errors import HalfstepError, Invalid, NotFound
 from db.tables import Secret, User
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
-#: What is shorter would be hidden in a log wherever a word has it by chance.
+#: Minimum length: shorter values would be masked in logs wherever they occur by chance.
 SHORTEST, LONGEST = 8, 10_000
 MOST = 1000
 
@@ -31,18 +31,18 @@ class Unreadable(HalfstepError):
 
 
 def listed(session: Session) -> list[tuple[Secret, str]]:
-    """List secrets by name, each with who has set it; their values are not among it."""
+    """List secrets by name, each with the user who set it, without values."""
     query = select(Secret, User.name).join(User, User.id == Secret.user_id).order_by(Secret.name)
     return [(secret, user) for secret, user in session.execute(query.limit(MOST))]
 
 
 def names(session: Session) -> list[str]:
-    """List the names."""
+    """List the names of all secrets."""
     return list(session.scalars(select(Secret.name).order_by(Secret.name).limit(MOST)))
 
 
 def put(session: Session, key_file: Path, user: User, name: str, value: str) -> Secret:
-    """Set a secret, made now if there is none of that name. Raises Invalid, Unreadable."""
+    """Create or replace a secret. Raises Invalid, Unreadable."""
     if wrong := _mistakes(name, value):
         raise Invalid(wrong)
     row = session.get(Secret, name, with_for_update=True)
@@ -58,18 +58,18 @@ def put(session: Session, key_file: Path, user: User, name: str, value: str) -> 
 
 
 def delete(session: Session, name: str) -> None:
-    """Forget a secret. Raises NotFound."""
+    """Delete a secret. Raises NotFound."""
     gone = session.scalar(delete_from(Secret).where(Secret.name == name).returning(Secret.name))
     if gone is None:
         raise NotFound(f"There is no secret {name[:100]!r}.")
 
 
-def read(session: Session, key_file: Path, wanted: Collection[str]) -> dict[str, str]:
-    """Return the values of these secrets. Raises Unreadable, which says what to do."""
-    if not wanted:
+def read(session: Session, key_file: Path, names: Collection[str]) -> dict[str, str]:
+    """Return the values of these secrets. Raises Unreadable."""
+    if not names:
         return {}
-    rows = {row.name: row for row in session.scalars(select(Secret).where(Secret.name.in_(wanted)))}
-    if missing := sorted(set(wanted) - rows.keys()):
+    rows = {row.name: row for row in session.scalars(select(Secret).where(Secret.name.in_(names)))}
+    if missing := sorted(set(names) - rows.keys()):
         raise Unreadable(f"there is no secret {missing[0]} any more")
     cipher = _known(key_file)
     try:
@@ -80,12 +80,12 @@ def read(session: Session, key_file: Path, wanted: Collection[str]) -> dict[str,
 
 
 def encrypt(key_file: Path, text: str) -> str:
-    """Return a text as the database may have it; the key is made now if there is none."""
+    """Encrypt a text for the database; the key is created if missing."""
     return _made(key_file).encrypt(text.encode()).decode()
 
 
 def decrypt(key_file: Path, ciphertext: str) -> str:
-    """Return the text again. Raises Unreadable, which says what to do."""
+    """Decrypt a text. Raises Unreadable."""
     try:
         return _known(key_file).decrypt(ciphertext).decode()
     except InvalidToken as error:
@@ -109,7 +109,7 @@ def _mistakes(name: str, value: str) -> dict[str, str]:
 
 
 def _made(key_file: Path) -> Fernet:
-    """Return the key, made now if there is none. Of two that make one the first has made it."""
+    """Return the key, created if missing; of two concurrent creations the first wins."""
     if not key_file.exists():
         temporary = key_file.with_name(f".{key_file.name}.{os.getpid()}-{get_ident()}")
         temporary.unlink(missing_ok=True)

@@ -18,9 +18,9 @@ from db.errors import Invalid, NotFound
 from db.paging import Page, page
 from db.tables import KEPT, Run, SharedLink, SharedRun, User
 
-#: For how many days a link may last.
+#: Range of a link's lifetime in days.
 DAYS = (1, 7, 30, 90)
-#: Of one user: nobody keeps track of more.
+#: Limit per user.
 MOST = 100
 
 
@@ -60,8 +60,9 @@ def make(session: Session, user: User, run_ids: Sequence[int], days: int) -> tup
 
 
 def of_runs(session: Session, run_ids: Sequence[int], *, after: str = "", limit: int) -> Page:
-    """Return a page of the links that show all of these runs, newest first: each with the name of
-    its maker and how many runs it shows.
+    """Return a page of the links that show all of these runs, newest first.
+
+    Each has the name of its creator and the number of its runs.
     """
     showing = select(SharedRun.link_id).where(SharedRun.run_id.in_(run_ids))
     showing = showing.group_by(SharedRun.link_id).having(func.count() == len(run_ids))

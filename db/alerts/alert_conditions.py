@@ -10,97 +10,88 @@ from db.runs.outcomes import SWEEP, Ending, ending
 from db.tables import ACTIVE, ENDED, AlertRule, Run, Status
 from db.telemetry.scales import in_words
 
-#: Skips, losses and spikes count while they are among so many of the latest steps.
+#: Number of latest steps in which skips, losses and spikes count.
 RECENT_STEPS = 1000
 ERROR_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What conditions go by; of a run only what some rule asks for.
-
-    applied: steps.  skips_in_a_row: the most among the latest steps, without the search for the
-    first scale.  nonfinite_step: the first of the recent ones.  lost_from: of a finished run, the
-    step from which on no loss was finite.  spike_step: the latest, if recent.  progress_at: when
-    its last step, or its last change of status, was.
-    """
+    """Facts about a run for conditions; only those that a rule needs are read."""
 
     run: Run
     moment: float
-    applied: int | None = None
+    applied: int | None = None  # steps
     verdict: Verdict | None = None
-    skips_in_a_row: int = 0
-    nonfinite_step: int | None = None
-    lost_from: int | None = None
-    spike_step: int | None = None
-    progress_at: float | None = None
+    skips_in_a_row: int = 0  # most in the latest steps, without the search for the first scale
+    nonfinite_step: int | None = None  # first of the latest steps with a non-finite loss
+    lost_from: int | None = None  # of a finished run: no loss from this step on was finite
+    spike_step: int | None = None  # latest, if recent
+    progress_at: float | None = None  # time of its last step or change of status
     data_wait: DataWait | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
 class Condition(NamedTuple):
-    """label: after "when it"; says: that it holds, after the run's name, or None.
+    """A condition of alert rules."""
 
-    value: what a rule's number is, empty if it has none; needs: of the facts, those to be read.
-    has_cause: a number that is not finite may be its cause, as the findings name it.
-    """
-
-    label: str
-    says: Callable[[AlertRule, Facts], str | None]
-    value: str = ""
-    needs: frozenset[str] = frozenset()
+    label: str  # continues "when it"
+    describe: Callable[[AlertRule, Facts], str | None]  # continues the run's name; None: false
+    value: str = ""  # meaning of the rule's number, empty if it has none
+    needs: frozenset[str] = frozenset()  # names of the facts to read
     has_metric: bool = False
-    has_cause: bool = False
+    has_cause: bool = False  # findings may name a cause
 
 
-def says(rule: AlertRule, facts: Facts) -> str | None:
-    """Say that a rule's condition holds for a run, or None. A run that ended before the rule was
-    made is none of its business.
+def describe(rule: AlertRule, facts: Facts) -> str | None:
+    """Describe how a rule's condition is true for a run; None if it is not.
+
+    It is never true for a run that ended before the rule was created.
     """
     ended_at = facts.run.ended_at
     if facts.run.status in ENDED and ended_at is not None and ended_at < rule.created_at:
         return None
-    return CONDITIONS[rule.condition].says(rule, facts)
+    return CONDITIONS[rule.condition].describe(rule, facts)
 
 
-def _status(*wanted: Status) -> Callable[[AlertRule, Facts], str | None]:
-    def words(_rule: AlertRule, facts: Facts) -> str | None:
+def _status(*statuses: Status) -> Callable[[AlertRule, Facts], str | None]:
+    def text(_rule: AlertRule, facts: Facts) -> str | None:
         run = facts.run
-        if run.status not in wanted:
+        if run.status not in statuses:
             return None
         if run.status in (Status.PAUSED, Status.UNREACHABLE, Status.CANCELLED):
-            words = "was given up by its sweep" if run.failure_kind == SWEEP else "was cancelled"
-            return f"is {run.status}" if run.status != Status.CANCELLED else words
+            by = "was pruned by its sweep" if run.failure_kind == SWEEP else "was cancelled"
+            return f"is {run.status}" if run.status != Status.CANCELLED else by
         if run.status == Status.FAILED and run.error:
-            reason = run.error.strip().splitlines()[-1:] or [""]  # of a traceback the message
+            reason = run.error.strip().splitlines()[-1:] or [""]  # the message of a traceback
             return f"failed: {reason[0][:ERROR_CHARACTERS]}"
         return str(run.status)
 
-    return words
+    return text
 
 
-def _ending(wanted: Ending, words: str) -> Callable[[AlertRule, Facts], str | None]:
-    def says_so(_rule: AlertRule, facts: Facts) -> str | None:
-        return words if ending(facts.run, facts.applied or 0) == wanted else None
+def _ending(expected: Ending, text: str) -> Callable[[AlertRule, Facts], str | None]:
+    def text_if_ended(_rule: AlertRule, facts: Facts) -> str | None:
+        return text if ending(facts.run, facts.applied or 0) == expected else None
 
-    return says_so
+    return text_if_ended
 
 
 def _diverged(rule: AlertRule, facts: Facts) -> str | None:
-    words = _ending("diverged", "finished, but diverged: its loss is not finite")(rule, facts)
-    if words is None or facts.lost_from is None:
-        return words
-    return f"{words} from step {facts.lost_from:,} on"
+    text = _ending("diverged", "finished, but diverged: its loss is not finite")(rule, facts)
+    if text is None or facts.lost_from is None:
+        return text
+    return f"{text} from step {facts.lost_from:,} on"
 
 
-def _verdict(*wanted: str) -> Callable[[AlertRule, Facts], str | None]:
-    def words(_rule: AlertRule, facts: Facts) -> str | None:
-        found = facts.verdict
-        if found is None or found.word not in wanted:
+def _verdict(*health: str) -> Callable[[AlertRule, Facts], str | None]:
+    def text(_rule: AlertRule, facts: Facts) -> str | None:
+        verdict = facts.verdict
+        if verdict is None or verdict.word not in health:
             return None
-        return f"is {found.word}: {found.reason[0].lower()}{found.reason[1:].rstrip('.')}"
+        return f"is {verdict.word}: {verdict.reason[0].lower()}{verdict.reason[1:].rstrip('.')}"
 
-    return words
+    return text
 
 
 def _scale_below(rule: AlertRule, facts: Facts) -> str | None:
@@ -137,21 +128,21 @@ def _no_progress(rule: AlertRule, facts: Facts) -> str | None:
 
 
 def _starving(_rule: AlertRule, facts: Facts) -> str | None:
-    found = facts.data_wait
-    if facts.run.status != Status.RUNNING or found is None or not found.is_real:
+    wait = facts.data_wait
+    if facts.run.status != Status.RUNNING or wait is None or not wait.is_real:
         return None
-    return f"waits for its data for {found.share:.0%} of its time"
+    return f"waits for its data for {wait.share:.0%} of its time"
 
 
 def _compared(sign: int, *, of_metric: bool = False) -> Callable[[AlertRule, Facts], str | None]:
-    def words(rule: AlertRule, facts: Facts) -> str | None:
+    def text(rule: AlertRule, facts: Facts) -> str | None:
         number = facts.metrics.get(rule.metric) if of_metric else facts.run.loss
         if number is None or not sign * number > sign * _value(rule):
             return None
         name, side = rule.metric if of_metric else "the loss", "above" if sign > 0 else "below"
         return f"has {name} at {number:.6g}, {side} {_value(rule):g}"
 
-    return words
+    return text
 
 
 def _value(rule: AlertRule) -> float:
@@ -159,9 +150,9 @@ def _value(rule: AlertRule) -> float:
 
 
 _VERDICT = frozenset({"verdict"})
-#: By the name that rules have; in the order of the page.
+#: Conditions by name, in the order of the page.
 CONDITIONS: dict[str, Condition] = {
-    "ended": Condition("ends, however", _status(*ENDED)),
+    "ended": Condition("ends (any reason)", _status(*ENDED)),
     "finished": Condition("finishes", _status(Status.FINISHED)),
     "failed": Condition("fails", _status(Status.FAILED)),
     "cancelled": Condition("is cancelled", _status(Status.CANCELLED)),
@@ -174,7 +165,7 @@ CONDITIONS: dict[str, Condition] = {
         has_cause=True,
     ),
     "unapplied": Condition(
-        "finishes with nothing applied",
+        "finishes without an applied step",
         _ending("unapplied", "finished with every step skipped: nothing was applied"),
         needs=frozenset({"applied"}),
         has_cause=True,
@@ -221,5 +212,5 @@ CONDITIONS: dict[str, Condition] = {
         has_metric=True,
     ),
 }
-#: Those that come to hold while nothing changes.
+#: A condition that may become true without any change of the run.
 TIMED = "no_progress"

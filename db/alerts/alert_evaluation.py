@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from db.access import permissions
 from db.alerts import alert_facts
-from db.alerts.alert_conditions import CONDITIONS, TIMED, says
+from db.alerts.alert_conditions import CONDITIONS, TIMED, describe
 from db.alerts.rules import ALL, MINE, RUN
 from db.database import Database, now
 from db.health import findings
@@ -34,19 +34,19 @@ from db.tables import (
 )
 from db.telemetry.series import json_number
 
-#: Runs of one look; the others are those of the next, for nothing was noted of them.
+#: Runs per evaluation; the next one reads the others, which it has not marked as seen.
 MOST_RUNS = 500
-#: And notices of one: SQLite has one writer, which others must not wait for.
+#: Alerts per evaluation: SQLite has one writer, which other transactions must not wait for long.
 MAX_ALERTS = 200
-#: What was committed late has an end of before: the next looks go back so far.
+#: How far an evaluation goes back, since a late commit may have an earlier end time.
 OVERLAP_SECONDS = 60.0
-#: That somebody looked is written down so often: a server that starts goes back to it.
+#: Interval at which an evaluation's time is recorded: a server that starts continues from there.
 NOTED_SECONDS = 60.0
-#: Runs that do nothing are looked at so often, if a rule asks whether they do.
+#: Interval at which unchanged runs are evaluated, if a rule needs it.
 TIMED_SECONDS = 15.0
 TEXT_CHARACTERS = 500
-#: No rule speaks of one that waits.
-LOOKED_AT = (*ACTIVE, Status.PAUSED)
+#: Statuses of evaluated runs that have not ended: no condition applies to queued ones.
+EVALUATED = (*ACTIVE, Status.PAUSED)
 
 
 @dataclass
@@ -59,47 +59,50 @@ class Seen:
 
 
 @dataclass
-class _Found:
+class _Result:
     """The result of an evaluation: new alerts with their texts, and alerts to resolve."""
 
     turn: int
     moment: float
     since: float
     is_due: bool
-    held: list[tuple[AlertRule, Run, str]] = field(default_factory=list)
-    well: list[int] = field(default_factory=list)
+    new: list[tuple[AlertRule, Run, str]] = field(default_factory=list)
+    resolved: list[int] = field(default_factory=list)
     marks: dict[int, Any] = field(default_factory=dict)
 
 
-def look(database: Database, seen: Seen, address: str) -> int:
-    """Look once; return how many notices came of it. address: of the server, for links."""
+def evaluate(database: Database, seen: Seen, address: str) -> int:
+    """Evaluate the rules once; return the number of new alerts. address: of the server, for links.
+
+    Does nothing if another server wrote in the meantime.
+    """
     with database.reading() as session:
-        found = _find(session, seen)
-    if found is None:
+        result = _evaluate(session, seen)
+    if result is None:
         return 0
-    noticed = 0
-    if found.held or found.well or found.is_due:
+    created = 0
+    if result.new or result.resolved or result.is_due:
         with database.writing() as session:
-            if not _take_turn(session, found):
-                return 0  # the next look sees what the other server has written
-            noticed = _write(session, found, address)
-    seen.since = found.since
-    seen.marks = found.marks
-    return noticed
+            if not _take_turn(session, result):
+                return 0  # the next evaluation reads what the other server has written
+            created = _write(session, result, address)
+    seen.since = result.since
+    seen.marks = result.marks
+    return created
 
 
-def _find(session: Session, seen: Seen) -> _Found | None:
+def _evaluate(session: Session, seen: Seen) -> _Result | None:
     rules = list(session.scalars(select(AlertRule).where(AlertRule.is_on).order_by(AlertRule.id)))
     moment = session.scalars(select(now())).one()
     if not rules:
         seen.since, seen.marks = moment, {}
         return None
     if (ids := [rule.id for rule in rules]) != seen.rules:
-        seen.rules, seen.marks = ids, {}  # a new rule may hold for runs that do not change
+        seen.rules, seen.marks = ids, {}  # a new rule may be true for unchanged runs
     last = session.get(AlertEvaluation, 1)
     if seen.since is None:
         seen.since = last.evaluated_at if last else moment
-    found = _Found(last.turn if last else 0, moment, moment, False)
+    result = _Result(last.turn if last else 0, moment, moment, False)
     matching: dict[int, list[AlertRule]] = {}
     concerning = _Concerning(rules, permissions.seen_by(session, {rule.user_id for rule in rules}))
     for row in session.execute(_lately(seen.since - OVERLAP_SECONDS)):
@@ -108,20 +111,20 @@ def _find(session: Session, seen: Seen) -> _Found | None:
         mark = (row.revision, moment // TIMED_SECONDS if is_timed else 0)
         if mine and seen.marks.get(row.id) != mark:
             if len(matching) == MOST_RUNS:
-                found.since = seen.since
+                result.since = seen.since
                 continue
             matching[row.id] = mine
-        found.marks[row.id] = mark
-    found.is_due = last is None or found.since - last.evaluated_at > NOTED_SECONDS
+        result.marks[row.id] = mark
+    result.is_due = last is None or result.since - last.evaluated_at > NOTED_SECONDS
     if matching:
-        _judge(session, matching, found, seen.since)
-    return found
+        _apply_conditions(session, matching, result, seen.since)
+    return result
 
 
 def _lately(since: float) -> CompoundSelect[int, int, int, str, Status]:
-    """Return the query of runs that train, or have ended since: each half has its index."""
+    """Return the query of runs that train, or have ended since; each half uses an index."""
     columns = (Run.id, Run.revision, Run.owner_id, Run.project, Run.status)
-    training = select(*columns).where(Run.status.in_(LOOKED_AT), KEPT)
+    training = select(*columns).where(Run.status.in_(EVALUATED), KEPT)
     return training.union_all(select(*columns).where(Run.ended_at > since, KEPT))
 
 
@@ -153,8 +156,8 @@ class _Concerning:
         return projects is None or project in projects
 
 
-def _judge(
-    session: Session, matching: dict[int, list[AlertRule]], found: _Found, since: float
+def _apply_conditions(
+    session: Session, matching: dict[int, list[AlertRule]], result: _Result, since: float
 ) -> None:
     some_runs = list(session.scalars(select(Run).where(Run.id.in_(matching))))
     needs: set[str] = set()
@@ -163,22 +166,22 @@ def _judge(
     columns = (Alert.rule_id, Alert.run_id, Alert.id)
     opened = select(*columns).where(Alert.run_id.in_(matching), Alert.resolved_at.is_(None))
     known = {(rule_id, run_id): key for rule_id, run_id, key in session.execute(opened)}
-    causes: dict[int, str] = {}  # words, by run
-    for facts in alert_facts.read(session, some_runs, needs, found.moment):
-        if len(found.held) >= MAX_ALERTS:
-            found.since = since
-            del found.marks[facts.run.id]
+    causes: dict[int, str] = {}  # phrases, by run
+    for facts in alert_facts.read(session, some_runs, needs, result.moment):
+        if len(result.new) >= MAX_ALERTS:
+            result.since = since
+            del result.marks[facts.run.id]
             continue
         for rule in matching[facts.run.id]:
-            words, key = says(rule, facts), known.get((rule.id, facts.run.id))
-            if words is not None and key is None:
+            description, key = describe(rule, facts), known.get((rule.id, facts.run.id))
+            if description is not None and key is None:
                 if CONDITIONS[rule.condition].has_cause:
                     if facts.run.id not in causes:
                         causes[facts.run.id] = findings.certain_cause(session, facts.run)
-                    words += causes[facts.run.id]
-                found.held.append((rule, facts.run, words))
-            elif words is None and key is not None:
-                found.well.append(key)
+                    description += causes[facts.run.id]
+                result.new.append((rule, facts.run, description))
+            elif description is None and key is not None:
+                result.resolved.append(key)
 
 
 def _concerns(rule: AlertRule, owner_id: int, project: str) -> bool:
@@ -187,41 +190,41 @@ def _concerns(rule: AlertRule, owner_id: int, project: str) -> bool:
     return rule.scope == ALL or project == rule.project
 
 
-def _take_turn(session: Session, found: _Found) -> bool:
-    first = _insert(session, AlertEvaluation).values(id=1, turn=0, evaluated_at=found.since)
+def _take_turn(session: Session, result: _Result) -> bool:
+    first = _insert(session, AlertEvaluation).values(id=1, turn=0, evaluated_at=result.since)
     session.execute(first.on_conflict_do_nothing())
-    mine = (AlertEvaluation.id == 1, AlertEvaluation.turn == found.turn)
+    mine = (AlertEvaluation.id == 1, AlertEvaluation.turn == result.turn)
     taken = (
-        update(AlertEvaluation).where(*mine).values(turn=found.turn + 1, evaluated_at=found.since)
+        update(AlertEvaluation).where(*mine).values(turn=result.turn + 1, evaluated_at=result.since)
     )
     return session.scalar(taken.returning(AlertEvaluation.id)) is not None
 
 
-def _write(session: Session, found: _Found, address: str) -> int:
-    if found.well:
-        ill = update(Alert).where(Alert.id.in_(found.well))
-        session.execute(ill.values(resolved_at=found.moment))
-    wanted = {rule.id for rule, _run, _words in found.held}
-    # One that was deleted or switched off meanwhile is no more heard.
-    kept = select(AlertRule.id).where(AlertRule.id.in_(wanted), AlertRule.is_on)
-    rule_ids = set(session.scalars(kept.with_for_update(read=True)))
-    ways = (
+def _write(session: Session, result: _Result, address: str) -> int:
+    if result.resolved:
+        alerts = update(Alert).where(Alert.id.in_(result.resolved))
+        session.execute(alerts.values(resolved_at=result.moment))
+    new_ids = {rule.id for rule, _run, _words in result.new}
+    # Rules that were deleted or switched off in the meantime create no alerts.
+    enabled = select(AlertRule.id).where(AlertRule.id.in_(new_ids), AlertRule.is_on)
+    rule_ids = set(session.scalars(enabled.with_for_update(read=True)))
+    query = (
         select(Channel)
         .where(
-            Channel.is_on, Channel.user_id.in_({rule.user_id for rule, _run, _words in found.held})
+            Channel.is_on, Channel.user_id.in_({rule.user_id for rule, _run, _words in result.new})
         )
         .with_for_update(read=True)
     )
-    channels = {channel.id: channel for channel in session.scalars(ways)} if wanted else {}
+    channels = {channel.id: channel for channel in session.scalars(query)} if new_ids else {}
     rows, bodies = [], {}
-    for rule, run, words in found.held:
+    for rule, run, description in result.new:
         if rule.id in rule_ids:
-            text = f"Run {run.id}, {run.name}, {words}."[:TEXT_CHARACTERS]
-            said = _content(rule, run, text, found.moment, address)
+            text = f"Run {run.id}, {run.name}, {description}."[:TEXT_CHARACTERS]
+            content = _content(rule, run, text, result.moment, address)
             row = {"user_id": rule.user_id, "rule_id": rule.id, "run_id": run.id, "text": text}
-            row |= {"condition": rule.condition, "content": said, "created_at": found.moment}
+            row |= {"condition": rule.condition, "content": content, "created_at": result.moment}
             rows.append(row)
-            bodies[rule.id, run.id] = (rule, json.dumps(said))
+            bodies[rule.id, run.id] = (rule, json.dumps(content))
     if not rows:
         return 0
     new = _insert(session, Alert).values(rows).on_conflict_do_nothing()
@@ -232,8 +235,8 @@ def _write(session: Session, found: _Found, address: str) -> int:
         for channel_id in rule.channel_ids:
             channel = channels.get(channel_id)
             if channel is not None and channel.user_id == rule.user_id:
-                of = {"user_id": rule.user_id, "alert_id": alert_id, "run_id": run_id}
-                session.add(Delivery(channel_id=channel_id, body=body, **of))
+                alert = {"user_id": rule.user_id, "alert_id": alert_id, "run_id": run_id}
+                session.add(Delivery(channel_id=channel_id, body=body, **alert))
     session.flush()
     return len(made)
 

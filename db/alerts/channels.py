@@ -1,4 +1,4 @@
-"""Channels: the addresses to which a user's notices are delivered.
+"""Channels: the addresses to which a user's alerts are delivered.
 
 Addresses are encrypted like secrets: anyone who knows the URL of a webhook can write to it.
 """
@@ -24,7 +24,7 @@ WEBHOOK, SLACK, EMAIL = KINDS = ("webhook", "slack", "email")
 MOST = 20
 NAME_CHARACTERS = 100
 ADDRESS_CHARACTERS = 2000
-#: One plain address; a display name, a list or a line break would be another header, and a domain
+#: One plain address: a display name, a list or a line break could inject headers, and a domain
 #: that ends in a number is an IPv4 address.
 EMAIL_ADDRESS = re.compile(
     r"[^\s@<>,;:\"()\[\]\\]{1,64}@[A-Za-z0-9.-]{1,250}\.(?!\d+\Z)[A-Za-z0-9-]{2,}"
@@ -76,9 +76,9 @@ def make(
     if session.scalar(select(exists().where(*mine_so_called))):
         raise Invalid({"name": f"{name!r} is a channel of yours already; allowed: another name"})
     secret = f"hs_{tokens.token_urlsafe(32)}" if kind == WEBHOOK else ""
-    said = json.dumps({"address": address, "secret": secret})
+    content = json.dumps({"address": address, "secret": secret})
     row = Channel(user_id=user.id, kind=kind, name=name, target=target)
-    row.ciphertext = secrets.encrypt(key_file, said)
+    row.ciphertext = secrets.encrypt(key_file, content)
     session.add(row)
     session.flush()
     return row, secret
@@ -90,7 +90,7 @@ def reach(key_file: Path, channel: Channel) -> Reach:
 
 
 def switch(session: Session, user: User, channel_id: int, *, is_on: bool) -> Channel:
-    """Switch a channel on or off. Notices to a channel that is off are not delivered."""
+    """Enable or disable a channel. Alerts to a disabled channel are not delivered."""
     row = mine(session, user, channel_id)
     row.is_on = is_on
     return row
@@ -127,7 +127,7 @@ def _mistakes(kind: str, name: str, address: str) -> dict[str, str]:
 
 
 def _url_mistake(address: str) -> str:
-    """Return what is wrong with a URL, without repeating it: it may be a secret."""
+    """Return the error of a URL without the URL, which may be a secret."""
     if len(address) > ADDRESS_CHARACTERS:
         return f"it has {len(address):,} characters of at most {ADDRESS_CHARACTERS:,}"
     if not address.isascii() or not address.isprintable() or " " in address:

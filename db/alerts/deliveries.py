@@ -1,4 +1,4 @@
-"""Deliveries of notices through channels, retried with growing pauses.
+"""Deliveries of alerts through channels, retried with growing pauses.
 
 A server that takes a delivery postpones its due time in the same statement: no other server takes
 it too, and if the server ends before it has an answer, the delivery is retried. A receiver may
@@ -26,7 +26,7 @@ PAUSES = (10.0, 60.0, 300.0, 1800.0, 7200.0)
 TAKEN_SECONDS = 120.0
 TAKEN_AT_ONCE = 8
 ANSWER_CHARACTERS = 500
-KEPT_SECONDS = 30 * 86_400.0
+RETENTION_SECONDS = 30 * 86_400.0
 #: Limit of pending tests per user, because each one sends a message.
 MOST_TESTS = 5
 
@@ -114,8 +114,8 @@ def note(session: Session, delivery_id: int, attempt: int, outcome: Outcome) -> 
 
 
 def prune(session: Session) -> None:
-    """Delete deliveries that ended more than KEPT_SECONDS ago."""
-    session.execute(delete_from(Delivery).where(Delivery.ended_at < now() - KEPT_SECONDS))
+    """Delete deliveries that ended more than RETENTION_SECONDS ago."""
+    session.execute(delete_from(Delivery).where(Delivery.ended_at < now() - RETENTION_SECONDS))
 
 
 def _due() -> Select[int]:

@@ -36,16 +36,16 @@ def tell(session: Session, *worker_ids: int) -> None:
 
 @event.listens_for(Session, "before_commit")
 def _send(session: Session) -> None:
-    told: set[int] = session.info.pop(_PENDING, set())
-    if not told or session.get_bind().dialect.name != "postgresql":
+    ids: set[int] = session.info.pop(_PENDING, set())
+    if not ids or session.get_bind().dialect.name != "postgresql":
         return
-    payload = ",".join(map(str, sorted(told)))
+    payload = ",".join(map(str, sorted(ids)))
     if len(payload) > MOST_CHARACTERS:
         payload = str(SIGNED_IN)
-    word = select(func.pg_notify(_CHANNEL, payload))
-    if told == {SIGNED_IN}:  # an end matters only if runs are queued
-        word = word.where(exists().where(Run.status == Status.QUEUED))
-    session.execute(word)
+    notify = select(func.pg_notify(_CHANNEL, payload))
+    if ids == {SIGNED_IN}:  # an end matters only if runs are queued
+        notify = notify.where(exists().where(Run.status == Status.QUEUED))
+    session.execute(notify)
 
 
 class Listener:
@@ -55,11 +55,11 @@ class Listener:
     problem: why it is not listening.
     """
 
-    def __init__(self, database: Database, hear: Callable[[set[int]], None]) -> None:
-        """hear: called in that thread with the addressed ids; SIGNED_IN after a reconnect."""
+    def __init__(self, database: Database, on_notify: Callable[[set[int]], None]) -> None:
+        """on_notify: called in that thread with the addressed ids; SIGNED_IN after a reconnect."""
         self.is_listening = False
         self.problem: str | None = None
-        self._database, self._hear = database, hear
+        self._database, self._on_notify = database, on_notify
         self._closing = threading.Event()
 
     def start(self) -> None:
@@ -91,14 +91,14 @@ class Listener:
         proof = f"proof {uuid4()}"
         with self._database.glancing() as session:
             session.execute(select(func.pg_notify(_CHANNEL, proof)))
-        with closing(connection.notifies(timeout=PROOF_SECONDS)) as heard:
-            is_told = any(word.payload == proof for word in heard)
-        if not is_told:
-            self.problem = "no word comes, as behind a pooler of transactions"
+        with closing(connection.notifies(timeout=PROOF_SECONDS)) as notifications:
+            has_arrived = any(row.payload == proof for row in notifications)
+        if not has_arrived:
+            self.problem = "no notification arrives, as behind a transaction pooler"
             return
         self.is_listening, self.problem = True, None
-        self._hear({SIGNED_IN})
+        self._on_notify({SIGNED_IN})
         while not self._closing.is_set():
-            for word in connection.notifies(timeout=TURN_SECONDS):
-                if word.payload.replace(",", "").isdecimal():  # not a test notification
-                    self._hear(set(map(int, word.payload.split(","))))
+            for row in connection.notifies(timeout=TURN_SECONDS):
+                if row.payload.replace(",", "").isdecimal():  # not a test notification
+                    self._on_notify(set(map(int, row.payload.split(","))))

@@ -57,7 +57,7 @@ def make(
         wrong.setdefault("project", text)
     if wrong:
         raise Invalid(wrong)
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "condition": condition,
         "value": value if CONDITIONS[condition].value else None,
         "metric": metric if CONDITIONS[condition].has_metric else "",
@@ -67,28 +67,28 @@ def make(
     }
     # Concurrent requests of a user are serialized, for the limit and the duplicate check.
     session.execute(select(User.id).where(User.id == user.id).with_for_update(key_share=True))
-    same = select(AlertRule).filter_by(user_id=user.id, **said).with_for_update()
+    same = select(AlertRule).filter_by(user_id=user.id, **fields).with_for_update()
     if (known := session.scalars(same).first()) is not None:
         known.channel_ids, known.is_on = mine, True
         return known
     count = select(func.count(AlertRule.id)).where(AlertRule.user_id == user.id)
     if (session.scalar(count) or 0) >= MOST:
         raise Invalid({"condition": f"you have {MOST} rules; allowed: no more. Delete some first"})
-    rule = AlertRule(user_id=user.id, channel_ids=mine, **said)
+    rule = AlertRule(user_id=user.id, channel_ids=mine, **fields)
     session.add(rule)
     session.flush()
     return rule
 
 
 def switch(session: Session, user: User, rule_id: int, *, is_on: bool) -> AlertRule:
-    """Switch a rule on or off. A rule that is switched on is evaluated from then on."""
+    """Enable or disable a rule. An enabled rule is evaluated from then on."""
     rule = _mine(session, user, rule_id)
     rule.is_on = is_on
     return rule
 
 
 def delete(session: Session, user: User, rule_id: int) -> None:
-    """Delete a rule; its notices stay. Raises NotFound."""
+    """Delete a rule; its alerts stay. Raises NotFound."""
     rule = _mine(session, user, rule_id)
     session.execute(update(Alert).where(Alert.rule_id == rule_id).values(rule_id=None))
     session.delete(rule)
@@ -96,7 +96,7 @@ def delete(session: Session, user: User, rule_id: int) -> None:
 
 
 def describe(rule: AlertRule) -> str:
-    """Describe a rule in words that follow "Tell me when"."""
+    """Describe a rule in words that follow "Notify me when"."""
     condition = CONDITIONS[rule.condition]
     of = {
         RUN: f"run {rule.run_id}",

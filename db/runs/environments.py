@@ -56,8 +56,8 @@ def _packed(text: str | None) -> bytes | None:
     if text is None:
         return None
     # A character that the limit splits is dropped.
-    kept = text.encode(errors="replace")[:LONGEST_BYTES].decode(errors="ignore")
-    return zlib.compress(kept.encode())
+    stored = text.encode(errors="replace")[:LONGEST_BYTES].decode(errors="ignore")
+    return zlib.compress(stored.encode())
 
 
 def _unpacked(packed: bytes | None) -> str | None:

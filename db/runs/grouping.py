@@ -241,16 +241,16 @@ def _settings(paths: Collection[str]) -> Subquery:
         for kind, column in (("number", RunConfigValue.number), ("text", RunConfigValue.text))
     ]
     last_parts = {path.rpartition(".")[2] for path in paths}
-    wanted = (RunConfigValue.name.in_(last_parts), RunConfigValue.path.in_(paths))
-    query = select(RunConfigValue.run_id, *columns).where(*wanted)
+    condition = (RunConfigValue.name.in_(last_parts), RunConfigValue.path.in_(paths))
+    query = select(RunConfigValue.run_id, *columns).where(*condition)
     return query.group_by(RunConfigValue.run_id).subquery()
 
 
 def _metrics(names: Collection[str]) -> Subquery:
     """Select the latest metric values, one row per run, one column per name."""
     columns = [func.max(case((is_metric(name), LatestMetric.value))).label(name) for name in names]
-    wanted = or_(false(), *(is_metric(name) for name in names))
-    query = select(LatestMetric.run_id, *columns).where(wanted)
+    condition = or_(false(), *(is_metric(name) for name in names))
+    query = select(LatestMetric.run_id, *columns).where(condition)
     return query.group_by(LatestMetric.run_id).subquery()
 
 

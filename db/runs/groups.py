@@ -72,9 +72,9 @@ def labels(configs: Sequence[dict[str, Any]]) -> list[str]:
     If they differ in which modules have their own precision, the names include these modules.
     """
     special = [_special(config) for config in configs]
-    is_told = len(set(special)) > 1
+    differ = len(set(special)) > 1
     return [
-        ", ".join(filter(None, (variant(config), each if is_told else "")))
+        ", ".join(filter(None, (variant(config), each if differ else "")))
         for config, each in zip(configs, special, strict=True)
     ]
 

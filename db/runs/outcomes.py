@@ -30,11 +30,11 @@ def ending(run: Run, applied: int) -> Ending | None:
     return "diverged" if run.last_flags & NONFINITE_LOSS else None
 
 
-def ended_as(wanted: Ending) -> ColumnElement[bool]:
+def ended_as(expected: Ending) -> ColumnElement[bool]:
     """Return the SQL condition for runs with this ending."""
-    if wanted == "stopped":
+    if expected == "stopped":
         return and_(Run.status == Status.FAILED, Run.failure_kind == "rule")
-    if wanted == "pruned":
+    if expected == "pruned":
         return and_(Run.status == Status.CANCELLED, Run.failure_kind == SWEEP)
     own_steps = Run.step - func.coalesce(Run.parent_step, 0)
     retried = exists().where(
@@ -44,7 +44,7 @@ def ended_as(wanted: Ending) -> ColumnElement[bool]:
     )
     is_finished = and_(Run.status == Status.FINISHED, own_steps > 0)
     is_no_update = and_(Run.skipped >= own_steps, not_(retried))
-    if wanted == "unapplied":
+    if expected == "unapplied":
         return and_(is_finished, is_no_update)
     is_lost = Run.last_flags.op("&")(NONFINITE_LOSS) != 0
     return and_(is_finished, is_lost, not_(is_no_update))

@@ -18,16 +18,16 @@ def edit(
     session: Session,
     run_id: int,
     user: User,
-    wanted: Mapping[str, Any],
+    changes: Mapping[str, Any],
     seen: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Change the fields in `wanted` (name, tags, note) of a run; the others stay.
+    """Change the fields in `changes` (name, tags, note) of a run; the others stay.
 
     seen: the values that the author edited. Raises Invalid, or Changed if one of them has since
     been changed to another value.
     """
     run = runs.get(session, run_id, lock=True)
-    new = {field: _checked(field, value) for field, value in wanted.items()}
+    new = {field: _checked(field, value) for field, value in changes.items()}
     errors = {field: text for field, (_value, text) in new.items() if text}
     if errors:
         raise Invalid(errors)
@@ -42,12 +42,12 @@ def edit(
 
 def add_tag(session: Session, run_id: int, user: User, tag: str) -> Run:
     """Add a tag to a run, unless it has the tag. Raises Invalid."""
-    return _retag(session, run_id, user, tag, is_wanted=True)
+    return _retag(session, run_id, user, tag, add=True)
 
 
 def remove_tag(session: Session, run_id: int, user: User, tag: str) -> Run:
     """Remove a tag from a run, if it has the tag. Raises Invalid."""
-    return _retag(session, run_id, user, tag, is_wanted=False)
+    return _retag(session, run_id, user, tag, add=False)
 
 
 def checked_note(text: str) -> tuple[str, str]:
@@ -65,13 +65,13 @@ def parted(tags: str) -> list[str]:
     return _parts(tags.split(","))
 
 
-def _retag(session: Session, run_id: int, user: User, tag: str, *, is_wanted: bool) -> Run:
+def _retag(session: Session, run_id: int, user: User, tag: str, *, add: bool) -> Run:
     if not tag.strip():
         raise Invalid({"tag": "it is empty; allowed: text without a comma"})
     run = runs.get(session, run_id, lock=True)
     others = [each for each in tags_of(run) if each != tag.strip()]
-    if is_wanted == (len(others) == len(tags_of(run))):
-        text, error = _checked("tags", [*others, tag] if is_wanted else others)
+    if add == (len(others) == len(tags_of(run))):
+        text, error = _checked("tags", [*others, tag] if add else others)
         if error:
             raise Invalid({"tag": error})
         _write(session, run, user, {"tags": text})

@@ -52,13 +52,15 @@ def as_parquet(database: Database, run_id: int, name: str) -> Iterator[bytes]:
     types = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
     culprits = pa.list_(pa.string())
     schema = pa.schema([(c.name, types.get(c.type.python_type, culprits)) for c in columns])
-    kept = [_IN_PARQUET.get(column.type.python_type, _as_it_is) for column in columns]
+    converters = [_IN_PARQUET.get(column.type.python_type, _as_it_is) for column in columns]
     sink = _Sink()
     with parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
         for rows in _pages(database, run_id, name, columns):
             arrays = [
-                pa.array(map(keep, values), field.type)
-                for keep, values, field in zip(kept, zip(*rows, strict=True), schema, strict=True)
+                pa.array(map(convert, values), field.type)
+                for convert, values, field in zip(
+                    converters, zip(*rows, strict=True), schema, strict=True
+                )
             ]
             writer.write_table(pa.table(arrays, schema=schema))
             yield sink.take()

@@ -246,7 +246,8 @@ def record(
     remarks = [*remarks]
     if len(json.dumps(recording.early)) > EARLY_BYTES:
         recording.early = []
-        remarks.append(f"before its first step it told more than {EARLY_BYTES:,} bytes: left out")
+        limit = f"{EARLY_BYTES:,} bytes"
+        remarks.append(f"events of more than {limit} before the first step were dropped")
     for item in items:
         if isinstance(item, dict) and item["event"] == "resumed":
             recording.remark(in_words(item))
@@ -344,13 +345,13 @@ def awaited(
         rows += session.scalars(select(table).where(table.run_id == run_id, table.path == path))
     if not rows:
         text = "send the spool that tells of it first"
-        raise NotFound(f"Nothing that run {run_id} told names the file {path[:200]!r}: {text}.")
-    told = [row for row in rows if (row.size_bytes, row.sha256) == (size_bytes, sha256)]
-    if not told:
+        raise NotFound(f"No event of run {run_id} names the file {path[:200]!r}: {text}.")
+    matches = [row for row in rows if (row.size_bytes, row.sha256) == (size_bytes, sha256)]
+    if not matches:
         text = f"{size_bytes} bytes and {sha256}; allowed: as its event says, "
         text += f"{rows[0].size_bytes} bytes and {rows[0].sha256}"
         raise Invalid({"size, sha256": text})
-    return told
+    return matches
 
 
 def stored(run: Run, rows: Sequence[CheckpointFile | Artifact], key: str) -> None:

@@ -32,12 +32,12 @@ class Point(NamedTuple):
     value: float | None
 
 
-def note(connection: Connection, run_id: int, told: MetricPoints) -> None:
+def note(connection: Connection, run_id: int, metrics: MetricPoints) -> None:
     """Store the last point of each metric unless a later one is stored."""
     columns: dict[str, bulk_writes.Column] = {
-        "name": told.names,
-        "step": told.points.step[told.last],
-        "value": told.points.values[told.last, 0],
+        "name": metrics.names,
+        "step": metrics.points.step[metrics.last],
+        "value": metrics.points.values[metrics.last, 0],
     }
     bulk_writes.upsert(
         connection,

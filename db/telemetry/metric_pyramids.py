@@ -35,12 +35,12 @@ from db.telemetry.summaries import Ints, Points, Summaries, in_order, unpack
 NEVER = -1
 
 
-def update(connection: Connection, run_id: int, told: MetricPoints, before: Ints) -> None:
+def update(connection: Connection, run_id: int, metrics: MetricPoints, before: Ints) -> None:
     """Update the pyramids for points that were just written.
 
     before: for each name, the last step before these points, or NEVER.
     """
-    lowest, highest = told.points.step[told.first], told.points.step[told.last]
+    lowest, highest = metrics.points.step[metrics.first], metrics.points.step[metrics.last]
     last = np.maximum(before, highest)
     is_later = (before != NEVER) & (before < last)
     first = np.where(is_later, np.minimum(lowest, before), lowest)
@@ -49,7 +49,7 @@ def update(connection: Connection, run_id: int, told: MetricPoints, before: Ints
     for some in _portions(busy, first, last):
         axis = _Axis(first[some], last[some])
         closed = np.where(is_later[some], before[some], NEVER)
-        _update(connection, run_id, told.of_names(some), axis, closed)
+        _update(connection, run_id, metrics.of_names(some), axis, closed)
 
 
 def _portions(names: Ints, first: Ints, last: Ints) -> Iterator[Ints]:
@@ -101,26 +101,26 @@ class _Axis:
 
 
 def _update(
-    connection: Connection, run_id: int, told: MetricPoints, axis: _Axis, before: Ints
+    connection: Connection, run_id: int, metrics: MetricPoints, axis: _Axis, before: Ints
 ) -> None:
     """Update pyramids.
 
     before: for each name, the step that was its last until this update, or NEVER.
     """
     size = SIZES[0]
-    moved = told.points.moved(axis.offsets[told.owner])
+    moved = metrics.points.moved(axis.offsets[metrics.owner])
     filled, touched = split(moved)
     open_before = ((before + axis.offsets) // size)[before != NEVER]
     touched = np.union1d(touched, np.setdiff1d(open_before, filled.step // size))
     touched = touched[axis.is_kept(touched * size, size)]
-    read = _read_points(connection, run_id, told.names, axis, touched * size)
-    there = _read_siblings(connection, run_id, told.names, axis)
+    read = _read_points(connection, run_id, metrics.names, axis, touched * size)
+    there = _read_siblings(connection, run_id, metrics.names, axis)
     start, sizes, packed = summed_up(in_order([filled, read]), there, METRIC_SERIES, axis.is_kept)
     if not packed:
         return
     owners = axis.owners(start)
     columns: dict[str, bulk_writes.Column] = {
-        "name": [told.names[owner] for owner in owners.tolist()],
+        "name": [metrics.names[owner] for owner in owners.tolist()],
         "size": sizes,
         "bucket": (start - axis.offsets[owners]) // sizes,
         "summary": packed,

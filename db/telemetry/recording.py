@@ -80,8 +80,8 @@ class Recording:
     @property
     def is_taken(self) -> bool:
         """Whether any pending steps, rollbacks, configuration or files came from a spool."""
-        told = (self.pending.steps, self._rolled_back, self._configured, self.files)
-        return any(map(bool, told))
+        pending = (self.pending.steps, self._rolled_back, self._configured, self.files)
+        return any(map(bool, pending))
 
     def log(self, line: dict[str, Any]) -> None:
         """Add a line to the run's log."""
@@ -177,8 +177,8 @@ class Recording:
     @property
     def _is_known_whence(self) -> bool:
         """Whether events of new steps are recorded without waiting for the first step."""
-        is_told = self._attempt == 1 or self._begins_anew or self.resumed is not None
-        return self._may_log_alone and is_told
+        has_start = self._attempt == 1 or self._begins_anew or self.resumed is not None
+        return self._may_log_alone and has_start
 
     def _begin(self, session: Session) -> None:
         """Mark the attempt as started and delete the earlier steps that it replaces."""
@@ -193,15 +193,16 @@ class Recording:
     def _take_back(self, event: Event) -> None:
         """Discard pending items of the steps that the training rolled back."""
 
-        def stays(told: Event) -> bool:
-            return bool(told["step"] <= event["step"]) or told["event"] in telemetry.OUTLAST
+        def stays(pending_event: Event) -> bool:
+            is_before = bool(pending_event["step"] <= event["step"])
+            return is_before or pending_event["event"] in telemetry.OUTLAST
 
         self._rolled_back.append(event)
         pending = self.pending
         pending.steps = [steps[steps["step"] <= event["step"]] for steps in pending.steps]
         pending.steps = [steps for steps in pending.steps if len(steps)]
-        pending.events = [told for told in pending.events if stays(told)]
-        self.early = [told for told in self.early if stays(told)]
+        pending.events = [row for row in pending.events if stays(row)]
+        self.early = [row for row in self.early if stays(row)]
 
     def _hold_back(self) -> None:
         """Hold events of new steps until the first step, so that `_begin` does not delete them."""

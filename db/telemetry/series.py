@@ -237,14 +237,14 @@ def sparklines(
     """
     points = min(points, LOOKED_UP // max(len(some_runs), 1))
     # One condition per run: thousands of pairs exceed PostgreSQL's stack depth limit.
-    wanted = [
+    conditions = [
         (Step.run_id == run.id) & Step.step.in_(_spread(run, points))
         for run in some_runs
         if run.own_steps
     ]
-    query = select(Step.run_id, Step.loss).where(or_(false(), *wanted))
+    query = select(Step.run_id, Step.loss).where(or_(false(), *conditions))
     found: dict[int, list[Any]] = {run.id: [] for run in some_runs}
-    if wanted:
+    if conditions:
         for run_id, loss in session.execute(query.order_by(Step.run_id, Step.step)):
             found[run_id].append(json_number(loss))
     return found

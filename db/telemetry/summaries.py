@@ -178,7 +178,7 @@ def unpack(
     size: int,
     wanted: tuple[Series, ...] | None = None,
 ) -> Summaries:
-    """Unpack summaries from `pack`, all series or those in `wanted`.
+    """Unpack summaries from `pack`, all series or the given ones.
 
     A mean that is not stored is NaN. In old summaries without the last series, that series has no
     finite value.

@@ -152,7 +152,7 @@ def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None
     Raises StaleAttempt.
     """
     run = held(session, run_id, attempt)
-    _forget(session, run, after=after)
+    _delete_after(session, run, after)
 
 
 def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]
     """
     run = held(session, run_id, attempt)
     after = event["step"]
-    _forget(session, run, after=after, kept=OUTLAST)
+    _delete_after(session, run, after, retained=OUTLAST)
     run.rollbacks, run.rollback_step = run.rollbacks + 1, after
     run.revision += 1
     reason = (
@@ -179,13 +179,13 @@ def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]
         session.add(RunStatus(**change, reason=reason))
 
 
-def _forget(session: Session, run: Run, *, after: int, kept: Sequence[str] = ()) -> None:
-    """Delete the records after a step. kept: kinds of diagnoses that are not deleted."""
+def _delete_after(session: Session, run: Run, after: int, *, retained: Sequence[str] = ()) -> None:
+    """Delete the records after a step. retained: kinds of diagnoses that are not deleted."""
     for table in (Step, ScalerEvent, Metric):
         session.execute(delete(table).where(table.run_id == run.id, table.step > after))
     latest_metrics.take_back(session.connection(), run.id, after=after)
     found = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
-    session.execute(found.where(Diagnosis.kind.not_in(kept)))
+    session.execute(found.where(Diagnosis.kind.not_in(retained)))
     pyramid.rebuild(session, run.id, since=after)
     metric_pyramids.truncate(session, run.id)
     run.step = after
@@ -294,11 +294,11 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
             place = {"run_id": run.id, "kind": event["event"], "step": event["step"]}
             diagnoses.append({**place, "content": content})
     if acknowledged:
-        told = update(ControlRequest).where(
+        applied = update(ControlRequest).where(
             ControlRequest.run_id == run.id, ControlRequest.id.in_(acknowledged)
         )
         connection.execute(
-            told.where(ControlRequest.acknowledged_at.is_(None)).values(acknowledged_at=now())
+            applied.where(ControlRequest.acknowledged_at.is_(None)).values(acknowledged_at=now())
         )
     grants = _without_worse_replays(connection, run.id, diagnoses)
     _upsert(connection, Diagnosis, grants, key=("run_id", "kind", "step"))
@@ -309,24 +309,24 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
 
 def _record_metrics(connection: Connection, run_id: int, metrics: list[dict[str, Any]]) -> None:
     """Write metric points, the latest point of each metric, and the pyramids."""
-    told = MetricPoints.of(metrics)
-    points = told.points
+    rows = MetricPoints.of(metrics)
+    points = rows.points
     columns: dict[str, bulk_writes.Column] = {
-        "name": [told.names[owner] for owner in told.owner.tolist()],
+        "name": [rows.names[owner] for owner in rows.owner.tolist()],
         "step": points.step,
         "value": points.values[:, 0],
         "elapsed_ms": points.elapsed_ms,
     }
     key = {"run_id": run_id}
-    before = latest_metrics.last_steps(connection, run_id, told.names, default=NEVER)
-    if bool((points.step[told.first] > before).all()):  # no other writer: the run is locked
+    before = latest_metrics.last_steps(connection, run_id, rows.names, default=NEVER)
+    if bool((points.step[rows.first] > before).all()):  # no other writer: the run is locked
         bulk_writes.replace(connection, Metric.__table__, key, columns, are_new=True)
     else:
         bulk_writes.upsert(
             connection, Metric.__table__, key, columns, conflict=(*key, "name", "step")
         )
-    latest_metrics.note(connection, run_id, told)
-    metric_pyramids.update(connection, run_id, told, before)
+    latest_metrics.note(connection, run_id, rows)
+    metric_pyramids.update(connection, run_id, rows, before)
 
 
 def _without_worse_replays(

@@ -121,9 +121,11 @@ def windows_of(
 ) -> dict[int, Window]:
     """Return the result of `window` for each run with steps; short runs take two queries."""
     connection, asked = session.connection(), _asked(first, last)
-    wanted = None if names is None else {"loss", *names}
+    series_names = None if names is None else {"loss", *names}
     spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **asked})
-    there = [(steps_of(row[0], wanted), (row[1], row[2])) for row in spans if row[1] is not None]
+    there = [
+        (steps_of(row[0], series_names), (row[1], row[2])) for row in spans if row[1] is not None
+    ]
     return {
         stretch.source.key["run_id"]: _window(connection, stretch, most)
         for stretch in _read(connection, there, asked, most)

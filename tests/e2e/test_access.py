@@ -12,7 +12,7 @@ from app.sweeps.sweep_submission import SweepSubmission
 from db.access import secrets
 from db.alerts import channels
 from db.alerts import rules as alert_rules
-from db.alerts.alert_evaluation import Seen, look
+from db.alerts.alert_evaluation import Seen, evaluate
 from db.database import Database
 from db.files import retention
 from db.files.pruning import Rules
@@ -162,7 +162,7 @@ def fill(settings: Settings, database: Database, owner: User) -> None:
         space = {"training.batch_size": "16, 32"}
         submission = SweepSubmission(recipe="digits", space=space, goal="minimise", at_once=1)
         sweep_submission.begin(session, owner, submission)
-    assert look(database, Seen(), "http://here") == 1
+    assert evaluate(database, Seen(), "http://here") == 1
 
 
 def test_axe_finds_nothing_on_any_page(

@@ -301,7 +301,7 @@ def test_an_alert_goes_all_the_way_once(
         rules.make(session, ada, condition="loss_above", scope="all", value=1.0)
         session.execute(update(Run).values(loss=2.0))
     alerts = [
-        partial(alert_evaluation.look, database, alert_evaluation.Seen(), "") for _ in range(2)
+        partial(alert_evaluation.evaluate, database, alert_evaluation.Seen(), "") for _ in range(2)
     ]
     deliverers = [AlertDelivery(inside, database, threading.Event()).look for _ in range(2)]
     for works in (alerts, deliverers):

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from db.alerts import alert_evaluation
-from db.alerts.alert_evaluation import Seen, look
+from db.alerts.alert_evaluation import Seen, evaluate
 from db.database import Database
 from db.settings import Settings
 from db.tables import AlertRule, Channel, Delivery, Run, Status
@@ -33,7 +33,7 @@ def told(database: Database, run: Run) -> int:
     with database.writing() as session:
         row = session.get_one(Run, run.id)
         row.status, row.revision = Status.PAUSED, row.revision + 1
-    return look(database, Seen(), "http://here")
+    return evaluate(database, Seen(), "http://here")
 
 
 def test_rules_and_channels_are_made_switched_and_deleted(
@@ -155,21 +155,21 @@ def test_a_look_at_ten_thousand_runs_costs_a_few_queries(
     row = {"recipe": "digits", "config": {"precision": "fp16"}, "precision": "fp16"}
     row |= {"owner_id": running.owner_id, "steps_total": 9}
     seen = Seen()
-    look(database, seen, "")
+    evaluate(database, seen, "")
     with counted(database) as few:
-        look(database, seen, "")
+        evaluate(database, seen, "")
     with database.writing() as session:
         ended = {"status": Status.FINISHED, "ended_at": 1.0}
         session.add_all([Run(name=f"r{n}", **row, **ended) for n in range(10_000)])
     with counted(database) as many:
-        look(database, seen, "")
+        evaluate(database, seen, "")
     assert many[0] <= few[0] + 2
     with database.writing() as session:
         session.add_all(Run(name=f"r{n}", **row, status=Status.RUNNING) for n in range(400))
     with noted(database) as statements:
-        look(database, seen, "")
+        evaluate(database, seen, "")
     assert len(statements) < 12
     with noted(database) as statements:
-        look(database, seen, "")
+        evaluate(database, seen, "")
     assert len(statements) <= 5
     assert alert_evaluation.MOST_RUNS > 400

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from db.access import accounts
 from db.alerts import alert_evaluation, channels, rules
-from db.alerts.alert_evaluation import Seen, look
+from db.alerts.alert_evaluation import Seen, evaluate
 from db.database import Database
 from db.files import erasure
 from db.files.storage import open_store
@@ -67,7 +67,7 @@ def test_a_condition_is_told_once_until_it_was_well_again(
     told = []
     for loss in (1.0, 3.0, 4.0, 1.0, 1.5, float("inf"), 5.0):
         change(database, running, loss=loss)
-        told.append(look(database, seen, ADDRESS))
+        told.append(evaluate(database, seen, ADDRESS))
     assert told == [0, 1, 0, 0, 0, 1, 0]
     first, second = alerts(database)
     assert first.resolved_at is not None
@@ -84,11 +84,11 @@ def test_a_restart_tells_nothing_twice_and_misses_nothing(
     rule(database, ada, "ended")
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
-    assert look(database, Seen(), ADDRESS) == 1
-    assert look(database, Seen(), ADDRESS) == 0
+    assert evaluate(database, Seen(), ADDRESS) == 1
+    assert evaluate(database, Seen(), ADDRESS) == 0
     end(database, running, Status.FAILED, error="Traceback\n  x\nValueError: no")
-    assert look(database, Seen(), ADDRESS) == 1
-    assert look(database, Seen(), ADDRESS) == 0
+    assert evaluate(database, Seen(), ADDRESS) == 1
+    assert evaluate(database, Seen(), ADDRESS) == 0
     assert alerts(database)[-1].text == "Run 1, digits-fp16, failed: ValueError: no."
 
 
@@ -99,7 +99,7 @@ def test_of_two_servers_that_look_at_once_one_tells(
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
     with ThreadPoolExecutor(4) as threads:
-        told = list(threads.map(lambda _: look(database, Seen(), ADDRESS), range(8)))
+        told = list(threads.map(lambda _: evaluate(database, Seen(), ADDRESS), range(8)))
     assert sum(told) == 1
     assert len(alerts(database)) == 1
 
@@ -110,18 +110,18 @@ def test_what_was_found_before_another_server_wrote_is_dropped(
     """One that found it ill must not tell of it after another has found it well again."""
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
-    judge, late = alert_evaluation._judge, Seen()
+    judge, late = alert_evaluation._apply_conditions, Seen()
 
     def slowly(*arguments: Any) -> None:
         judge(*arguments)
-        monkeypatch.setattr(alert_evaluation, "_judge", judge)
-        assert look(database, Seen(), ADDRESS) == 1
+        monkeypatch.setattr(alert_evaluation, "_apply_conditions", judge)
+        assert evaluate(database, Seen(), ADDRESS) == 1
         change(database, running, loss=1.0)
-        look(database, Seen(), ADDRESS)
+        evaluate(database, Seen(), ADDRESS)
 
-    monkeypatch.setattr(alert_evaluation, "_judge", slowly)
-    assert look(database, late, ADDRESS) == 0
-    assert look(database, late, ADDRESS) == 0
+    monkeypatch.setattr(alert_evaluation, "_apply_conditions", slowly)
+    assert evaluate(database, late, ADDRESS) == 0
+    assert evaluate(database, late, ADDRESS) == 0
     assert [each.resolved_at is None for each in alerts(database)] == [False]
 
 
@@ -129,10 +129,10 @@ def test_the_index_has_room_for_one(database: Database, running: Run, ada: User)
     """A server that does not know of the turn, say, is stopped by the row's unique key."""
     rule_id = rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
-    look(database, Seen(), ADDRESS)
+    evaluate(database, Seen(), ADDRESS)
     with database.writing() as session:
         held = [(session.get_one(AlertRule, rule_id), session.get_one(Run, running.id), "holds")]
-        found = alert_evaluation._Found(0, 0.0, 0.0, is_due=True, held=held)
+        found = alert_evaluation._Result(0, 0.0, 0.0, is_due=True, new=held)
         assert alert_evaluation._write(session, found, ADDRESS) == 0
     assert len(alerts(database)) == 1
 
@@ -158,13 +158,13 @@ def test_only_runs_that_changed_are_read(
     seen = Seen()
     monkeypatch.setattr(alert_evaluation, "MOST_RUNS", 8)
     for _ in range(4):
-        look(database, seen, ADDRESS)
+        evaluate(database, seen, ADDRESS)
     assert [len(each) for each in read] == [8, 8, 5]
     change(database, running, loss=1.0)
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     assert read[3:] == [[running.id]]
     rule(database, ada, "loss_above", value=3.0)
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     assert len(read[-1]) == 8
 
 
@@ -176,12 +176,12 @@ def test_a_storm_of_notices_is_told_in_pieces(
     with database.writing() as session:
         made = [submit(session, ada).id for _ in range(5)]
     seen = Seen()
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     with database.writing() as session:
         for run_id in made:
             run_control.cancel(session, run_id, ada)
     monkeypatch.setattr(alert_evaluation, "MAX_ALERTS", 2)
-    assert [look(database, seen, ADDRESS) for _ in range(4)] == [2, 2, 1, 0]
+    assert [evaluate(database, seen, ADDRESS) for _ in range(4)] == [2, 2, 1, 0]
     assert sorted(each.run_id for each in alerts(database)) == made
 
 
@@ -200,16 +200,16 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
     ):
         rule(database, ada, condition, scope, **what)
     seen = Seen()
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     for run in made:
         with database.writing() as session:
             run_control.cancel(session, run.id, ada)
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     assert {(each.rule_id, each.run_id) for each in alerts(database)} == {
         *((1, 1), (3, 1), (4, 1), (2, 2), (4, 2))
     }
     rule(database, ada, "cancelled")
-    assert look(database, seen, ADDRESS) == 0
+    assert evaluate(database, seen, ADDRESS) == 0
 
 
 @pytest.mark.parametrize(
@@ -233,9 +233,9 @@ def test_statuses(
     """Each is told in its words, and not before."""
     rule(database, ada, condition)
     seen = Seen()
-    assert look(database, seen, ADDRESS) == 0
+    assert evaluate(database, seen, ADDRESS) == 0
     end(database, running, **how)
-    assert look(database, seen, ADDRESS) == 1
+    assert evaluate(database, seen, ADDRESS) == 1
     assert alerts(database)[0].text == f"Run 1, digits-fp16, {words}."
 
 
@@ -267,12 +267,12 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
     rule(database, ada, "metric_above", metric="val/accuracy", value=0.5)
     rule(database, ada, "metric_below", metric="val/accuracy", value=0.5)
     seen = Seen()
-    assert look(database, seen, ADDRESS) == 0
+    assert evaluate(database, seen, ADDRESS) == 0
     record(database, running, steps, events=[make_metric(10, 0.75), make_metric(5, 0.1)])
     with database.writing() as session:
         session.add(Diagnosis(run_id=running.id, kind="spike", step=240, content={}))
         session.get_one(Run, running.id).scale = 2.0**-3
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     words = [*told.values(), *(words for _value, words in with_value.values())]
     words.append("has val/accuracy at 0.75, above 0.5")
     assert {each.text for each in alerts(database)} == {
@@ -287,7 +287,7 @@ def test_a_lost_loss_is_told_with_its_first_step_and_cause(
     """Gradients that were lost at step 101 are named at 101, and the loss at 102, not at 105."""
     rule(database, ada, condition)
     seen = Seen()
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     steps = make_steps([1.0] * 101 + [float("nan")] * 4)
     steps["grad_norm"][100:] = float("nan")
     origin = {"event": "origin", "step": 101, "scale": 1024.0, "direction": "backward"}
@@ -295,7 +295,7 @@ def test_a_lost_loss_is_told_with_its_first_step_and_cause(
     origin |= {"module": "head", "source": None}
     record(database, running, steps, events=[origin])
     end(database, running)
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     [alert] = alerts(database)
     what = {
         "diverged": "finished, but diverged: its loss is not finite from step 102 on",
@@ -311,9 +311,9 @@ def test_a_loss_lost_before_the_recent_steps_is_dated_so(
     """A rule made late reads the latest 1,000 steps only, and says that it may have been before."""
     record(database, running, make_steps([1.0] * 50 + [float("nan")] * 1100))
     seen = Seen()
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     rule(database, ada, "nonfinite_loss")
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     [alert] = alerts(database)
     assert "at step 151 or before" in alert.text
 
@@ -323,13 +323,13 @@ def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
     for condition in ("unapplied", "diverged"):
         rule(database, ada, condition)
     seen = Seen()
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     end(database, running)
-    assert look(database, seen, ADDRESS) == 0  # without a step it is neither
+    assert evaluate(database, seen, ADDRESS) == 0  # without a step it is neither
     change(database, running, step=5, skipped=5)
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     change(database, running, skipped=1, loss=None, last_flags=NONFINITE_LOSS)
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     assert [each.condition for each in alerts(database)] == ["unapplied", "diverged"]
 
 
@@ -337,16 +337,16 @@ def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -
     """It is told though nothing of the run changes, and is well with the next step."""
     rule(database, ada, "no_progress", value=10.0)
     seen = Seen()
-    assert look(database, seen, ADDRESS) == 0
+    assert evaluate(database, seen, ADDRESS) == 0
     with database.writing() as session:
         session.execute(update(RunStatus).values(time=RunStatus.time - 900))
         session.execute(update(Run).values(started_at=Run.created_at - 900))
     seen.marks = {}  # a quarter of a minute later
-    assert look(database, seen, ADDRESS) == 1
+    assert evaluate(database, seen, ADDRESS) == 1
     steps = make_steps([1.0])
     steps["elapsed_ms"] = 890_000
     record(database, running, steps)
-    look(database, seen, ADDRESS)
+    evaluate(database, seen, ADDRESS)
     [alert] = alerts(database)
     assert alert.text == "Run 1, digits-fp16, made no step for 10 minutes."
     assert alert.resolved_at is not None
@@ -371,7 +371,7 @@ def test_channels_of_a_rule_get_one_delivery_each(
         channels.switch(session, ada, off, is_on=False)
     rule(database, ada, "loss_above", value=2.0, scope="run", run_id=running.id)
     change(database, running, loss=3.0)
-    assert look(database, Seen(), ADDRESS) == 2
+    assert evaluate(database, Seen(), ADDRESS) == 2
     with database.reading() as session:
         assert session.scalars(select(Delivery.channel_id)).all() == [on, on]
     with database.writing() as session:
@@ -421,4 +421,4 @@ def test_rules_are_checked_and_bounded(
     change(database, running, scale=0.5)
     with database.writing() as session:
         rules.delete(session, ada, first)
-    assert look(database, Seen(), ADDRESS) == 0
+    assert evaluate(database, Seen(), ADDRESS) == 0

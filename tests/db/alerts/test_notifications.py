@@ -99,4 +99,4 @@ def test_a_listener_that_is_told_nothing_says_so(
         listener, _heard = stack.enter_context(listening(deaf))
         while listener.problem is None:
             assert not listener.is_listening
-        assert listener.problem == "no word comes, as behind a pooler of transactions"
+        assert listener.problem == "no notification arrives, as behind a transaction pooler"
