@@ -1,1 +1,1 @@
-"""What a run recorded: series, metrics, diagnosis, environment, system samples."""
+"""Recorded data of a run: series, metrics, diagnosis, environment, system samples."""

@@ -1,4 +1,4 @@
-"""A run's configuration field by field, beside the defaults of its recipe or command."""
+"""Fields of a run's configuration with the defaults of its recipe or command."""
 
 from typing import Any
 
@@ -11,25 +11,25 @@ from db.tables import Run
 
 
 class Setting(BaseModel):
-    """A field and its value; the default is null, too, where none is known."""
+    """A field with its value and default."""
 
     path: str
     title: str
     value: Any
-    default: Any
+    default: Any  # also null if it is unknown
     has_default: bool
     is_changed: bool
 
 
 def settings_of(session: Session, run: Run) -> list[Setting]:
-    """Return all settings; of a recipe that no worker offers the defaults are not known."""
+    """Return all settings; the defaults are unknown if no worker offers the recipe."""
     if run.command:
         schema = command_lines.schema(run.command["parameters"])
     else:
         schema = (workers.find_recipe(session, run.recipe) or {}).get("schema", {})
-    known = {field.path: field for field in config_schema.properties(schema)}
+    fields = {field.path: field for field in config_schema.properties(schema)}
     values = config_schema.flat(run.whole_config)
-    return [_setting(run, path, value, known.get(path)) for path, value in values]
+    return [_setting(run, path, value, fields.get(path)) for path, value in values]
 
 
 def _setting(run: Run, path: str, value: Any, field: config_schema.Property | None) -> Setting:
@@ -47,4 +47,4 @@ def _setting(run: Run, path: str, value: Any, field: config_schema.Property | No
 
 def changed(settings: list[Setting]) -> list[Setting]:
     """Return the settings that are known to differ from their defaults."""
-    return [each for each in settings if each.has_default and each.is_changed]
+    return [setting for setting in settings if setting.has_default and setting.is_changed]

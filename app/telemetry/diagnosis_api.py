@@ -1,4 +1,4 @@
-"""What was found out about single steps of a run, and the files that its recipe left."""
+"""Routes of a run's diagnoses and artifacts."""
 
 from typing import Annotated, Any
 
@@ -24,39 +24,39 @@ MOST_SAMPLES = 300
 
 
 class Sample(BaseModel):
-    """How many gradients lay at each power of two, unscaled, in one step."""
+    """Numbers of unscaled gradients at each power of two in one step."""
 
     step: int
     scale: float
-    lowest_exponent: Annotated[int, Field(description="Of the first count; the rest go upwards")]
+    lowest_exponent: Annotated[int, Field(description="Exponent of the first count; ascending")]
     counts: list[int]
     zeros: int
     nonfinite: int
 
 
 class Histograms(BaseModel):
-    """Samples in order of step, and the modules that there are."""
+    """Samples in order of step, and the names of the modules."""
 
     modules: list[str]
     samples: list[Sample]
 
 
 class LayerNorms(BaseModel):
-    """How large each layer's gradients were: L2, unscaled, before the clip."""
+    """Gradient norms by layer: L2, unscaled, before the clip."""
 
     steps: list[int]
     layers: Annotated[list[str], Field(description="In forward order")]
-    norms: Annotated[list[list[Number]], Field(description="A list a layer, a number a step")]
+    norms: Annotated[list[list[Number]], Field(description="By layer and step")]
 
 
-class HeadroomLooks(BaseModel):
-    """How many powers of two each module's largest numbers were below fp16's largest, 65,504."""
+class HeadroomSeries(BaseModel):
+    """Headroom by module: powers of two between its largest number and fp16's, 65,504."""
 
     steps: list[int]
     modules: Annotated[list[str], Field(description="In forward order")]
     left: Annotated[
         list[list[Number]],
-        Field(description='A list a module, a number a step; "-Infinity" for inf or NaN'),
+        Field(description='By module and step; "-Infinity" for inf or NaN'),
     ]
 
 
@@ -75,7 +75,7 @@ class ArtifactFile(BaseModel):
 
 
 class Replays(ListPage):
-    """What replays found, in order of step."""
+    """Replays in order of step."""
 
     replays: list[dict[str, Any]]
 
@@ -87,7 +87,7 @@ class Artifacts(ListPage):
 
 
 class Findings(ListPage):
-    """What is wrong with a run, the gravest first."""
+    """Findings about a run, the most severe first."""
 
     findings: list[AdvisedFinding]
 
@@ -97,9 +97,9 @@ class Findings(ListPage):
 def get_findings(
     run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Findings:
-    """Return what is wrong with a run, the gravest first, and what can be done about it now."""
-    found = page_of_list(advised(session, runs.get(session, run_id)), after=after, limit=limit)
-    return Findings(findings=list(found.rows), total=found.total, next=found.next)
+    """Return the findings about a run, the most severe first, with actions possible now."""
+    page = page_of_list(advised(session, runs.get(session, run_id)), after=after, limit=limit)
+    return Findings(findings=list(page.rows), total=page.total, next=page.next)
 
 
 @router.get("/histograms")
@@ -108,15 +108,15 @@ def get_histograms(
     run_id: RunId,
     session: Db,
     _principal: SignedIn,
-    module: Annotated[str | None, Query(description="Without it: all modules together")] = None,
+    module: Annotated[str | None, Query(description="Default: the sum of all modules")] = None,
     most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
 ) -> Histograms:
-    """Return histograms of the gradients' exponents, evenly thinned where they are many."""
+    """Return histograms of the gradients' exponents, evenly thinned to at most `most`."""
     runs.get(session, run_id)
     newest = histograms.newest(session, run_id)
-    names = [each["name"] for each in newest.content["modules"]] if newest else []
+    names = [row["name"] for row in newest.content["modules"]] if newest else []
     samples = histograms.of_module(session, run_id, module, most=most)
-    return Histograms(modules=names, samples=[Sample(**each) for each in samples])
+    return Histograms(modules=names, samples=[Sample(**sample) for sample in samples])
 
 
 @router.get("/layer-norms")
@@ -127,7 +127,7 @@ def get_layer_norms(
     _principal: SignedIn,
     most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
 ) -> LayerNorms:
-    """Return the gradient norm of each layer over time, evenly thinned where there are many."""
+    """Return the gradient norm of each layer over time, evenly thinned to at most `most`."""
     runs.get(session, run_id)
     return LayerNorms(**histograms.layer_norms(session, run_id, most=most))
 
@@ -139,10 +139,10 @@ def get_headroom(
     session: Db,
     _principal: SignedIn,
     most: Annotated[int, Query(ge=2, le=2000)] = MOST_SAMPLES,
-) -> HeadroomLooks:
-    """Return the headroom of each module over time, evenly thinned where there are many looks."""
+) -> HeadroomSeries:
+    """Return the headroom of each module over time, evenly thinned to at most `most`."""
     runs.get(session, run_id)
-    return HeadroomLooks(**histograms.headroom_by_step(session, run_id, most=most))
+    return HeadroomSeries(**histograms.headroom_by_step(session, run_id, most=most))
 
 
 @router.get("/replays")
@@ -150,11 +150,11 @@ def get_headroom(
 def get_replays(
     run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Replays:
-    """Return what replays of skipped steps found."""
+    """Return the replays of skipped steps."""
     runs.get(session, run_id)
-    found = artifacts.replays(session, run_id, after=after, limit=limit)
-    replays = [row.content for (row,) in found.rows]
-    return Replays(replays=replays, total=found.total, next=found.next)
+    page = artifacts.replays(session, run_id, after=after, limit=limit)
+    replays = [row.content for (row,) in page.rows]
+    return Replays(replays=replays, total=page.total, next=page.next)
 
 
 @router.get("/artifacts")
@@ -162,8 +162,8 @@ def get_replays(
 def get_artifacts(
     run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Artifacts:
-    """Return the files that the recipe left."""
+    """Return the artifacts of the recipe."""
     runs.get(session, run_id)
-    found = artifacts.page_of_run(session, run_id, after=after, limit=limit)
-    files = [ArtifactFile.model_validate(row) for (row,) in found.rows]
-    return Artifacts(artifacts=files, total=found.total, next=found.next)
+    page = artifacts.page_of_run(session, run_id, after=after, limit=limit)
+    files = [ArtifactFile.model_validate(row) for (row,) in page.rows]
+    return Artifacts(artifacts=files, total=page.total, next=page.next)

@@ -1,4 +1,4 @@
-"""What a run was started in, for its page and for scripts."""
+"""Environment of a run: machine, versions, command, source and git."""
 
 from typing import Annotated, Any
 
@@ -18,18 +18,18 @@ class SourceFile(BaseModel):
     path: str
     sha256: str
     size_bytes: int
-    is_cut: Annotated[bool, Field(description="Whether only the first 256 kB are kept")]
+    is_cut: Annotated[bool, Field(description="Whether only the first 256 kB are stored")]
 
 
 class Git(BaseModel):
-    """What git said of the folder."""
+    """State of the folder's git repository."""
 
     commit: str | None = None
     is_dirty: bool = False
-    untracked: Annotated[list[str], Field(description="Files it does not know, 50 at most")] = []
+    untracked: Annotated[list[str], Field(description="Untracked files, at most 50")] = []
     untracked_count: int = 0
-    is_cut: Annotated[bool, Field(description="Whether only 256 kB of the diff are kept")] = False
-    error: Annotated[str | None, Field(description="Where it refused, why")] = None
+    is_cut: Annotated[bool, Field(description="Whether only 256 kB of the diff are stored")] = False
+    error: Annotated[str | None, Field(description="Error of git, if it failed")] = None
 
 
 class Environment(BaseModel):
@@ -44,47 +44,50 @@ class Environment(BaseModel):
     command: list[str]
     folder: str | None
     file: SourceFile | None
-    git: Annotated[Git | None, Field(description="Null where the folder is in no repository")]
+    git: Annotated[Git | None, Field(description="Null if the folder is in no repository")]
     has_other_source: Annotated[
-        bool, Field(description="Whether the recipe's file is another today, as its worker says")
+        bool, Field(description="Whether the worker's recipe file has changed since")
     ]
 
 
 class FullEnvironment(Environment):
-    """The same with its texts."""
+    """An environment with the texts of source and diff."""
 
     source: str | None
-    diff: Annotated[str | None, Field(description="Of what git knows, against the commit")]
+    diff: Annotated[str | None, Field(description="Of tracked files, against the commit")]
 
 
 def environment_of(session: Session, run: Run) -> Environment | None:
-    """Return what is known: of a watched run as much as it told, of one in the queue nothing."""
-    if found := environments.newest(session, run.id):
-        told = Environment(attempt=found.attempt, **found.content, has_other_source=False)
-        told.has_other_source = _has_other_source(session, run, told)
-        return told
+    """Return the environment of the latest attempt; None before the first one.
+
+    For a watched run only what its script reported.
+    """
+    if row := environments.newest(session, run.id):
+        environment = Environment(attempt=row.attempt, **row.content, has_other_source=False)
+        environment.has_other_source = _has_other_source(session, run, environment)
+        return environment
     if watched := ingest.attempt_of(session, run):
-        nothing = {"worker": None, "platform": None, "folder": None, "file": None, "git": None}
-        what = {"host": watched.host, "versions": watched.versions, "devices": [], "command": []}
-        return Environment(attempt=watched.attempt, **nothing, **what, has_other_source=False)
+        unknown = {"worker": None, "platform": None, "folder": None, "file": None, "git": None}
+        known = {"host": watched.host, "versions": watched.versions, "devices": [], "command": []}
+        return Environment(attempt=watched.attempt, **unknown, **known, has_other_source=False)
     return None
 
 
 def full_environment(session: Session, run: Run) -> FullEnvironment:
-    """Return it with its texts. Raises NotFound."""
-    told = environment_of(session, run)
-    if told is None:
-        raise NotFound(f"Nothing is known of what run {run.id} was started in.")
-    found = environments.newest(session, run.id)
-    source, diff = environments.texts(found) if found else (None, None)
-    return FullEnvironment(**told.model_dump(), source=source, diff=diff)
+    """Return the environment with its texts. Raises NotFound."""
+    environment = environment_of(session, run)
+    if environment is None:
+        raise NotFound(f"Run {run.id} has not started, so its environment is unknown.")
+    row = environments.newest(session, run.id)
+    source, diff = environments.texts(row) if row else (None, None)
+    return FullEnvironment(**environment.model_dump(), source=source, diff=diff)
 
 
-def _has_other_source(session: Session, run: Run, told: Environment) -> bool:
-    if run.source != RECIPE or told.file is None:
+def _has_other_source(session: Session, run: Run, environment: Environment) -> bool:
+    if run.source != RECIPE or environment.file is None:
         return False
     try:
         today = workers.recipe(session, run.recipe).get("sha256")
     except NotFound:
         return False
-    return today not in (None, told.file.sha256)
+    return today not in (None, environment.file.sha256)

@@ -1,4 +1,4 @@
-"""What a run was started in."""
+"""Route of a run's environment."""
 
 from fastapi import APIRouter
 
@@ -16,5 +16,8 @@ router = APIRouter(prefix="/runs/{run_id}", tags=["runs"])
 @router.get("/environment")
 @requires(Permission.VIEW_RUN)
 def get_environment(run_id: RunId, session: Db, _principal: SignedIn) -> FullEnvironment:
-    """Return machine, versions, command, source and git of the latest attempt; 404 before it."""
+    """Return machine, versions, command, source and git of the latest attempt.
+
+    404 before the first attempt.
+    """
     return full_environment(session, runs.get(session, run_id))

@@ -1,4 +1,4 @@
-"""All that was recorded of a run, as files: not what a screen has use for, but every row."""
+"""Exports of all recorded rows of a run as files, without downsampling."""
 
 from typing import Literal
 
@@ -35,7 +35,7 @@ def export_rows(
     database: TheDatabase,
     _principal: SignedIn,
 ) -> StreamingResponse:
-    """Export all steps, all that the scaler did, or all metrics: page by page, never sampled."""
+    """Export all steps, scaler events or metrics, page by page and never sampled."""
     runs.get(session, run_id)
     write, media_type = FORMATS[kind]
     headers = {"Content-Disposition": f'attachment; filename="run{run_id}-{name}.{kind}"'}

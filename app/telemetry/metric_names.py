@@ -1,4 +1,4 @@
-"""Which of a run's metrics are shown: a page of those whose names have a text."""
+"""Selection of a run's metrics: a page of the names that match a search."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,22 +11,22 @@ from app.http.parameters import Name, Text
 from db.telemetry import latest_metrics
 from db.telemetry.latest_metrics import NamesPage
 
-#: Metrics of one answer: what a page shows, and charts draw.
+#: Metrics in one response, as shown on a page and drawn in charts.
 MOST_SHOWN = 100
-#: Of them, those that an address names: pinned ones.
+#: Of these, metrics that a URL names: pinned ones.
 MOST_NAMED = 50
 
 
 @dataclass(frozen=True)
 class Choice:
-    """search: part of the names.  after: the last name of the page before.  named: shown too."""
+    """Selection of metrics."""
 
-    search: str = ""
-    after: str = ""
-    named: tuple[str, ...] = ()
+    search: str = ""  # substring of the names
+    after: str = ""  # last name of the previous page
+    named: tuple[str, ...] = ()  # always included
 
     def names(self, session: Session, run_id: int) -> NamesPage:
-        """Return the names that are shown of a run."""
+        """Return the selected names of a run."""
         return latest_metrics.page_of_names(
             session,
             run_id,
@@ -37,15 +37,15 @@ class Choice:
         )
 
 
-#: The first page.
+#: Selection of the first page.
 FIRST = Choice()
 
 
 async def _choice(
-    metric_search: Annotated[Text, Query(description="Only metrics whose names have this")] = "",
-    metric_after: Annotated[Name, Query(description="`metrics_next` of the page before")] = "",
+    metric_search: Annotated[Text, Query(description="Substring of the metrics' names")] = "",
+    metric_after: Annotated[Name, Query(description="`metrics_next` of the previous page")] = "",
     metric: Annotated[
-        list[Name], MaxLen(MOST_NAMED), Query(description="Metrics that are told in any case")
+        list[Name], MaxLen(MOST_NAMED), Query(description="Metrics to include in any case")
     ] = [],  # noqa: B006 - FastAPI copies it
 ) -> Choice:
     return Choice(metric_search.strip(), metric_after, tuple(metric))

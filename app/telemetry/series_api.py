@@ -1,4 +1,4 @@
-"""What a training told: series for charts, events, metrics, log lines, files."""
+"""Routes of a run's recorded data: series, events, metrics, log lines, files."""
 
 from collections.abc import Collection
 from typing import Annotated
@@ -25,78 +25,72 @@ from db.telemetry.pyramid import STEP_SERIES
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 
-SERIES = (*(each.name for each in STEP_SERIES), "elapsed_ms")
+SERIES = (*(series.name for series in STEP_SERIES), "elapsed_ms")
 MOST_POINTS = 5000
 LEAST_POINTS = 32
 
 
 class Line(BaseModel):
-    """Values and their steps. null is NaN; infinities are "Infinity" and "-Infinity".
+    """Values and their steps. null is NaN; infinities are "Infinity" and "-Infinity"."""
 
-    x, mean_x: null if they are the page's. mean_y: means of buckets, where points are few.
-    """
-
-    x: list[int] | None
+    x: Annotated[list[int] | None, Field(description="Steps; null: those of the page")]
     y: list[float | str | None]
-    mean_x: Annotated[list[int] | None, Field(description="Middles of buckets")] = None
-    mean_y: list[float | str | None] = []
+    mean_x: Annotated[
+        list[int] | None, Field(description="Middles of buckets; null: those of the page")
+    ] = None
+    mean_y: Annotated[
+        list[float | str | None], Field(description="Means of buckets; empty in a raw window")
+    ] = []
 
 
 class Ticks(BaseModel):
-    """What happened at steps; where there are more than 5,000, counted in buckets by their first.
+    """Steps with an event; if there are more than 5,000, buckets with counts."""
 
-    total: exactly how often in the range, and the sum of counts; before: how often before it.
-    """
-
-    steps: list[int] = []
+    steps: Annotated[list[int], Field(description="Steps, or first steps of buckets")] = []
     counts: list[int] = []
-    total: int = 0
-    before: int = 0
+    total: Annotated[int, Field(description="Exact number in the range")] = 0
+    before: Annotated[int, Field(description="Number before the range")] = 0
 
 
 class Spike(BaseModel):
-    """A sudden rise of the loss. z: robust standard deviations above the median before it."""
+    """A sudden rise of the loss."""
 
     step: int
     loss: float | str
-    z: float | str
-    rolled_back_to: Annotated[
-        int | None, Field(description="Step that the run went back to for it")
+    z: Annotated[
+        float | str,
+        Field(description="Robust standard deviations above the median before it"),
     ]
+    rolled_back_to: Annotated[int | None, Field(description="Step of the rollback, if any")]
 
 
 class SeriesWindow(BaseModel):
-    """Series over a range of steps, as many points as a screen has use for.
+    """Series over a range of steps, downsampled for a screen."""
 
-    x, mean_x: of all series without their own; extremes of buckets have them at steps of their own.
-    total: steps in the range; points: points of the longest series.
-    metrics: what the recipe measured, in the same way.
-    """
-
-    parent_step: Annotated[int, Field(description="Of a fork: own steps are those after it")]
+    parent_step: Annotated[int, Field(description="Of a fork: its own steps are those after it")]
     first: int
     last: int
-    total: int
-    points: int
-    bucket: Annotated[int, Field(description="Steps that share a lowest and a highest; 1: raw")]
-    x: list[int]
-    mean_x: list[int]
+    total: Annotated[int, Field(description="Steps in the range")]
+    points: Annotated[int, Field(description="Points of the longest series")]
+    bucket: Annotated[int, Field(description="Steps per minimum and maximum; 1: raw")]
+    x: Annotated[list[int], Field(description="Steps of all series without their own")]
+    mean_x: Annotated[
+        list[int], Field(description="Middles of buckets of all series without their own")
+    ]
     series: dict[str, Line]
     metrics: dict[str, Line]
     skips: Ticks
-    nonfinite: Annotated[Ticks, Field(description="Steps whose loss was not finite")]
+    nonfinite: Annotated[Ticks, Field(description="Steps with a non-finite loss")]
 
 
 class SeriesPage(SeriesWindow):
-    """Series of one run. cursor: where live news go on.
+    """Series of one run, with a page of its metrics in order of name."""
 
-    metrics: a page of them, in order of name. metrics_total: of all pages; metrics_next: what
-    `metric_after` is for the next one, null on the last.
-    """
-
-    metrics_total: int
-    metrics_next: str | None
-    cursor: str
+    metrics_total: Annotated[int, Field(description="On all pages")]
+    metrics_next: Annotated[
+        str | None, Field(description="`metric_after` of the next page; null on the last")
+    ]
+    cursor: Annotated[str, Field(description="Position for live updates")]
     resumptions: Annotated[
         dict[int, int], Field(description="By attempt, the last step before its own")
     ]
@@ -104,25 +98,25 @@ class SeriesPage(SeriesWindow):
 
 
 class Events(ListPage):
-    """What the scaler did, in order of step."""
+    """Scaler events in order of step."""
 
     events: list[Event]
 
 
 class Metrics(ListPage):
-    """What the recipe measured, in order of step."""
+    """Metric points in order of recording."""
 
     metrics: list[MetricPoint]
 
 
 class Log(BaseModel):
-    """Lines, oldest first. total: of all pages; next: what `before` is for the page of those before
-    these, null where there are none.
-    """
+    """Log lines, oldest first."""
 
     log: list[LogLine]
-    total: int
-    next: int | None
+    total: Annotated[int, Field(description="Lines on all pages")]
+    next: Annotated[
+        int | None, Field(description="`before` for the page of earlier lines; null if none")
+    ]
 
 
 class Checkpoints(ListPage):
@@ -132,13 +126,10 @@ class Checkpoints(ListPage):
 
 
 class FlaggedSteps(BaseModel):
-    """Columns of steps with a flag: 1 skipped, 2 loss not finite.
+    """Columns of steps with a flag: 1 skipped, 2 loss not finite."""
 
-    total: of all pages; next: the step that `after` is for the next one, null on the last.
-    """
-
-    total: int
-    next: int | None
+    total: Annotated[int, Field(description="Steps on all pages")]
+    next: Annotated[int | None, Field(description="`after` for the next page; null on the last")]
     step: list[int]
     flags: list[int]
     loss: list[float | str | None]
@@ -162,18 +153,18 @@ def get_series(
 def page_of_series(
     session: Session, run_id: int, first: int, last: int | None, points: int, chosen: Choice
 ) -> SeriesPage:
-    """Read what charts of a run draw."""
+    """Read the data for the charts of a run."""
     run = runs.get(session, run_id)
     cursor = str(history.cursor_now(session, run))
     resumptions = history.resumptions(session, run_id)
-    found = [Spike.model_validate(each) for each in spikes(session, run_id)]
+    loss_spikes = [Spike.model_validate(row) for row in spikes(session, run_id)]
     metrics = chosen.names(session, run_id)
     drawn = windows_of(session, [run], first, last, points, metrics=metrics.names)[run_id]
     return SeriesPage(
         **dict(drawn),
         cursor=cursor,
         resumptions=resumptions,
-        spikes=found,
+        spikes=loss_spikes,
         metrics_total=metrics.total,
         metrics_next=metrics.next,
     )
@@ -188,12 +179,12 @@ def windows_of(
     names: Collection[str] | None = None,
     metrics: Collection[str] | None = None,
 ) -> dict[int, SeriesWindow]:
-    """Read series of runs. names: only these, and elapsed_ms, without which there is no time.
+    """Read series of runs. names: only these, and always elapsed_ms for the time axis.
 
-    metrics: those of metrics, if they are others.
+    metrics: names of the metrics, by default also `names`.
     """
     ids = [run.id for run in some_runs]
-    found = windows.windows_of(session, ids, first=first, last=last, most=points, names=names)
+    by_run = windows.windows_of(session, ids, first=first, last=last, most=points, names=names)
     measured = windows.metrics_of_runs(
         session,
         ids,
@@ -203,11 +194,11 @@ def windows_of(
         names=names if metrics is None else metrics,
     )
     before = _skips_before(session, ids, first)
-    wanted = set(SERIES) if names is None else {*names, "elapsed_ms"}
+    names_shown = set(SERIES) if names is None else {*names, "elapsed_ms"}
     return {
-        run.id: _window(run, found[run.id], measured[run.id], before[run.id], wanted)
-        if run.id in found
-        else _logged(run, measured[run.id], first, wanted)
+        run.id: _window(run, by_run[run.id], measured[run.id], before[run.id], names_shown)
+        if run.id in by_run
+        else _logged(run, measured[run.id], first, names_shown)
         for run in some_runs
     }
 
@@ -217,7 +208,7 @@ def _window(
     window: windows.Window,
     measured: dict[str, windows.Line],
     skips_before: int,
-    wanted: set[str],
+    names_shown: set[str],
 ) -> SeriesWindow:
     loss = window.series["loss"]
     lines = window.series | {"elapsed_ms": window.elapsed_ms}
@@ -230,7 +221,7 @@ def _window(
         bucket=window.bucket,
         x=loss.x,
         mean_x=loss.mean_x,
-        series=_lines({name: line for name, line in lines.items() if name in wanted}, loss),
+        series=_lines({name: line for name, line in lines.items() if name in names_shown}, loss),
         metrics=_lines(measured),
         skips=_ticks(window.skips, before=skips_before),
         nonfinite=_ticks(loss.nonfinite),
@@ -238,9 +229,9 @@ def _window(
 
 
 def _logged(
-    run: Run, measured: dict[str, windows.Line], first: int, wanted: set[str]
+    run: Run, measured: dict[str, windows.Line], first: int, names_shown: set[str]
 ) -> SeriesWindow:
-    """Tell of a run that only logs: its steps are those of its metrics."""
+    """Return the window of a run that only logs metrics, over the steps of these."""
     logged = [line.x[-1] for line in measured.values() if line.x]
     return SeriesWindow(
         parent_step=run.parent_step or 0,
@@ -251,7 +242,7 @@ def _logged(
         bucket=1,
         x=[],
         mean_x=[],
-        series={name: Line(x=None, y=[]) for name in SERIES if name in wanted},
+        series={name: Line(x=None, y=[]) for name in SERIES if name in names_shown},
         metrics=_lines(measured),
         skips=Ticks(),
         nonfinite=Ticks(),
@@ -259,8 +250,8 @@ def _logged(
 
 
 def _lines(lines: dict[str, windows.Line], first: windows.Line | None = None) -> dict[str, Line]:
-    """Return lines for an answer; what their steps share with a first line stands there once."""
-    # Our own numbers: to check each of them would take longer than to read it.
+    """Return lines for a response, without the steps that are equal to those of a first line."""
+    # Without validation, which would take longer than the query.
     return {
         name: Line.model_construct(
             x=None if first and line.x == first.x else line.x,
@@ -277,11 +268,11 @@ def _ticks(ticks: windows.Ticks, before: int = 0) -> Ticks:
 
 
 def _skips_before(session: Session, ids: list[int], step: int) -> dict[int, int]:
-    """Count the skipped steps before a step, which says how many updates were applied by then."""
+    """Count the skipped steps before a step, to derive the number of applied updates."""
     if step == 1:
         return dict.fromkeys(ids, 0)
-    found = windows.windows_of(session, ids, last=step - 1, most=LEAST_POINTS, names=())
-    return {run_id: found[run_id].skips.total if run_id in found else 0 for run_id in ids}
+    by_run = windows.windows_of(session, ids, last=step - 1, most=LEAST_POINTS, names=())
+    return {run_id: by_run[run_id].skips.total if run_id in by_run else 0 for run_id in ids}
 
 
 @router.get("/flagged")
@@ -293,7 +284,7 @@ def get_flagged_steps(
     after: Annotated[Step | None, Query(description="Only steps after this one")] = None,
     limit: Limit = 5000,
 ) -> FlaggedSteps:
-    """Return the steps that were skipped or not finite, never sampled."""
+    """Return the steps that were skipped or had a non-finite loss, never sampled."""
     runs.get(session, run_id)
     columns = history.flagged_steps(session, run_id, after=after or 0, limit=limit)
     return FlaggedSteps(
@@ -308,15 +299,15 @@ def get_flagged_steps(
 def get_events(
     run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Events:
-    """Return what the scaler did, with the parameters that overflowed."""
+    """Return the scaler events, with the parameters that overflowed."""
     runs.get(session, run_id)
-    found = history.events(session, run_id, after=after, limit=limit)
-    events = [Event.model_validate(row) for (row,) in found.rows]
-    return Events(events=events, total=found.total, next=found.next)
+    page = history.events(session, run_id, after=after, limit=limit)
+    events = [Event.model_validate(row) for (row,) in page.rows]
+    return Events(events=events, total=page.total, next=page.next)
 
 
 class MetricSummary(BaseModel):
-    """A metric summed up: its latest value and step, the finite extremes, its points."""
+    """Summary of a metric: latest value and its step, finite extremes, number of points."""
 
     name: str
     step: int
@@ -337,14 +328,14 @@ class MetricSummaries(ListPage):
 def get_metrics_summary(
     run_id: RunId, session: Db, _principal: SignedIn, chosen: Chosen
 ) -> MetricSummaries:
-    """Sum up a page of the run's metrics; `next` is what `metric_after` is for the next one."""
+    """Return summaries of a page of the run's metrics; `next` is the next `metric_after`."""
     runs.get(session, run_id)
-    found = chosen.names(session, run_id)
-    rows = windows.measured(session, run_id, names=found.names)
+    page = chosen.names(session, run_id)
+    rows = windows.measured(session, run_id, names=page.names)
     metrics = [
         MetricSummary(**vars(row) | {"value": series.json_number(row.value)}) for row in rows
     ]
-    return MetricSummaries(metrics=metrics, total=found.total, next=found.next)
+    return MetricSummaries(metrics=metrics, total=page.total, next=page.next)
 
 
 @router.get("/metrics")
@@ -352,11 +343,11 @@ def get_metrics_summary(
 def get_metrics(
     run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Metrics:
-    """Return what was measured, in the order in which it was recorded."""
+    """Return metric points in the order in which they were recorded."""
     runs.get(session, run_id)
-    found = series.metrics(session, run_id, after=after, limit=limit)
-    metrics = [MetricPoint.model_validate(row) for (row,) in found.rows]
-    return Metrics(metrics=metrics, total=found.total, next=found.next)
+    page = series.metrics(session, run_id, after=after, limit=limit)
+    metrics = [MetricPoint.model_validate(row) for (row,) in page.rows]
+    return Metrics(metrics=metrics, total=page.total, next=page.next)
 
 
 @router.get("/log")
@@ -368,7 +359,7 @@ def get_log(
     before: Annotated[Step | None, Query(description="Only lines before this number")] = None,
     limit: Limit = 1000,
 ) -> Log:
-    """Return the latest lines."""
+    """Return the latest log lines."""
     runs.get(session, run_id)
     lines = series.log_lines(session, run_id, before=before, most=limit)
     return Log(
@@ -383,8 +374,8 @@ def get_log(
 def get_checkpoints(
     run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Checkpoints:
-    """Return the run's files."""
+    """Return the checkpoint files of the run."""
     runs.get(session, run_id)
-    found = checkpoints.page_of_run(session, run_id, after=after, limit=limit)
-    files = [CheckpointFileRow.model_validate(row) for (row,) in found.rows]
-    return Checkpoints(checkpoints=files, total=found.total, next=found.next)
+    page = checkpoints.page_of_run(session, run_id, after=after, limit=limit)
+    files = [CheckpointFileRow.model_validate(row) for (row,) in page.rows]
+    return Checkpoints(checkpoints=files, total=page.total, next=page.next)

@@ -1,17 +1,17 @@
-"""The metrics that the x axis of a run's charts can count, as W&B's `define_metric` names them."""
+"""Metrics for the x axis of a run's charts, as defined by W&B's `define_metric`."""
 
 from typing import Any, NamedTuple
 
-#: A setting of the configuration, in which halfstep.wandb_compat keeps {pattern: metric}.
+#: Configuration setting in which halfstep.wandb_compat stores {pattern: metric}.
 SETTING = "step_metric"
 MOST = 3
 
 
 class StepMetric(NamedTuple):
-    """is_usual: whether it is the axis of all metrics."""
+    """A metric that a script has defined as an x axis."""
 
     name: str
-    is_usual: bool
+    is_usual: bool  # the default axis of all metrics
 
 
 def step_metrics(config: dict[str, Any]) -> list[StepMetric]:
@@ -24,6 +24,6 @@ def step_metrics(config: dict[str, Any]) -> list[StepMetric]:
 
 
 def step_metrics_of(configs: list[dict[str, Any]]) -> list[str]:
-    """Return the names of those of any of several runs, the first few."""
-    names = dict.fromkeys(each.name for config in configs for each in step_metrics(config))
+    """Return the names of the x axis metrics of several runs, the first few."""
+    names = dict.fromkeys(axis.name for config in configs for axis in step_metrics(config))
     return [*names][:MOST]

@@ -1,4 +1,4 @@
-"""What may be done about a finding, and is possible now: a new run's form, filled in."""
+"""Actions for a finding that are possible now: prefilled forms of a new run."""
 
 import json
 from collections.abc import Iterator
@@ -17,68 +17,68 @@ from db.queue import workers
 from db.tables import RECIPE, Run
 
 BF16, FP32 = "bf16", "fp32"
-#: By how much a learning rate is lowered.
+#: Factor by which a learning rate is lowered.
 LOWER = 10
-#: Learning rates that most trainings begin with.
+#: Common learning rate, and the largest usual one.
 USUAL, LARGEST_USUAL = 0.001, 0.1
 
 
 class Action(BaseModel):
-    """A run that may mend what is wrong."""
+    """A new run that may fix the problem."""
 
     label: str
-    address: Annotated[str, Field(description="Of the form of a new run, filled in")]
-    step: Annotated[int | None, Field(description="Of the checkpoint that it starts from, if any")]
-    settings: Annotated[dict[str, Any], Field(description="What is changed, by path")]
+    address: Annotated[str, Field(description="URL of the prefilled form of a new run")]
+    step: Annotated[int | None, Field(description="Step of the checkpoint to start from, if any")]
+    settings: Annotated[dict[str, Any], Field(description="Changed settings by path")]
 
 
 class AdvisedFinding(BaseModel):
-    """What is wrong, in words, and what to do about it."""
+    """A finding with possible actions."""
 
     title: str
     text: str
-    module: Annotated[str | None, Field(description="That a fork may run in fp32, to mend it")]
-    before: Annotated[int | None, Field(description="The step from which on it is so")]
-    part: Annotated[str, Field(description="Of the run's page, with the figures; or empty")]
+    module: Annotated[str | None, Field(description="Module that a fork may run in fp32")]
+    before: Annotated[int | None, Field(description="The first affected step, if known")]
+    part: Annotated[str, Field(description="Section of the run's page with the evidence; or empty")]
     cause: Annotated[
-        str, Field(description="One of docs/reference/diagnosis.md; empty for mere advice")
+        str, Field(description="Section in docs/reference/diagnosis.md; empty for general advice")
     ]
-    help: Annotated[str, Field(description="Address of the cause's section; or empty")]
-    fix: Annotated[str, Field(description="The change to a script, as code; or empty")]
+    help: Annotated[str, Field(description="URL of that section; or empty")]
+    fix: Annotated[str, Field(description="Code change to a script; or empty")]
     is_certain: Annotated[bool, Field(description="False: other causes are not excluded")]
     actions: Annotated[list[Action], Field(description="Those that are possible now")]
 
 
 def advised(session: Session, run: Run) -> list[AdvisedFinding]:
-    """Return what is wrong with a run, each with what can be done. Only forms are opened by it."""
-    found = findings.of_run(session, run)
+    """Return the findings about a run with their actions, which only open forms."""
+    rows = findings.of_run(session, run)
     fields: dict[str, config_schema.Property] = {}
-    if run.source == RECIPE and any(each.remedies or each.module for each in found):
+    if run.source == RECIPE and any(row.remedies or row.module for row in rows):
         fields = _fields(session, run.recipe)
     return [
         AdvisedFinding(
-            title=each.title,
-            text=each.text,
-            module=each.module,
-            before=each.before,
-            part=each.part,
-            cause=each.cause,
-            help=f"/help/diagnosis#{each.cause.replace('_', '-')}" if each.cause else "",
-            fix="" if run.source == RECIPE else each.fix,
-            is_certain=each.is_certain,
-            actions=list(_actions(session, run, each, fields)) if fields else [],
+            title=row.title,
+            text=row.text,
+            module=row.module,
+            before=row.before,
+            part=row.part,
+            cause=row.cause,
+            help=f"/help/diagnosis#{row.cause.replace('_', '-')}" if row.cause else "",
+            fix="" if run.source == RECIPE else row.fix,
+            is_certain=row.is_certain,
+            actions=list(_actions(session, run, row, fields)) if fields else [],
         )
-        for each in found
+        for row in rows
     ]
 
 
 def _fields(session: Session, recipe: str) -> dict[str, config_schema.Property]:
-    """Return a recipe's fields by path: none where nobody offers it."""
+    """Return a recipe's fields by path; empty if no worker offers the recipe."""
     try:
         schema = workers.recipe(session, recipe)["schema"]
     except NotFound:
         return {}
-    return {each.path: each for each in config_schema.properties(schema)}
+    return {field.path: field for field in config_schema.properties(schema)}
 
 
 def _actions(
@@ -96,17 +96,17 @@ def _actions(
             settings={"modules.fp32": [finding.module]},
         )
     for remedy in finding.remedies:
-        wanted = _settings(session, run, remedy, fields)
-        settings = {path: value for path, value in wanted.items() if path in fields}
+        changes = _settings(session, run, remedy, fields)
+        settings = {path: value for path, value in changes.items() if path in fields}
         if settings:
-            # The scaler's state is of no use in another precision: that one begins anew.
+            # A run in another precision cannot use the scaler's state, so it starts at step 0.
             yield _action(run, settings, None if remedy in (BF16, FP32) else step)
 
 
 def _settings(
     session: Session, run: Run, remedy: str, fields: dict[str, config_schema.Property]
 ) -> dict[str, Any]:
-    """Return what a remedy changes: nothing where it cannot, or has done so already."""
+    """Return the changes of a remedy; empty if it is impossible or already applied."""
     now = dict(config_schema.flat(run.config))
     if remedy == "floor":
         return {"scaler.floor": 1.0} if (now.get("scaler.floor", 1) or 0) < 1 else {}
@@ -125,7 +125,7 @@ def _settings(
 
 
 def _usual_rate(field: config_schema.Property) -> float:
-    """Return the recipe's own, where that is one."""
+    """Return the recipe's default learning rate if it is a usual one, else USUAL."""
     default = field.schema.get("default")
     if isinstance(default, int | float) and 0 < default <= LARGEST_USUAL:
         return float(default)
@@ -141,8 +141,8 @@ def _action(run: Run, settings: dict[str, Any], step: int | None) -> Action:
     )
     begin = f"Fork from step {step:,}" if step is not None else "Start again"
     changes = [("set", f"{path}={json.dumps(value)}") for path, value in settings.items()]
-    place = [("step", str(step))] if step is not None else []
-    query = urlencode([("from", str(run.id)), *place, *changes])
+    checkpoint = [("step", str(step))] if step is not None else []
+    query = urlencode([("from", str(run.id)), *checkpoint, *changes])
     return Action(
         label=f"{begin} with {words}",
         address=f"/runs/new?{query}",

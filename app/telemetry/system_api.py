@@ -1,4 +1,4 @@
-"""How busy the machine was during a run."""
+"""Route of a run's system samples."""
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
@@ -19,8 +19,8 @@ router = APIRouter(prefix="/runs/{run_id}", tags=["series"])
 class DeviceSamples(BaseModel):
     """Columns by time since the run's start, about 500 points. Device -1 is the host itself.
 
-    utilization (0 to 1) and power_watts are means, memory_bytes and temperature_celsius are the
-    highest.
+    utilization (0 to 1) and power_watts are means, memory_bytes and temperature_celsius are
+    maxima.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -34,7 +34,7 @@ class DeviceSamples(BaseModel):
 
 
 class SystemSamples(ListPage):
-    """The host, then each GPU."""
+    """Samples of the host, then of each GPU."""
 
     devices: list[DeviceSamples]
 
@@ -44,8 +44,8 @@ class SystemSamples(ListPage):
 def get_system(
     run_id: RunId, session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> SystemSamples:
-    """Return how busy the host and each GPU of the run were."""
+    """Return the utilization of the host and of each GPU of the run."""
     runs.get(session, run_id)
-    found = page_of_list(system.of_run(session, run_id), after=after, limit=limit)
-    devices = [DeviceSamples.model_validate(each) for each in found.rows]
-    return SystemSamples(devices=devices, total=found.total, next=found.next)
+    page = page_of_list(system.of_run(session, run_id), after=after, limit=limit)
+    devices = [DeviceSamples.model_validate(row) for row in page.rows]
+    return SystemSamples(devices=devices, total=page.total, next=page.next)
