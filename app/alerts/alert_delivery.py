@@ -1,4 +1,4 @@
-"""Try the deliveries that are due, and write down what became of each."""
+"""Periodic task that attempts due deliveries and records their outcomes."""
 
 import asyncio
 import logging
@@ -20,15 +20,15 @@ PRUNE_SECONDS = 3600.0
 
 
 class AlertDelivery:
-    """What a server that stops has taken is tried again by the next."""
+    """Delivery of alerts; attempts of a server that stops are retried by another one."""
 
     def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
         self._settings, self._database = settings, database
         self._stopping = stopping
         self._pruned_at = -PRUNE_SECONDS
 
-    def look(self) -> None:
-        """Try what is due once; a few at a time, and each for itself."""
+    def deliver_due(self) -> None:
+        """Attempt all due deliveries once, a few concurrently; they do not affect each other."""
         if time.monotonic() - self._pruned_at > PRUNE_SECONDS:
             self._pruned_at = time.monotonic()
             with self._database.writing() as session:
@@ -47,7 +47,7 @@ class AlertDelivery:
                     deliveries.note(session, row.id, row.attempts, outcome)
 
     async def _attempt(self, taken: Sequence[Taken]) -> list[Outcome]:
-        return await asyncio.gather(*(self._one(*each) for each in taken))
+        return await asyncio.gather(*(self._one(*row) for row in taken))
 
     async def _one(self, row: Delivery, channel: Channel, is_visible: bool) -> Outcome:
         if not is_visible:
@@ -61,6 +61,6 @@ class AlertDelivery:
             return Outcome(False, "not sent: the server cannot decrypt the channel's address")
         try:
             return await deliver(self._settings, reach, row.id, row.body)
-        except Exception:  # of this delivery: all others go on
+        except Exception:  # only this delivery fails
             logger.exception("delivery %d failed", row.id)
-            return Outcome(False, "the server failed at this; what it says of it is in its log")
+            return Outcome(False, "an error occurred on the server; see its log")

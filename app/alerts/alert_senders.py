@@ -1,7 +1,7 @@
-"""Make one attempt at a delivery: a signed POST, a POST as Slack's incoming webhooks take it, mail.
+"""One attempt of a delivery: a signed POST, a POST to Slack's incoming webhooks, or an e-mail.
 
-Whoever is behind an address has fifteen seconds, whatever it does, and is read no further than a
-page shows. A redirect is an answer like another, and is not followed.
+An attempt has a timeout of fifteen seconds, and reads only the part of the response that pages
+show. Redirects are not followed.
 """
 
 import asyncio
@@ -25,27 +25,27 @@ from db.alerts.deliveries import ANSWER_CHARACTERS, Outcome
 from db.errors import Invalid
 from db.settings import Settings
 
-# At its level "info" it tells whole URLs.
+# At level INFO it logs whole URLs.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 SECONDS = 15.0
-#: Of an answer; what a page shows of it is less.
+#: Bytes read of a response; a page shows fewer.
 ANSWER_BYTES = 4 * ANSWER_CHARACTERS
 
 
 async def deliver(settings: Settings, reach: Reach, delivery_id: int, body: str) -> Outcome:
-    """Try to deliver; whatever goes wrong is the outcome, without a word of the secret."""
+    """Attempt a delivery; errors are part of the outcome, without secrets."""
     try:
         async with asyncio.timeout(SECONDS):
             if reach.kind == EMAIL:
-                said = json.loads(body)
+                content = json.loads(body)
                 answer = await asyncio.to_thread(
-                    smtp.send, settings, reach.address, said["text"], _link(said)
+                    smtp.send, settings, reach.address, content["text"], _link(content)
                 )
                 return Outcome(True, answer)
             return await _post(settings, reach, delivery_id, body)
     except TimeoutError:
-        return Outcome(False, f"no answer within {SECONDS:g} seconds")
+        return Outcome(False, f"no response within {SECONDS:g} seconds")
     except Forbidden as error:
         text = f"not sent: {error}; see HALFSTEP_ALERTS_ALLOW_PRIVATE_ADDRESSES"
         return Outcome(False, text, is_final=True)
@@ -55,11 +55,11 @@ async def deliver(settings: Settings, reach: Reach, delivery_id: int, body: str)
     except Invalid as error:
         return Outcome(False, f"not sent: {error}")
     except (OSError, httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-        return Outcome(False, _hushed(str(error) or type(error).__name__, reach.address))
+        return Outcome(False, _masked(str(error) or type(error).__name__, reach.address))
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """Sign what a webhook is sent, with when: so an old message cannot be sent again."""
+    """Sign the body of a webhook with its time, to prevent replays of old messages."""
     signed = timestamp.encode() + b"." + body
     return f"sha256={hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()}"
 
@@ -75,7 +75,7 @@ async def _post(settings: Settings, reach: Reach, delivery_id: int, body: str) -
         timestamp = str(int(time.time()))
         headers["X-Halfstep-Timestamp"] = timestamp
         headers["X-Halfstep-Signature"] = signature(reach.secret, timestamp, content)
-    # To the address that was judged, by the name that the certificate is to have.
+    # To the checked IP address, with the host name for the certificate.
     url = httpx2.URL(reach.address).copy_with(host=address)
     named = {"sni_hostname": host} if parts.scheme == "https" else {}
     options: Any = {"trust_env": False, "follow_redirects": False, "timeout": SECONDS}
@@ -89,34 +89,32 @@ async def _post(settings: Settings, reach: Reach, delivery_id: int, body: str) -
             text += piece
             if len(text) >= ANSWER_BYTES:
                 break
-    words = text[:ANSWER_BYTES].decode(errors="replace").strip()
-    printed = "".join(each if each.isprintable() else " " for each in words)
-    outcome = _hushed(f"{answer.status_code} {printed}".strip(), reach.address)
+    decoded = text[:ANSWER_BYTES].decode(errors="replace").strip()
+    printable = "".join(c if c.isprintable() else " " for c in decoded)
+    outcome = _masked(f"{answer.status_code} {printable}".strip(), reach.address)
     return Outcome(answer.is_success, outcome[:ANSWER_CHARACTERS])
 
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    return ssl.create_default_context()  # SSL_CERT_FILE names others than the system's
+    return ssl.create_default_context()  # SSL_CERT_FILE overrides the system's certificates
 
 
-def _hushed(text: str, address: str) -> str:
-    """Take the address out of a text, and its path, which some servers repeat: of Slack's the path
-    is the secret.
-    """
+def _masked(text: str, address: str) -> str:
+    """Remove the address from a text, and its path, which is the secret of a Slack webhook."""
     path = urlsplit(address).path
     text = text.replace(address, "the address")
     return text.replace(path, "/…") if len(path) > 1 else text
 
 
 def _slack(body: str) -> bytes:
-    """Say it as Slack's incoming webhooks, and those that follow them, take it."""
-    said = json.loads(body)
-    text = said["text"]
+    """Convert the payload to the format of Slack's incoming webhooks."""
+    content = json.loads(body)
+    text = content["text"]
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(character, entity)
-    return json.dumps({"text": f"{text}\n<{_link(said)}>"}).encode()
+    return json.dumps({"text": f"{text}\n<{_link(content)}>"}).encode()
 
 
-def _link(said: dict[str, Any]) -> str:
-    return str(said["run"]["url"] if "run" in said else said["url"])
+def _link(content: dict[str, Any]) -> str:
+    return str(content["run"]["url"] if "run" in content else content["url"])

@@ -1,4 +1,4 @@
-"""Be told: rules, notices, channels and their deliveries."""
+"""Routes of alerts: rules, alerts, channels and deliveries."""
 
 from typing import Annotated, Any
 
@@ -17,12 +17,12 @@ from db.tables import AlertRule, Channel, Delivery
 
 router = APIRouter(tags=["alerts"])
 
-#: What a bell shows in a browser, so many at once.
+#: Alerts shown at once in a browser's notification.
 MOST_NEWS = 5
 
 
 class NewRule(Body):
-    """What to be told of."""
+    """A new alert rule."""
 
     condition: Annotated[
         Text, Field(description="One of docs/how-to/alerts.md: ended, collapsing, …")
@@ -34,19 +34,19 @@ class NewRule(Body):
     project: Annotated[Text, Field(description="Of the scope project")] = ""
     channel_ids: Annotated[
         list[RowId] | None,
-        Field(description="Beside the page; all of yours that are on, if null", max_length=100),
+        Field(description="Null: all enabled channels of the user", max_length=100),
     ] = None
 
 
 class RunRule(Body):
-    """What to be told of one run."""
+    """A new alert rule for one run."""
 
     condition: Text
     value: float | None = None
 
 
 class RuleRow(BaseModel):
-    """A rule, and what it says in words."""
+    """A rule with its description."""
 
     id: int
     condition: str
@@ -62,13 +62,13 @@ class RuleRow(BaseModel):
 
 
 class Switch(Body):
-    """Whether it is on."""
+    """Switch of a rule or channel."""
 
     is_on: bool
 
 
 class AlertRow(BaseModel):
-    """A notice. resolved_at: when its condition held no longer."""
+    """An alert."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -79,39 +79,39 @@ class AlertRow(BaseModel):
     text: str
     content: dict[str, Any]
     created_at: float
-    resolved_at: float | None
+    resolved_at: Annotated[float | None, Field(description="When the condition became false again")]
     read_at: float | None
 
 
 class AlertList(ListPage):
-    """Notices, newest first."""
+    """Alerts, newest first."""
 
     alerts: list[AlertRow]
 
 
 class News(BaseModel):
-    """What a page's bell shows: how many are not read, at most 100, and the newest of them."""
+    """Unread alerts, as a page's bell shows them."""
 
-    unread: int
+    unread: Annotated[int, Field(description="At most 100")]
     newest: list[AlertRow]
 
 
 class Reading(Body):
-    """Up to which notice all is read."""
+    """The last alert to mark as read, with all before it."""
 
     up_to: RowId
 
 
 class NewChannel(Body):
-    """How to be told."""
+    """A new channel."""
 
     kind: Annotated[Text, Field(description="webhook, slack or email")]
-    address: Annotated[str, Field(description="A URL, or an address of e-mail")]
+    address: Annotated[str, Field(description="A URL, or an e-mail address")]
     name: Text = ""
 
 
 class ChannelRow(BaseModel):
-    """A channel; of a URL the host alone is shown."""
+    """A channel; of a URL only the host is shown."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -124,28 +124,30 @@ class ChannelRow(BaseModel):
 
 
 class MadeChannel(ChannelRow):
-    """A channel just made."""
+    """A newly created channel."""
 
-    secret: Annotated[str, Field(description="Of a webhook: it signs. It is not shown again")]
+    secret: Annotated[str, Field(description="Signing secret of a webhook. It is not shown again")]
 
 
 class DeliveryRow(BaseModel):
-    """A notice, or a test, on its way through a channel."""
+    """A delivery of an alert or of a test through a channel."""
 
     model_config = ConfigDict(from_attributes=True)
 
     id: int
     channel_id: int
     channel: str
-    alert_id: Annotated[int | None, Field(description="Null of a test")]
+    alert_id: Annotated[int | None, Field(description="Null for a test")]
     run_id: int | None
     body: str
     attempts: int
-    answer: Annotated[str, Field(description="To the last attempt, at most 500 characters")]
+    answer: Annotated[
+        str, Field(description="Response to the last attempt, at most 500 characters")
+    ]
     is_delivered: bool
     created_at: float
     tried_at: float | None
-    due_at: Annotated[float, Field(description="When it is tried next, if ended_at is null")]
+    due_at: Annotated[float, Field(description="Time of the next attempt, if ended_at is null")]
     ended_at: float | None
 
 
@@ -158,25 +160,25 @@ class Deliveries(ListPage):
 @router.get("/alerts/rules")
 @requires(ACCOUNT)
 def list_rules(session: Db, principal: SignedIn) -> list[RuleRow]:
-    """List your rules."""
+    """List the user's rules."""
     return [_rule(row) for row in rules.rules(session, principal.user)]
 
 
 @router.post("/alerts/rules", status_code=201)
 @requires(ACCOUNT)
 @audited("condition", "scope", "run_id")
-def make_rule(wanted: NewRule, session: Db, principal: SignedIn) -> RuleRow:
-    """Make a rule; one that says the same already is switched on and answered with."""
-    return _rule(rules.make(session, principal.user, **wanted.model_dump()))
+def make_rule(body: NewRule, session: Db, principal: SignedIn) -> RuleRow:
+    """Create a rule, or return an identical one and enable it."""
+    return _rule(rules.make(session, principal.user, **body.model_dump()))
 
 
 @router.post("/runs/{run_id}/alerts", status_code=201, tags=["runs"])
 @requires(ACCOUNT)
-def make_rule_of_run(run_id: RunId, wanted: RunRule, session: Db, principal: SignedIn) -> RuleRow:
-    """Make a rule of one run, with all your channels that are on."""
+def make_rule_of_run(run_id: RunId, body: RunRule, session: Db, principal: SignedIn) -> RuleRow:
+    """Create a rule for one run, with all enabled channels of the user."""
     made = rules.make(
         *(session, principal.user),
-        **wanted.model_dump(),
+        **body.model_dump(),
         scope=rules.RUN,
         run_id=run_id,
     )
@@ -185,15 +187,15 @@ def make_rule_of_run(run_id: RunId, wanted: RunRule, session: Db, principal: Sig
 
 @router.patch("/alerts/rules/{rule_id}")
 @requires(ACCOUNT)
-def switch_rule(rule_id: RowId, wanted: Switch, session: Db, principal: SignedIn) -> RuleRow:
-    """Switch a rule on or off."""
-    return _rule(rules.switch(session, principal.user, rule_id, is_on=wanted.is_on))
+def switch_rule(rule_id: RowId, body: Switch, session: Db, principal: SignedIn) -> RuleRow:
+    """Enable or disable a rule."""
+    return _rule(rules.switch(session, principal.user, rule_id, is_on=body.is_on))
 
 
 @router.delete("/alerts/rules/{rule_id}", status_code=204)
 @requires(ACCOUNT)
 def delete_rule(rule_id: RowId, session: Db, principal: SignedIn) -> None:
-    """Delete a rule; its notices stay."""
+    """Delete a rule; its alerts stay."""
     rules.delete(session, principal.user, rule_id)
 
 
@@ -202,10 +204,10 @@ def delete_rule(rule_id: RowId, session: Db, principal: SignedIn) -> None:
 def list_alerts(
     session: Db, principal: SignedIn, after: After = "", limit: Limit = 100
 ) -> AlertList:
-    """List what you were told of."""
-    found = alerts.listed(session, principal.user, after=after, limit=limit)
-    rows = [AlertRow.model_validate(row) for (row,) in found.rows]
-    return AlertList(alerts=rows, total=found.total, next=found.next)
+    """List the user's alerts."""
+    page = alerts.listed(session, principal.user, after=after, limit=limit)
+    rows = [AlertRow.model_validate(row) for (row,) in page.rows]
+    return AlertList(alerts=rows, total=page.total, next=page.next)
 
 
 @router.get("/alerts/inbox/news")
@@ -213,7 +215,7 @@ def list_alerts(
 def news(
     session: Db, principal: SignedIn, than: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0
 ) -> News:
-    """Count what is not read; than: a notice, after which the newest are wanted too."""
+    """Count the unread alerts. than: id of an alert; newer ones are returned too."""
     newest = alerts.newer(session, principal.user, than, most=MOST_NEWS)
     rows = [AlertRow.model_validate(row) for row in newest]
     return News(unread=alerts.unread(session, principal.user), newest=rows)
@@ -222,55 +224,53 @@ def news(
 @router.post("/alerts/inbox/reading", status_code=204)
 @unaudited
 @requires(ACCOUNT)
-def mark_alerts_read(wanted: Reading, session: Db, principal: SignedIn) -> None:
-    """Note that you have read what there was up to a notice."""
-    alerts.read(session, principal.user, wanted.up_to)
+def mark_alerts_read(body: Reading, session: Db, principal: SignedIn) -> None:
+    """Mark the user's alerts up to the given one as read."""
+    alerts.read(session, principal.user, body.up_to)
 
 
 @router.get("/alerts/channels")
 @requires(ACCOUNT)
 def list_channels(session: Db, principal: SignedIn) -> list[ChannelRow]:
-    """List your channels."""
+    """List the user's channels."""
     return [ChannelRow.model_validate(row) for row in channels.listed(session, principal.user)]
 
 
-async def _forbidden(wanted: NewChannel, settings: TheSettings, _user: AdmittedEarly) -> str:
-    return await forbidden(wanted.address.strip(), private=settings.alerts_allow_private_addresses)
+async def _forbidden(body: NewChannel, settings: TheSettings, _user: AdmittedEarly) -> str:
+    return await forbidden(body.address.strip(), private=settings.alerts_allow_private_addresses)
 
 
-#: Comes before the session: no transaction waits for a name server.
+#: Resolved before the session opens, so that no transaction waits for a name server.
 ForbiddenAddress = Annotated[str, Depends(_forbidden)]
 
 
 @router.post("/alerts/channels", status_code=201)
 @requires(ACCOUNT)
 def make_channel(
-    wanted: NewChannel,
+    body: NewChannel,
     forbidden: ForbiddenAddress,
     session: Db,
     settings: TheSettings,
     principal: SignedIn,
 ) -> MadeChannel:
-    """Make a channel. A webhook's secret is in this answer and in no other."""
-    key_file, what = settings.secrets_key, wanted.model_dump() | {"forbidden": forbidden}
-    row, secret = channels.make(session, key_file, principal.user, **what)
+    """Create a channel. Only this response contains a webhook's secret."""
+    key_file, fields = settings.secrets_key, body.model_dump() | {"forbidden": forbidden}
+    row, secret = channels.make(session, key_file, principal.user, **fields)
     return MadeChannel(**ChannelRow.model_validate(row).model_dump(), secret=secret)
 
 
 @router.patch("/alerts/channels/{channel_id}")
 @requires(ACCOUNT)
-def switch_channel(
-    channel_id: RowId, wanted: Switch, session: Db, principal: SignedIn
-) -> ChannelRow:
-    """Switch a channel on or off: what is to go through one that is off goes nowhere."""
-    row = channels.switch(session, principal.user, channel_id, is_on=wanted.is_on)
+def switch_channel(channel_id: RowId, body: Switch, session: Db, principal: SignedIn) -> ChannelRow:
+    """Enable or disable a channel. Alerts to a disabled channel are not delivered."""
+    row = channels.switch(session, principal.user, channel_id, is_on=body.is_on)
     return ChannelRow.model_validate(row)
 
 
 @router.delete("/alerts/channels/{channel_id}", status_code=204)
 @requires(ACCOUNT)
 def delete_channel(channel_id: RowId, session: Db, principal: SignedIn) -> None:
-    """Delete a channel, and what went through it."""
+    """Delete a channel and its deliveries."""
     channels.delete(session, principal.user, channel_id)
 
 
@@ -279,7 +279,7 @@ def delete_channel(channel_id: RowId, session: Db, principal: SignedIn) -> None:
 def test_channel(
     channel_id: RowId, session: Db, settings: TheSettings, principal: SignedIn
 ) -> DeliveryRow:
-    """Send a test; its delivery tells, seconds later, what came of it."""
+    """Send a test; its delivery shows the outcome within seconds."""
     row = deliveries.test(session, principal.user, channel_id, settings.address)
     return _delivery(row, channels.mine(session, principal.user, channel_id))
 
@@ -289,17 +289,17 @@ def test_channel(
 def list_deliveries(
     session: Db, principal: SignedIn, after: After = "", limit: Limit = 100
 ) -> Deliveries:
-    """List what went through your channels, or is to."""
-    found = deliveries.listed(session, principal.user, after=after, limit=limit)
-    rows = [_delivery(row, channel) for row, channel in found.rows]
-    return Deliveries(deliveries=rows, total=found.total, next=found.next)
+    """List the deliveries through the user's channels."""
+    page = deliveries.listed(session, principal.user, after=after, limit=limit)
+    rows = [_delivery(row, channel) for row, channel in page.rows]
+    return Deliveries(deliveries=rows, total=page.total, next=page.next)
 
 
 def _rule(row: AlertRule) -> RuleRow:
-    said = {name: getattr(row, name) for name in RuleRow.model_fields if name != "text"}
-    return RuleRow(**said, text=rules.describe(row))
+    fields = {name: getattr(row, name) for name in RuleRow.model_fields if name != "text"}
+    return RuleRow(**fields, text=rules.describe(row))
 
 
 def _delivery(row: Delivery, channel: Channel) -> DeliveryRow:
-    said = {name: getattr(row, name) for name in DeliveryRow.model_fields if name != "channel"}
-    return DeliveryRow(**said, channel=channel.name)
+    fields = {name: getattr(row, name) for name in DeliveryRow.model_fields if name != "channel"}
+    return DeliveryRow(**fields, channel=channel.name)

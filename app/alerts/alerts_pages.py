@@ -1,4 +1,4 @@
-"""Be told: notices, rules, channels and deliveries."""
+"""Page of alerts: alerts, rules, channels and deliveries."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from db.settings import Settings
 router = APIRouter()
 
 ROWS_SHOWN = 50
-#: What the forms hold at first; channels: those that are ticked, None for all that are on.
+#: Initial values of the forms; channels: the selected ones, None for all enabled ones.
 RULE: dict[str, Any] = {
     **{"scope": rules.MINE, "condition": "", "value": "", "metric": ""},
     **{"run_id": "", "project": "", "channels": None},
@@ -34,12 +34,12 @@ CHANNEL = {"kind": channels.WEBHOOK, "name": ""}
 
 @dataclass
 class Entered:
-    """What the page shows beside the rows: what was typed, what is wrong with it, a new secret."""
+    """State of the page's forms."""
 
     rule: dict[str, Any] = field(default_factory=RULE.copy)
     channel: dict[str, Any] = field(default_factory=CHANNEL.copy)
     errors: dict[str, str] = field(default_factory=dict)
-    secret: str = ""
+    secret: str = ""  # of a webhook that was just created
 
 
 @router.get("/alerts")
@@ -53,7 +53,7 @@ def show_alerts(
     after: Text = "",
     deliveries_after: Text = "",
 ) -> HTMLResponse:
-    """Show them. run: of which the form of a new rule speaks at first."""
+    """Show the page. run: initial run in the form of a new rule."""
     entered = Entered(rule=RULE | ({"scope": rules.RUN, "run_id": run} if run else {}))
     return _alerts(request, session, settings, principal, entered, after, deliveries_after)
 
@@ -74,21 +74,21 @@ def make_rule(
     project: Annotated[Text, Form()] = "",
     channel: Annotated[list[RowId] | None, Form()] = None,
 ) -> Response:
-    """Make a rule out of the form."""
-    typed: dict[str, Any] = {"condition": condition, "scope": scope}
-    typed |= {"metric": metric, "project": project}
+    """Create a rule from the form."""
+    fields: dict[str, Any] = {"condition": condition, "scope": scope}
+    fields |= {"metric": metric, "project": project}
     try:
         rules.make(
             session,
             principal.user,
-            **typed,
+            **fields,
             value=_number(condition, value.strip()),
             run_id=as_run_id("run_id", run_id.strip()) if scope == rules.RUN else None,
             channel_ids=channel or [],
         )
     except Invalid as error:
-        typed |= {"value": value, "run_id": run_id}
-        entered = Entered(rule={**typed, "channels": channel or []}, errors=error.errors)
+        fields |= {"value": value, "run_id": run_id}
+        entered = Entered(rule={**fields, "channels": channel or []}, errors=error.errors)
         return _alerts(request, session, settings, principal, entered)
     return back_to(request, "/alerts#rules", "The rule is added.")
 
@@ -102,7 +102,7 @@ def make_rule_of_run(
     principal: SignedIn,
     condition: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
-    """Make one of a run, in a browser without JavaScript."""
+    """Create a rule for a run, in a browser without JavaScript."""
     rules.make(session, principal.user, condition=condition, scope=rules.RUN, run_id=run_id)
     return back_to(request, "/alerts#rules", "The rule is added.")
 
@@ -116,11 +116,10 @@ def switch_rule(
     principal: SignedIn,
     on: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
-    """Enablee on or off."""
+    """Enable or disable a rule."""
     rules.switch(session, principal.user, rule_id, is_on=bool(on))
-    return back_to(
-        request, "/alerts#rules", "The rule is switched on." if on else "The rule is switched off."
-    )
+    text = "The rule is enabled." if on else "The rule is disabled."
+    return back_to(request, "/alerts#rules", text)
 
 
 @router.post("/alerts/rules/{rule_id}/deletion")
@@ -128,7 +127,7 @@ def switch_rule(
 def delete_rule(
     request: Request, rule_id: RowId, session: Db, principal: SignedIn
 ) -> RedirectResponse:
-    """Delete one."""
+    """Delete a rule."""
     rules.delete(session, principal.user, rule_id)
     return back_to(request, "/alerts#rules", "The rule is deleted.")
 
@@ -139,7 +138,7 @@ def delete_rule(
 def mark_alerts_read(
     session: Db, principal: SignedIn, up_to: Annotated[RowId, Form()]
 ) -> RedirectResponse:
-    """Note that all up to one is read."""
+    """Mark the alerts up to the given one as read."""
     alerts.read(session, principal.user, up_to)
     return RedirectResponse("/alerts", status_code=303)
 
@@ -147,7 +146,7 @@ def mark_alerts_read(
 @router.get("/alerts/channels")
 @requires(ACCOUNT)
 def lead_back(_principal: SignedIn) -> RedirectResponse:
-    """Lead who opens the address of the page with a new channel's secret to where channels are."""
+    """Redirect to the channels: the page after creating a channel has this URL."""
     return RedirectResponse("/alerts#channels", status_code=303)
 
 
@@ -156,7 +155,7 @@ async def _forbidden(posted: Posted, settings: TheSettings, _user: AdmittedEarly
     return await forbidden(address, private=settings.alerts_allow_private_addresses)
 
 
-#: Comes before the session: no transaction waits for a name server.
+#: Resolved before the session opens, so that no transaction waits for a name server.
 ForbiddenAddress = Annotated[str, Depends(_forbidden)]
 
 
@@ -172,15 +171,15 @@ def make_channel(
     name: Annotated[Text, Form()] = "",
     address: Annotated[str, Form()] = "",
 ) -> Response:
-    """Make a channel; a webhook's secret is shown this once."""
-    typed = {"kind": kind, "name": name}
+    """Create a channel; a webhook's secret is shown once."""
+    fields = {"kind": kind, "name": name}
     try:
         key_file = settings.secrets_key
-        given = {**typed, "address": address, "forbidden": forbidden}
-        _row, secret = channels.make(session, key_file, principal.user, **given)
+        checked = {**fields, "address": address, "forbidden": forbidden}
+        _row, secret = channels.make(session, key_file, principal.user, **checked)
     except Invalid as error:
-        # The address may be a secret: it is typed again.
-        entered = Entered(channel=typed, errors=error.errors)
+        # The address may be a secret, so the form does not repeat it.
+        entered = Entered(channel=fields, errors=error.errors)
         return _alerts(request, session, settings, principal, entered)
     if secret:
         return _alerts(request, session, settings, principal, Entered(secret=secret))
@@ -196,13 +195,10 @@ def switch_channel(
     principal: SignedIn,
     on: Annotated[Text, Form()] = "",
 ) -> RedirectResponse:
-    """Enablee on or off."""
+    """Enable or disable a channel."""
     channels.switch(session, principal.user, channel_id, is_on=bool(on))
-    return back_to(
-        request,
-        "/alerts#channels",
-        "The channel is switched on." if on else "The channel is switched off.",
-    )
+    text = "The channel is enabled." if on else "The channel is disabled."
+    return back_to(request, "/alerts#channels", text)
 
 
 @router.post("/alerts/channels/{channel_id}/deletion")
@@ -210,7 +206,7 @@ def switch_channel(
 def delete_channel(
     request: Request, channel_id: RowId, session: Db, principal: SignedIn
 ) -> RedirectResponse:
-    """Delete one."""
+    """Delete a channel."""
     channels.delete(session, principal.user, channel_id)
     return back_to(request, "/alerts#channels", "The channel is deleted.")
 
@@ -220,13 +216,13 @@ def delete_channel(
 def test_channel(
     request: Request, channel_id: RowId, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RedirectResponse:
-    """Send a test."""
+    """Send a test through a channel."""
     deliveries.test(session, principal.user, channel_id, settings.address)
-    return back_to(request, "/alerts#deliveries", "A test is on its way.")
+    return back_to(request, "/alerts#deliveries", "A test is being sent.")
 
 
 def _number(condition: str, text: str) -> float | None:
-    """Read the value; of a condition that has none the field is hidden, whatever it holds."""
+    """Parse the value; None for a condition without one, whose hidden field is ignored."""
     if not text or condition not in CONDITIONS or not CONDITIONS[condition].value:
         return None
     try:
@@ -245,7 +241,7 @@ def _alerts(
     deliveries_after: str = "",
 ) -> HTMLResponse:
     user = principal.user
-    told = alerts.listed(session, user, after=after, limit=ROWS_SHOWN)
+    rows = alerts.listed(session, user, after=after, limit=ROWS_SHOWN)
     sent = deliveries.listed(session, user, after=deliveries_after, limit=ROWS_SHOWN)
     mine = channels.listed(session, user)
     return page(
@@ -253,8 +249,8 @@ def _alerts(
         "alerts/alerts.html",
         principal=principal,
         status_code=422 if entered.errors else 200,
-        alerts=[row for (row,) in told.rows],
-        older=told.next,
+        alerts=[row for (row,) in rows.rows],
+        older=rows.next,
         unread=alerts.unread(session, user),
         rules=[(row, rules.describe(row)) for row in rules.rules(session, user)],
         channels=mine,

@@ -1,4 +1,4 @@
-"""E-mail by the operator's SMTP server, whose URL and password nobody else sees."""
+"""E-mail through the SMTP server of HALFSTEP_SMTP_URL; its URL and password are never shown."""
 
 import smtplib
 import ssl
@@ -16,17 +16,17 @@ SUBJECT_CHARACTERS = 150
 
 @dataclass(frozen=True)
 class SmtpServer:
-    """What HALFSTEP_SMTP_URL says. is_tls: from the first byte; else it is asked for."""
+    """The SMTP server of HALFSTEP_SMTP_URL."""
 
     host: str
     port: int
     user: str
     password: str
-    is_tls: bool
+    is_tls: bool  # implicit TLS; else STARTTLS if available
 
 
 def smtp_server(settings: Settings) -> SmtpServer | None:
-    """Read the setting; None if there is none. Raises Invalid, without the password."""
+    """Parse HALFSTEP_SMTP_URL; None if it is empty. Raises Invalid, without the password."""
     text = settings.smtp_url.get_secret_value()
     if not text:
         return None
@@ -45,13 +45,13 @@ def smtp_server(settings: Settings) -> SmtpServer | None:
 
 
 def send(settings: Settings, to: str, text: str, link: str) -> str:
-    """Send a message; return what the server answered. Raises OSError, Invalid.
+    """Send a message and return the server's response. Raises OSError, Invalid.
 
-    A password is sent through TLS alone.
+    A password is sent only over TLS.
     """
     server = smtp_server(settings)
     if server is None:
-        raise Invalid({"HALFSTEP_SMTP_URL": "the operator has set none: this server sends no mail"})
+        raise Invalid({"HALFSTEP_SMTP_URL": "not set: this server cannot send e-mail"})
     context = ssl.create_default_context()
     client: smtplib.SMTP
     if server.is_tls:
@@ -64,7 +64,7 @@ def send(settings: Settings, to: str, text: str, link: str) -> str:
             client.starttls(context=context)
         elif not server.is_tls and server.password:
             raise smtplib.SMTPNotSupportedError(
-                "the mail server offers no TLS, without which no password is sent"
+                "the mail server offers no TLS, which is required to send a password"
             )
         if server.user:
             client.login(server.user, server.password)
@@ -76,7 +76,7 @@ def send(settings: Settings, to: str, text: str, link: str) -> str:
 def _message(sender: str, to: str, text: str, link: str) -> EmailMessage:
     message = EmailMessage()
     message["From"], message["To"] = sender, to
-    line = "".join(each if each.isprintable() else " " for each in text)
+    line = "".join(c if c.isprintable() else " " for c in text)
     message["Subject"] = f"[Halfstep] {line[:SUBJECT_CHARACTERS]}"
     message["Date"], message["Message-ID"] = formatdate(), make_msgid(domain="halfstep.invalid")
     message["Auto-Submitted"] = "auto-generated"

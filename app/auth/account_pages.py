@@ -1,4 +1,4 @@
-"""Your password and API tokens."""
+"""Account page: password, API tokens and browser sessions."""
 
 from typing import Annotated
 
@@ -20,13 +20,13 @@ from db.tables import FULL, LARGEST_ID, SignInSession, User
 
 router = APIRouter(prefix="/account")
 
-#: Of a token, that it opens every project: no project is called so.
+#: Form value for a token of all projects; no project can have this name.
 ANY = "*"
 KINDS = {
     "full": "full access",
     **permissions.KINDS,
-    "write": "send watched runs",
-    "run": "send one watched run",
+    "write": "upload watched runs",
+    "run": "upload one watched run",
 }
 
 
@@ -35,7 +35,7 @@ KINDS = {
 def show_account(
     request: Request, session: Db, principal: SignedIn, at_browser: AtBrowser, changed: Text = ""
 ) -> HTMLResponse:
-    """Show them. changed: "password", if it has just been."""
+    """Show the account page. changed: "password" after a change of it."""
     return _account(request, session, principal, at_browser, changed=changed)
 
 
@@ -50,10 +50,10 @@ def set_password(
     password: Annotated[str, Form()] = "",
     current: Annotated[str, Form()] = "",
 ) -> Response:
-    """Set a password; every other browser, token and link of the user's is of no more use.
+    """Set a password; all other sessions, tokens and links of the user end.
 
-    A browser that somebody left open does not suffice: the current password is asked for, unless a
-    link has just let this browser in.
+    Requires the current password, to protect an unattended browser, unless it has just signed in
+    by a link.
     """
     user = session.get_one(User, principal.user.id)
     try:
@@ -84,7 +84,7 @@ def make_token(
     run_id: Annotated[Text, Form()] = "",
     days: Annotated[Text, Form()] = str(accounts.TOKEN_DAYS),
 ) -> HTMLResponse:
-    """Make a token and show it, this once."""
+    """Create a token and show it once."""
     try:
         token, _row = accounts.make_api_token(
             session,
@@ -107,7 +107,7 @@ def revoke_token(
 ) -> RedirectResponse:
     """Revoke a token."""
     name = accounts.delete_api_token(session, principal.user, token_id)
-    audit.tell(session, f"name {name}" if name else "")
+    audit.set_detail(session, f"name {name}" if name else "")
     return RedirectResponse("/account", status_code=303)
 
 
@@ -115,7 +115,7 @@ def _number(field: str, text: str, most: int) -> int | None:
     if not text.strip():
         return None
     if not text.strip().isdecimal() or not 1 <= int(text[:100]) <= most:
-        allowed = f"1 to {most}, or nothing"
+        allowed = f"1 to {most}, or empty"
         raise Invalid({field: f"{text[:100]!r} is not allowed; allowed: {allowed}"})
     return int(text)
 
@@ -123,7 +123,7 @@ def _number(field: str, text: str, most: int) -> int | None:
 @router.post("/sign-ins/deletion")
 @requires(ACCOUNT)
 def end_sign_ins(session: Db, principal: SignedIn, at_browser: AtBrowser) -> RedirectResponse:
-    """Sign one's other browsers out."""
+    """Sign out the user's other browsers."""
     accounts.end_sign_ins(session, principal.user, but=at_browser)
     return RedirectResponse("/account", status_code=303)
 
@@ -146,7 +146,7 @@ def _account(
         asks_current=not accounts.came_by_fresh_link(session, at_browser),
         tokens=accounts.api_tokens(session, principal.user),
         kinds=KINDS,
-        projects=[each.name for each in projects.listed(session, principal.grants.projects)],
+        projects=[row.name for row in projects.listed(session, principal.grants.projects)],
         days=accounts.TOKEN_DAYS,
         sign_ins=accounts.sign_ins(session, principal.user),
         this=at_browser.token_hash,

@@ -3,7 +3,7 @@
 Each change by a signed-in request is recorded in the transaction of the change, so neither exists
 without the other. Sign-ins, refused sign-ins and commands on the server are recorded, too.
 
-Only the fields that a route names with `audited` are kept, so no secrets are.
+Only the fields that a route names with `audited` are recorded, so secrets are not.
 """
 
 import logging
@@ -32,7 +32,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 def audited(*fields: str) -> Callable[[Endpoint], Endpoint]:
-    """Declare which submitted fields the audit log keeps of a route: no secrets, no notes."""
+    """Declare which submitted fields the audit log records: no secrets, no notes."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
         endpoint.__dict__["audited_fields"] = fields
@@ -42,13 +42,13 @@ def audited(*fields: str) -> Callable[[Endpoint], Endpoint]:
 
 
 def unaudited(endpoint: Endpoint) -> Endpoint:
-    """Declare that a POST changes nothing that others see: the audit log leaves it out."""
+    """Declare that a POST changes nothing that others see, so it is not audited."""
     endpoint.__dict__["is_audited"] = False
     return endpoint
 
 
 def audited_fields(endpoint: object) -> tuple[str, ...]:
-    """Return the submitted fields that the audit log keeps of a route."""
+    """Return the submitted fields of a route that the audit log records."""
     fields: tuple[str, ...] = getattr(endpoint, "audited_fields", ())
     return fields
 
@@ -70,50 +70,50 @@ async def _detail(request: Request, posted: Posted) -> str:
     return _in_words({name: sent[name] for name in fields if name in sent})
 
 
-#: The detail of a request that the audit log keeps next to its path.
+#: The detail of a request that the audit log records next to its path.
 Detail = Annotated[str, Depends(_detail)]
 
 
 def _in_words(values: Mapping[str, Any]) -> str:
     """Format fields as one line, cut at a limit."""
-    told = ((name, _word(value)) for name, value in values.items())
-    return ", ".join(f"{name} {word}" for name, word in told if word)[:DETAIL_CHARACTERS]
+    words = ((name, _word(value)) for name, value in values.items())
+    return ", ".join(f"{name} {word}" for name, word in words if word)[:DETAIL_CHARACTERS]
 
 
 def _word(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(_word(each) for each in value if not isinstance(each, list))
+        return " ".join(_word(item) for item in value if not isinstance(item, list))
     if not isinstance(value, str | int | float):
         return ""
-    return "".join(each for each in str(value) if each.isprintable())[:VALUE_CHARACTERS]
+    return "".join(c for c in str(value) if c.isprintable())[:VALUE_CHARACTERS]
 
 
-def note(session: Session, user: User, request: Request, token: str | None, detail: str) -> None:
-    """Record a request that changes something, when its session commits. token: its name."""
+def record(session: Session, user: User, request: Request, token: str | None, detail: str) -> None:
+    """Record a request that changes data when its session commits. token: its name."""
     if not getattr(request.scope["endpoint"], "is_audited", True):
         return
     run_id = str(request.path_params.get("run_id", ""))
-    # An invalid one is refused later, with the route's parameters, and nothing is recorded.
+    # An invalid id is rejected later by the route's parameters, and nothing is recorded.
     is_id = run_id.isdecimal() and len(run_id) <= len(str(LARGEST_ID))
-    said = _said(request, detail) | {"user_id": user.id, "token": token}
-    done = [said | {"run_id": min(int(run_id), LARGEST_ID) if is_id else None}]
-    request.state.audit_events = session.info[_PENDING] = done
+    row = _row(request, detail) | {"user_id": user.id, "token": token}
+    rows = [row | {"run_id": min(int(run_id), LARGEST_ID) if is_id else None}]
+    request.state.audit_events = session.info[_PENDING] = rows
 
 
-def done_to(session: Session, run_ids: Iterable[int]) -> None:
-    """Record an event for each of these runs, for the request of a session."""
+def set_runs(session: Session, run_ids: Iterable[int]) -> None:
+    """Record the request of a session as one event for each of these runs."""
     pending = session.info.get(_PENDING, [])
-    pending[:] = [each | {"run_id": run_id} for run_id in run_ids for each in pending]
+    pending[:] = [row | {"run_id": run_id} for run_id in run_ids for row in pending]
 
 
-def tell(session: Session, detail: str) -> None:
-    """Set the detail of the request of a session, where only its route knows it."""
-    for each in session.info.get(_PENDING, ()):
-        each["detail"] = detail[:DETAIL_CHARACTERS]
+def set_detail(session: Session, detail: str) -> None:
+    """Set the detail of a session's request, if only the route can determine it."""
+    for row in session.info.get(_PENDING, ()):
+        row["detail"] = detail[:DETAIL_CHARACTERS]
 
 
-def forget(request: Request) -> None:
-    """Record nothing for a request that a page refuses."""
+def discard(request: Request) -> None:
+    """Record nothing for a request that a page rejects."""
     getattr(request.state, "audit_events", []).clear()
 
 
@@ -121,27 +121,27 @@ def forget(request: Request) -> None:
 def _write(session: Session) -> None:
     """Write the events just before the commit: rows of the audit log cannot be changed."""
     if not session.in_nested_transaction():
-        session.add_all(AuditEvent(**each) for each in session.info.pop(_PENDING, ()))
+        session.add_all(AuditEvent(**row) for row in session.info.pop(_PENDING, ()))
 
 
-def note_now(
+def record_now(
     session: Session, request: Request, user: User, detail: str, run_id: int | None = None
 ) -> None:
-    """Record an event at once: a sign-in, or an uploaded file or watched run."""
+    """Record an event immediately: a sign-in, or an uploaded file or watched run."""
     token = getattr(request.state, "token", None)
-    said = _said(request, detail) | {"user_id": user.id, "token": token, "run_id": run_id}
-    session.add(AuditEvent(**said))
+    row = _row(request, detail) | {"user_id": user.id, "token": token, "run_id": run_id}
+    session.add(AuditEvent(**row))
 
 
-def note_refusal(database: Database, request: Request, name: str = "") -> None:
+def record_refusal(database: Database, request: Request, name: str = "") -> None:
     """Record a refused sign-in, at most once in REFUSED_SECONDS.
 
     Called after the response, whose time therefore does not depend on whether the user exists.
     name: as typed. Recorded only if such a user exists: it may be a password in the wrong field.
     """
-    said = _said(request, REFUSED)
-    said["address"] = network_of(said["address"])
-    same = [getattr(AuditEvent, name) == value for name, value in said.items()]
+    row = _row(request, REFUSED)
+    row["address"] = network_of(row["address"])
+    same = [getattr(AuditEvent, name) == value for name, value in row.items()]
     try:
         with database.writing() as session:
             user = accounts.find_user(session, name)
@@ -149,12 +149,12 @@ def note_refusal(database: Database, request: Request, name: str = "") -> None:
             since = session.scalars(select(now())).one() - REFUSED_SECONDS  # a number: by the index
             recent = select(AuditEvent.id).where(AuditEvent.time > since, *same)
             if session.scalar(recent.limit(1)) is None:
-                session.add(AuditEvent(**said, user_id=user.id if user else None))
+                session.add(AuditEvent(**row, user_id=user.id if user else None))
     except DBAPIError as error:
-        logger.warning("a refused sign-in was not written down: %s", error.orig)
+        logger.warning("a refused sign-in was not recorded: %s", error.orig)
 
 
-def _said(request: Request, detail: str) -> dict[str, Any]:
+def _row(request: Request, detail: str) -> dict[str, Any]:
     return {
         "action": f"{request.method} {request.url.path}"[:CHARACTERS],
         "detail": detail[:DETAIL_CHARACTERS],

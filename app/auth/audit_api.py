@@ -1,4 +1,4 @@
-"""Who changed what, when and from where. For operators."""
+"""Routes of the audit log, for admins."""
 
 import json
 from collections.abc import Iterator
@@ -24,30 +24,30 @@ router = APIRouter(prefix="/audit", tags=["people"])
 
 
 class AuditEventRow(BaseModel):
-    """What somebody has done."""
+    """An audit event."""
 
     model_config = ConfigDict(from_attributes=True)
 
     id: int
     time: float
     user: Annotated[
-        str | None, Field(description="Who; null of nobody known, and on the server's terminal")
+        str | None, Field(description="User; null if unknown, or for commands on the server")
     ]
-    token: Annotated[str | None, Field(description="Name of the token that a script came with")]
+    token: Annotated[str | None, Field(description="Name of the API token, if one was used")]
     action: Annotated[str, Field(description="Method and path, or a command")]
-    detail: Annotated[str, Field(description="Of what was sent, what may be kept")]
+    detail: Annotated[str, Field(description="Recorded fields of the request")]
     run_id: int | None
-    address: Annotated[str, Field(description="From where; terminal: the server's")]
+    address: Annotated[str, Field(description="Client address; terminal: the server's")]
 
 
 class AuditLog(ListPage):
-    """Deeds, newest first."""
+    """Audit events, newest first."""
 
     audit_events: list[AuditEventRow]
 
 
-#: A day's beginning is the same wherever one is.
-Since = Annotated[date | None, Query(description="Not before this day, UTC: 2026-11-22")]
+#: In UTC, so that it is independent of the client's time zone.
+Since = Annotated[date | None, Query(description="First day, UTC: 2026-11-22")]
 
 
 def _row(action: AuditEvent, name: str | None) -> AuditEventRow:
@@ -59,33 +59,33 @@ def _row(action: AuditEvent, name: str | None) -> AuditEventRow:
 def list_audit_events(
     session: Db,
     _principal: SignedIn,
-    run: Annotated[RunId | None, Query(description="Done to this run alone")] = None,
-    user: Annotated[Text, Query(description="By this person alone")] = "",
+    run: Annotated[RunId | None, Query(description="Only events of this run")] = None,
+    user: Annotated[Text, Query(description="Only events of this user")] = "",
     since: Since = None,
     after: After = "",
     limit: Limit = 1000,
 ) -> AuditLog:
-    """List what was done."""
-    chosen = conditions(session, run, user, since)
-    found = audit.listed(session, **chosen, after=after, limit=limit)
-    rows = [_row(action, name) for action, name in found.rows]
-    return AuditLog(audit_events=rows, total=found.total, next=found.next)
+    """List audit events."""
+    filters = conditions(session, run, user, since)
+    page = audit.listed(session, **filters, after=after, limit=limit)
+    rows = [_row(action, name) for action, name in page.rows]
+    return AuditLog(audit_events=rows, total=page.total, next=page.next)
 
 
 def conditions(session: Session, run: int | None, user: str, since: date | None) -> dict[str, Any]:
-    """Return what deeds are listed by. Raises Invalid of a person that there never was."""
-    who = accounts.find_user(session, user) if user.strip() else None
-    if user.strip() and who is None:
-        allowed = "the name of a user, or of one who was removed"
+    """Return the filters of a list of events. Raises Invalid for an unknown user."""
+    row = accounts.find_user(session, user) if user.strip() else None
+    if user.strip() and row is None:
+        allowed = "the name of a user, also of a removed one"
         raise Invalid({"user": f"there is no user {user[:100]!r}; allowed: {allowed}"})
     begin = datetime.combine(since, time.min, UTC).timestamp() if since else None
-    return {"run_id": run, "user_id": who.id if who else None, "since": begin}
+    return {"run_id": run, "user_id": row.id if row else None, "since": begin}
 
 
 @router.get("/export")
 @requires(ADMIN, lasts=EXPORT)
 def export_audit_log(database: TheDatabase, _principal: SignedIn) -> StreamingResponse:
-    """Return all of it, oldest first, as JSON lines."""
+    """Export the audit log as JSON lines, oldest first."""
 
     def lines() -> Iterator[str]:
         with database.reading() as session:

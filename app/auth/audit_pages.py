@@ -1,4 +1,4 @@
-"""Who changed what, when and from where. For operators."""
+"""Page of the audit log, for admins."""
 
 from datetime import date
 from typing import Annotated, Any
@@ -30,14 +30,15 @@ def show_audit_log(
     since: Annotated[Text, Query()] = "",
     after: Text = "",
 ) -> HTMLResponse:
-    """Show a page of them, newest first. run, user, since: as the API has them; a form sends empty
-    ones too.
+    """Show a page of events, newest first.
+
+    run, user, since: as in the API, but empty values are allowed, as a form sends them.
     """
-    wanted: dict[str, Any] = {"run": run.strip(), "user": user.strip(), "since": since.strip()}
+    filters: dict[str, Any] = {"run": run.strip(), "user": user.strip(), "since": since.strip()}
     found, errors = Page([], 0, None), dict[str, str]()
     try:
-        chosen = conditions(session, _run(run), user, _day(since))
-        found = audit.listed(session, **chosen, after=after, limit=100)
+        checked = conditions(session, _run(run), user, _day(since))
+        found = audit.listed(session, **checked, after=after, limit=100)
     except Invalid as error:
         errors = error.errors
     code = 422 if errors else 200
@@ -48,7 +49,7 @@ def show_audit_log(
         status_code=code,
         found=found,
         errors=errors,
-        **wanted,
+        **filters,
     )
 
 
@@ -62,5 +63,5 @@ def _day(text: str) -> date | None:
     try:
         return date.fromisoformat(text.strip())
     except ValueError as error:
-        message = f"{text[:100]!r} is not allowed; allowed: a day, as 2026-11-22"
+        message = f"{text[:100]!r} is not allowed; allowed: a date such as 2026-11-22"
         raise Invalid({"since": message}) from error

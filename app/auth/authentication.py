@@ -47,24 +47,23 @@ class CsrfError(HalfstepError):
 
 
 class NotForScripts(HalfstepError):
-    """An API token does not open the account, nor make tokens: sign in with a browser."""
+    """An API token gives no access to the account or to new tokens: sign in with a browser."""
 
 
 class NotForSending(HalfstepError):
-    """This token may not send this run: by its kind, its project or its run. Make another one."""
+    """This token may not upload this run: check its scope, project and run, or create another."""
 
 
 class NoPasswords(HalfstepError):
-    """This server takes no passwords: sign in by its provider of identities, or a link."""
+    """Password login is disabled: sign in by single sign-on or with a link."""
 
 
 class WriteOnly(HalfstepError):
-    """This token may send what is watched and nothing else: make another on the account page."""
+    """This token may only upload watched runs: create another one on the account page."""
 
 
 class LinkNeeded(HalfstepError):
-    """This read-only link has ended, or this browser has not opened it yet. Open it again, or ask
-    for a new one."""
+    """This read-only link has ended, or is not open in this browser: open it or request another."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,12 @@ class Principal:
 
     @property
     def anywhere(self) -> str:
-        """Permissions in any project at all, for pages to offer no more."""
-        return " ".join(sorted(each for each in Permission if self.grants.may_somewhere(each)))
+        """Permissions in at least one project, which decide what pages offer."""
+        permissions = (p for p in Permission if self.grants.may_somewhere(p))
+        return " ".join(sorted(permissions))
 
     def permissions(self, run: Run) -> set[str]:
-        """Return the permissions on a run, for its page to offer no more."""
+        """Return the permissions on a run, which decide what its page offers."""
         may = self.grants.may
         return {
             str(permission)
@@ -91,8 +91,8 @@ class Principal:
 
     def destinations(self, projects: Iterable[str]) -> list[str]:
         """Return the projects among these to which runs can be moved, if there are at least two."""
-        found = sorted(name for name in projects if self.grants.may(Permission.MOVE_RUN, name))
-        return found if len(found) > 1 else []
+        names = sorted(name for name in projects if self.grants.may(Permission.MOVE_RUN, name))
+        return names if len(names) > 1 else []
 
     @property
     def csrf_token(self) -> str:
@@ -115,9 +115,9 @@ def _signed_in(
         elif not known.is_noted:
             _note_later(request, token, background)
         principal = _admitted(request, session, token, known)
-        return _noted(request, session, principal, detail, known.name)
+        return _audited(request, session, principal, detail, known.name)
     principal = _by_cookie(request, session, str(posted.get("csrf_token", "")))
-    return _noted(request, session, principal, detail)
+    return _audited(request, session, principal, detail)
 
 
 def _full_token(session: Session, token: str) -> accounts.KnownToken:
@@ -131,14 +131,14 @@ def _full_token(session: Session, token: str) -> accounts.KnownToken:
 
 def _by_cookie(request: Request, session: Session, posted_token: str = "") -> Principal:
     secret = request.cookies.get(cookie_of(request), "")
-    found = accounts.find_session(session, secret)
-    if found is None:
+    known = accounts.find_session(session, secret)
+    if known is None:
         raise SignInNeeded
     if request.method not in SAFE_METHODS:
         sent = request.headers.get("x-csrf-token") or posted_token
-        if not hmac.compare_digest(sent.encode(), found.sign_in.csrf_token.encode()):
+        if not hmac.compare_digest(sent.encode(), known.sign_in.csrf_token.encode()):
             raise CsrfError
-    return _admitted(request, session, secret, found)
+    return _admitted(request, session, secret, known)
 
 
 def _admitted(
@@ -147,7 +147,7 @@ def _admitted(
     secret: str,
     known: accounts.KnownSession | accounts.KnownToken,
 ) -> Principal:
-    """Authorize a request and limit its session to what the principal may see.
+    """Authorize a request and limit its session to the principal's visible projects.
 
     Long requests are registered, so that they end when the secret is no longer valid.
     """
@@ -164,12 +164,12 @@ def _admitted(
     return Principal(known.user, known.grants, sign_in)
 
 
-def _noted(
+def _audited(
     request: Request, session: Session, principal: Principal, detail: str, token: str | None = None
 ) -> Principal:
     """Record changes in the audit log, in the same transaction."""
     if request.method not in SAFE_METHODS:
-        audit.note(session, principal.user, request, token, detail)
+        audit.record(session, principal.user, request, token, detail)
     return principal
 
 
@@ -193,7 +193,7 @@ async def _sender(request: Request, background: BackgroundTasks) -> User:
 
 
 def _check_run(database: Database, request: Request, known: accounts.KnownToken) -> None:
-    """Check that a token of one project or run sends no other run. Raises NotForSending."""
+    """Check that a token of one project or run uploads no other run. Raises NotForSending."""
     run_id = _run_id(request)
     if run_id is not None:
         with database.glancing() as session:
@@ -209,7 +209,7 @@ def _run_id(request: Request) -> int | None:
 
 
 def check_may_send(known: accounts.KnownToken, run_id: int | None, project: str | None) -> None:
-    """Check that a token may send a run. Raises NotForSending. run_id: None for a new run."""
+    """Check that a token may upload a run. Raises NotForSending. run_id: None for a new run."""
     is_its_run = known.kind != ONE_RUN or known.run_id == run_id
     if not is_its_run or known.project not in (None, project):
         raise NotForSending
@@ -228,13 +228,13 @@ async def _uploader(request: Request, background: BackgroundTasks) -> User:
     """Return the uploader of a file, before its body is read and without holding a session."""
     token, database = _token(request), request.app.state.database
     async with request.app.state.turns:
-        user, is_noted = await run_in_threadpool(_whose_upload, request, database, token)
+        user, is_noted = await run_in_threadpool(_authorized, request, database, token)
     if token is not None and not is_noted:
         _note_later(request, token, background)
     return user
 
 
-def _whose_upload(
+def _authorized(
     request: Request, database: Database, token: str | None, posted_token: str = ""
 ) -> tuple[User, bool]:
     with database.reading() as session:
@@ -256,7 +256,7 @@ async def _admitted_early(request: Request, posted: Posted) -> User:
     posted_token = str(posted.get("csrf_token", ""))
     async with request.app.state.turns:
         user, _is_noted = await run_in_threadpool(
-            _whose_upload, request, database, token, posted_token
+            _authorized, request, database, token, posted_token
         )
     return user
 
@@ -270,7 +270,7 @@ def _token(request: Request) -> str | None:
     return token.strip() if scheme.lower() == "bearer" else None
 
 
-def who_asked(request: Request) -> Principal | None:
+def principal_of(request: Request) -> Principal | None:
     """Return the principal of a browser, for an error page; None if it is not signed in.
 
     Read again: the failed request may not have signed in, and its transaction is over.
@@ -281,8 +281,8 @@ def who_asked(request: Request) -> Principal | None:
     database: Database = request.app.state.database
     try:
         with database.reading() as session:
-            found = accounts.find_session(session, secret)
-            return Principal(found.user, found.grants, found.sign_in) if found else None
+            known = accounts.find_session(session, secret)
+            return Principal(known.user, known.grants, known.sign_in) if known else None
     except DBAPIError:
         return None
 
@@ -306,7 +306,7 @@ def _note_use(database: Database, token: str, noting: set[str]) -> None:
         with database.writing() as session:
             accounts.note_use(session, token)
     except DBAPIError as error:
-        logger.warning("the use of a token was not noted: %s", error.orig)
+        logger.warning("the use of a token was not recorded: %s", error.orig)
     finally:
         noting.discard(token)
 

@@ -37,13 +37,13 @@ RUN_COMMANDS, ADMIN = "command", "operate"
 SHARED_LINK = "link"
 
 #: The error for users without such a project.
-NO_SUBMITTING = "Your role lets you submit no runs; ask a maintainer of a project."
+NO_SUBMITTING = "Your role does not allow submitting runs; ask a maintainer of a project."
 OF_ONE_PROJECT = (
-    "This token opens one project only: no account, no command lines, nothing of the whole server. "
-    "Use a token without a project, or sign in."
+    "This token is limited to one project: it gives no access to the account, command lines or "
+    "settings of the server. Use a token for all projects, or sign in."
 )
 NAMES = MappingProxyType({Run: "run", Sweep: "sweep"})
-#: Scopes of tokens, in words.
+#: Descriptions of the scopes of tokens.
 KINDS = MappingProxyType(
     {
         READ: "read",
@@ -57,7 +57,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Access:
-    """What a route requires of the person or token that sends a request."""
+    """Requirements of a route on the user or token of a request."""
 
     #: A permission on the run or sweep in the path, or one of the constants above.
     need: str = ADMIN
@@ -70,7 +70,7 @@ class Access:
 def requires(
     need: str, *, token_permission: Permission | None = None, lasts: str = ""
 ) -> Callable[[Endpoint], Endpoint]:
-    """Declare what a route requires; stands below the decorator that registers the route."""
+    """Declare what a route requires; used below the decorator that registers the route."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
         endpoint.__dict__["access"] = Access(need, token_permission, lasts)
@@ -117,22 +117,22 @@ def admit(
         return
     if need == RUN_COMMANDS:
         if not user.runs_commands:
-            raise Forbidden("Command lines need a right of their own, which operators give.")
+            raise Forbidden("Command lines require a separate permission, which an admin grants.")
         return
     if user.is_admin and kind == FULL and only is None:
         return  # the route itself reports what does not exist
     table = Run if "run_id" in request.path_params else Sweep
-    given = str(request.path_params.get("run_id") or request.path_params["sweep_id"])
-    is_number = given.isdecimal() and len(given) <= len(str(LARGEST_ID))
-    if not is_number or int(given) > LARGEST_ID:
-        raise NotFound(f"There is no {NAMES[table]} {given[:50]}.")
-    check(session, Permission(need), int(given), table)
+    text = str(request.path_params.get("run_id") or request.path_params["sweep_id"])
+    is_number = text.isdecimal() and len(text) <= len(str(LARGEST_ID))
+    if not is_number or int(text) > LARGEST_ID:
+        raise NotFound(f"There is no {NAMES[table]} {text[:50]}.")
+    check(session, Permission(need), int(text), table)
 
 
 def check_project(session: Session, permission: Permission, project: str, action: str = "") -> None:
     """Check that the user of the session has a permission in a project.
 
-    action: in words, if the permission allows several.  Raises NotFound, Forbidden.
+    action: for the error message, by default that of the permission.  Raises NotFound, Forbidden.
     """
     grants = permissions.limits(session)
     if grants is None or grants.may(permission, project):
@@ -149,8 +149,8 @@ def check_project(session: Session, permission: Permission, project: str, action
 
 
 def _refusal(permission: Permission, project: str, action: str = "") -> str:
-    called = f"the project {project!r}" if project else "this project"
-    return f"Your role does not let you {action or ACTIONS[permission]} {called}."
+    name = f"the project {project!r}" if project else "this project"
+    return f"Your role does not let you {action or ACTIONS[permission]} {name}."
 
 
 def _check_token(kind: str, method: str, access: Access) -> None:

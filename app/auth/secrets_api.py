@@ -1,4 +1,4 @@
-"""Secrets that commands get in their environment: set and deleted, and never shown."""
+"""Routes of secrets: environment variables of commands, whose values are never shown."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/secrets", tags=["secrets"])
 
 
 class SecretValue(Body):
-    """What a secret is set to."""
+    """The value of a secret."""
 
     value: Annotated[str, Field(description="At least 8 characters. It is never shown again")]
 
@@ -26,7 +26,7 @@ class SecretRow(BaseModel):
     """A secret, without its value."""
 
     name: str
-    user: Annotated[str, Field(description="Who set it")]
+    user: Annotated[str, Field(description="User who set it")]
     set_at: float
 
 
@@ -41,25 +41,25 @@ class Secrets(ListPage):
 def list_secrets(
     session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Secrets:
-    """List their names."""
-    found = page_of_list(secrets.listed(session), after=after, limit=limit)
+    """List the names of the secrets."""
+    page = page_of_list(secrets.listed(session), after=after, limit=limit)
     rows = [
-        SecretRow(name=secret.name, user=user, set_at=secret.set_at) for secret, user in found.rows
+        SecretRow(name=secret.name, user=user, set_at=secret.set_at) for secret, user in page.rows
     ]
-    return Secrets(secrets=rows, total=found.total, next=found.next)
+    return Secrets(secrets=rows, total=page.total, next=page.next)
 
 
 @router.put("/{name}", status_code=204)
 @requires(ADMIN)
 def set_secret(
-    name: str, wanted: SecretValue, session: Db, settings: TheSettings, principal: SignedIn
+    name: str, secret: SecretValue, session: Db, settings: TheSettings, principal: SignedIn
 ) -> None:
-    """Set a secret, new or known. Every user's commands may have it."""
-    secrets.put(session, settings.secrets_key, principal.user, name, wanted.value)
+    """Create or replace a secret, which the commands of all users can use."""
+    secrets.put(session, settings.secrets_key, principal.user, name, secret.value)
 
 
 @router.delete("/{name}", status_code=204)
 @requires(ADMIN)
 def delete_secret(name: str, session: Db, _principal: SignedIn) -> None:
-    """Delete a secret; commands that still name it will fail as they start."""
+    """Delete a secret; commands that still name it fail when they start."""
     secrets.delete(session, name)

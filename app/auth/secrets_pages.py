@@ -1,4 +1,4 @@
-"""Secrets that commands get in their environment: names, and a way to set them."""
+"""Page of secrets: environment variables of commands."""
 
 from typing import Annotated
 
@@ -20,7 +20,7 @@ router = APIRouter(prefix="/secrets")
 @router.get("")
 @requires(RUN_COMMANDS)
 def show_secrets(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
-    """Show their names, and who has set each."""
+    """Show the names of the secrets, each with the user who set it."""
     return _secrets(request, session, principal)
 
 
@@ -34,7 +34,7 @@ def set_secret(
     name: Annotated[Text, Form()] = "",
     value: Annotated[str, Form()] = "",
 ) -> Response:
-    """Set one. A form's lines end in CR LF, and a key's do not."""
+    """Create or replace a secret. A form sends CR LF line ends, which keys do not have."""
     try:
         text = value.replace("\r\n", "\n").strip()
         secrets.put(session, settings.secrets_key, principal.user, name.strip(), text)
@@ -46,7 +46,7 @@ def set_secret(
 @router.post("/{name}/deletion")
 @requires(ADMIN)
 def delete_secret(name: str, session: Db, _principal: SignedIn) -> RedirectResponse:
-    """Delete one."""
+    """Delete a secret."""
     secrets.delete(session, name)
     return RedirectResponse("/secrets", status_code=303)
 

@@ -1,4 +1,4 @@
-"""Coming in and going out."""
+"""Sign-in by password, link or OIDC provider, and sign-out."""
 
 from typing import Annotated
 
@@ -34,21 +34,21 @@ SSO_COOKIE = "halfstep-sso"
 
 
 def _provider(request: Request) -> Provider:
-    found: Provider | None = request.app.state.sso
-    if found is None:
-        raise NotFound("This server has no provider of identities.")
-    return found
+    provider: Provider | None = request.app.state.sso
+    if provider is None:
+        raise NotFound("Single sign-on is not configured on this server.")
+    return provider
 
 
 TheProvider = Annotated[Provider, Depends(_provider)]
 
-#: What the page may say of a refusal elsewhere, by the code in its address.
+#: Error messages by the code in the page's URL.
 PROBLEMS = {"link": accounts.LINK_REFUSED}
 
 
 @router.get("/")
 def enter(request: Request, token: str = "", next: str = "") -> Response:  # noqa: A002
-    """Lead to the runs; whoever opens a link is asked to go on, which a chat's preview does not."""
+    """Redirect to the runs; a sign-in link shows a button first, since chats preview links."""
     target = local_path(next) if next else "/runs"
     if not token:
         return RedirectResponse(target, status_code=303)
@@ -62,16 +62,16 @@ def redeem_link(
     token: Annotated[Text, Form()] = "",
     next: Annotated[str, Form()] = "/runs",  # noqa: A002
 ) -> Response:
-    """Sign in by a link, unless another site sent the browser here."""
+    """Sign in by a link, unless another site sent the request."""
     check_came_from_here(request)
     response = RedirectResponse(local_path(next), status_code=303)
     try:
         with database.writing() as session:
             user = accounts.redeem_link_token(session, token)
             sign_in(request, response, session, user, by_link=True)
-            audit.note_now(session, request, user, "signed in by a link")
+            audit.record_now(session, request, user, "signed in by a link")
     except InvalidCredentials:
-        refused = BackgroundTask(audit.note_refusal, database, request)
+        refused = BackgroundTask(audit.record_refusal, database, request)
         return RedirectResponse("/sign-in?problem=link", status_code=303, background=refused)
     return response
 
@@ -83,9 +83,9 @@ def sign_in_page(
     next: str = "/",  # noqa: A002
     problem: str = "",
 ) -> Response:
-    """Ask for name and password. problem: a code of PROBLEMS."""
-    known = PROBLEMS.get(problem, "")
-    return _sign_in_page(request, settings, target=local_path(next), problem=known)
+    """Show the form for name and password. problem: a code of PROBLEMS."""
+    text = PROBLEMS.get(problem, "")
+    return _sign_in_page(request, settings, target=local_path(next), problem=text)
 
 
 def _sign_in_page(
@@ -111,10 +111,10 @@ def _sign_in_page(
 
 @router.get("/sign-in/sso")
 def begin_sso(request: Request, sso: TheProvider, next: str = "/") -> Response:  # noqa: A002
-    """Lead to the provider of identities."""
+    """Redirect to the OIDC provider."""
     address, cookie = sso.begin(local_path(next))
     response = RedirectResponse(address, status_code=303)
-    # Lax: the provider's redirect brings it back.
+    # Lax: the provider's redirect must send it.
     response.set_cookie(
         SSO_COOKIE,
         cookie,
@@ -127,18 +127,19 @@ def begin_sso(request: Request, sso: TheProvider, next: str = "/") -> Response: 
     return response
 
 
-Answered = tuple[Claims, str] | SsoFailed
+SsoResult = tuple[Claims, str] | SsoFailed
 
 
-async def _answered(
+async def _sso_result(
     request: Request, sso: TheProvider, code: Text = "", state: Text = "", error: Text = ""
-) -> Answered:
-    """Return whom the provider has signed in and where to go, or what is wrong: before the turn
-    with the database, which nobody is to hold while the provider takes its time.
+) -> SsoResult:
+    """Return the provider's claims and the target path, or the error.
+
+    A dependency, so that no turn with the database is held while the provider responds.
     """
     try:
         if error or not code:
-            raise SsoFailed(f"The provider refused: {error[:100] or 'it sent no code'}.")
+            raise SsoFailed(f"The provider refused: {error[:100] or 'no code in its redirect'}.")
         cookie = request.cookies.get(SSO_COOKIE, "")
         return await run_in_threadpool(sso.finish, cookie, state, code)
     except SsoFailed as failure:
@@ -148,15 +149,15 @@ async def _answered(
 @router.get("/sign-in/sso/answer")
 def finish_sso(
     request: Request,
-    answered: Annotated[Answered, Depends(_answered)],
+    result: Annotated[SsoResult, Depends(_sso_result)],
     database: TheDatabase,
     settings: TheSettings,
 ) -> Response:
-    """Sign in whom the provider has, with the roles of their groups."""
+    """Sign in the provider's user, with the roles of the user's groups."""
     try:
-        if isinstance(answered, SsoFailed):
-            raise answered
-        claims, target = answered
+        if isinstance(result, SsoFailed):
+            raise result
+        claims, target = result
         response: Response = RedirectResponse(local_path(target), status_code=303)
         with database.writing() as session:
             user = accounts.user_of_subject(session, claims.subject, claims.name)
@@ -164,10 +165,10 @@ def finish_sso(
                 session, user, oidc_role_mapping.parsed(settings.oidc_roles), claims.groups
             )
             sign_in(request, response, session, user)
-            audit.note_now(session, request, user, "signed in by the provider")
+            audit.record_now(session, request, user, "signed in by the provider")
     except (SsoFailed, InvalidCredentials) as failure:
         response = _sign_in_page(request, settings, problem=str(failure), status_code=401)
-        response.background = BackgroundTask(audit.note_refusal, database, request)
+        response.background = BackgroundTask(audit.record_refusal, database, request)
     response.delete_cookie(SSO_COOKIE, path="/sign-in/sso")
     return response
 
@@ -182,10 +183,9 @@ def sign_in_with_password(
     password: Annotated[str, Form()] = "",
     next: Annotated[str, Form()] = "/",  # noqa: A002
 ) -> Response:
-    """Sign a browser in, unless another site sent it here.
+    """Sign a browser in by password, unless another site sent the request.
 
-    Argon2 takes its time on purpose, so nobody's write waits for it: the password is verified
-    before the transaction that writes the new session.
+    Argon2 is slow on purpose, so the password is verified before the write transaction.
     """
     check_came_from_here(request)
     if not settings.password_login:
@@ -198,7 +198,7 @@ def sign_in_with_password(
         with database.reading() as session:
             user = accounts.check_password(session, name, password)
     except (InvalidCredentials, TooManyAttempts) as error:
-        answer = _sign_in_page(
+        response = _sign_in_page(
             request,
             settings,
             status_code=429 if isinstance(error, TooManyAttempts) else 401,
@@ -207,15 +207,15 @@ def sign_in_with_password(
             name=name,
         )
         if isinstance(error, TooManyAttempts):
-            answer.headers["Retry-After"] = str(error.seconds)
+            response.headers["Retry-After"] = str(error.seconds)
         else:
-            answer.background = BackgroundTask(audit.note_refusal, database, request, name)
-        return answer
+            response.background = BackgroundTask(audit.record_refusal, database, request, name)
+        return response
     with database.writing() as session:
         login_attempts.release(session, **client)
         welcome = RedirectResponse(target, status_code=303)
         sign_in(request, welcome, session, user)
-        audit.note_now(session, request, user, "signed in by a password")
+        audit.record_now(session, request, user, "signed in by a password")
     return welcome
 
 

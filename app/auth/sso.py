@@ -1,7 +1,7 @@
 """Single sign-on: OpenID Connect's authorization code flow, with PKCE, state and nonce.
 
-What must be remembered between the two requests lies encrypted in a cookie of the browser that
-began, so that nobody can finish what another browser has begun.
+The state between the two requests is encrypted in a cookie, so that only the browser that began a
+sign-in can finish it.
 """
 
 import base64
@@ -21,16 +21,16 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from db.access import oidc_role_mapping
-from db.access import secrets as kept
+from db.access import secrets as encryption
 from db.access.oidc_role_mapping import EVERYBODY
 from db.errors import HalfstepError, Invalid
 from db.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: For so long somebody may take to sign in at the provider.
+#: Time limit for the sign-in at the provider.
 MINUTES = 10
-#: A provider's addresses and keys change rarely; asked for anew after so long.
+#: Lifetime of the cached endpoints and keys of the provider.
 KNOWN_SECONDS = 600.0
 ALGORITHMS = ["RS256", "RS512", "PS256", "ES256", "EdDSA"]
 LEEWAY_SECONDS = 60
@@ -38,20 +38,20 @@ ANSWER_BYTES = 1 << 20
 
 
 class SsoFailed(HalfstepError):
-    """The provider did not sign you in. Try again; the server's log says what it answered."""
+    """The sign-in at the provider failed. Try again; the server's log has the provider's error."""
 
 
 @dataclass(frozen=True)
 class Claims:
-    """Whom the provider has signed in. subject: issuer and number, which never change."""
+    """Claims about a user whom the provider has signed in."""
 
-    subject: str
+    subject: str  # issuer and id, which never change
     name: str
     groups: frozenset[str]
 
 
 class Provider:
-    """The provider of these settings, for many threads. Raises Invalid for roles that are none."""
+    """OIDC provider of these settings; thread-safe. Raises Invalid for invalid roles."""
 
     def __init__(self, settings: Settings) -> None:
         try:
@@ -62,9 +62,9 @@ class Provider:
         self._known: tuple[float, dict[str, Any], KeySet] | None = None
 
     def begin(self, target: str) -> tuple[str, str]:
-        """Return the address to send a browser to, and the cookie to keep in it.
+        """Return the URL to redirect the browser to, and the cookie to set.
 
-        target: path of ours to go to after.  Raises SsoFailed.
+        target: local path after the sign-in.  Raises SsoFailed.
         """
         about, _keys = self._discovered()
         begun = {name: secrets.token_urlsafe(32) for name in ("state", "nonce", "verifier")}
@@ -80,15 +80,15 @@ class Provider:
             "code_challenge_method": "S256",
         }
         content = json.dumps({**begun, "target": target, "time": time.time()})
-        cookie = kept.encrypt(self._settings.secrets_key, content)
+        cookie = encryption.encrypt(self._settings.secrets_key, content)
         address = about["authorization_endpoint"]
         return f"{address}{'&' if '?' in address else '?'}{urlencode(query)}", cookie
 
     def finish(self, cookie: str, state: str, code: str) -> tuple[Claims, str]:
-        """Return whom the provider has signed in, and where to go. Raises SsoFailed."""
+        """Return the user's claims and the target path. Raises SsoFailed."""
         begun = self._begun(cookie)
         if not hmac.compare_digest(state.encode(), begun["state"].encode()):
-            raise SsoFailed("This answer belongs to a sign-in that another browser has begun.")
+            raise SsoFailed("This response belongs to a sign-in of another browser.")
         about, _keys = self._discovered()
         answer = self._request(
             "POST",
@@ -105,13 +105,13 @@ class Provider:
                 self._settings.oidc_client_secret.get_secret_value(),
             ),
         )
-        told = self._checked(str(answer.get("id_token", "")), begun["nonce"])
-        if self._settings.oidc_groups_claim not in told and "userinfo_endpoint" in about:
+        claims = self._checked(str(answer.get("id_token", "")), begun["nonce"])
+        if self._settings.oidc_groups_claim not in claims and "userinfo_endpoint" in about:
             bearer = {"Authorization": f"Bearer {answer.get('access_token', '')}"}
             more = self._request("GET", about["userinfo_endpoint"], headers=bearer)
-            if more.get("sub") == told["sub"]:
-                told = {**more, **told}
-        return self._claims(told), str(begun["target"])
+            if more.get("sub") == claims["sub"]:
+                claims = {**more, **claims}
+        return self._claims(claims), str(begun["target"])
 
     @property
     def _redirect_uri(self) -> str:
@@ -119,15 +119,16 @@ class Provider:
 
     def _begun(self, cookie: str) -> dict[str, Any]:
         try:
-            begun: dict[str, Any] = json.loads(kept.decrypt(self._settings.secrets_key, cookie))
-        except (kept.Unreadable, ValueError) as error:
-            raise SsoFailed("This browser has begun no sign-in.") from error
+            text = encryption.decrypt(self._settings.secrets_key, cookie)
+            begun: dict[str, Any] = json.loads(text)
+        except (encryption.Unreadable, ValueError) as error:
+            raise SsoFailed("This browser has not started a sign-in.") from error
         if time.time() - begun["time"] > MINUTES * 60:
-            raise SsoFailed(f"It took more than {MINUTES} minutes. Begin again.")
+            raise SsoFailed(f"The sign-in took more than {MINUTES} minutes. Start again.")
         return begun
 
     def _checked(self, id_token: str, nonce: str) -> dict[str, Any]:
-        """Return the claims of an identity token that is the provider's, for us, and of now."""
+        """Verify an identity token's signature, issuer, audience and expiry; return its claims."""
         about, keys = self._discovered()
         audience = self._settings.oidc_client_id
         rules = jwt.JWTClaimsRegistry(
@@ -143,21 +144,21 @@ class Provider:
             rules.validate(claims)
         except (JoseError, ValueError) as error:
             self._known = None  # its keys may have changed
-            logger.warning("the provider's token was refused: %s", error)
+            logger.warning("the provider's token was rejected: %s", error)
             raise SsoFailed from error
         is_for_others = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
         if is_for_others and claims.get("azp") != audience:
             raise SsoFailed
         return claims
 
-    def _claims(self, told: dict[str, Any]) -> Claims:
+    def _claims(self, claims: dict[str, Any]) -> Claims:
         name = next(
-            (told[each] for each in ("preferred_username", "email", "name") if told.get(each)),
-            told["sub"],
+            (claims[key] for key in ("preferred_username", "email", "name") if claims.get(key)),
+            claims["sub"],
         )
-        groups = told.get(self._settings.oidc_groups_claim) or []
+        groups = claims.get(self._settings.oidc_groups_claim) or []
         groups = groups if isinstance(groups, list) else [groups]
-        subject = f"{told['iss']} {told['sub']}"
+        subject = f"{claims['iss']} {claims['sub']}"
         return Claims(subject, str(name), frozenset({EVERYBODY, *map(str, groups)}))
 
     def _discovered(self) -> tuple[dict[str, Any], KeySet]:
@@ -166,7 +167,7 @@ class Provider:
         issuer = self._settings.oidc_issuer.rstrip("/")
         about = self._request("GET", f"{issuer}/.well-known/openid-configuration")
         if str(about.get("issuer", "")).rstrip("/") != issuer:
-            logger.warning("the provider calls itself %.200r, not %r", about.get("issuer"), issuer)
+            logger.warning("the provider's issuer is %.200r, not %r", about.get("issuer"), issuer)
             raise SsoFailed
         try:
             keys = KeySet.import_key_set(self._request("GET", about["jwks_uri"]))  # type: ignore[arg-type]
@@ -176,16 +177,16 @@ class Provider:
         return about, keys
 
     def _request(self, method: str, address: str, **options: Any) -> dict[str, Any]:
-        """Return what the provider answers. Raises SsoFailed, and logs what it said."""
+        """Send a request to the provider. Raises SsoFailed, and logs the provider's error."""
         try:
             answer = httpx2.request(method, address, timeout=10.0, **options)
             if answer.status_code != 200 or len(answer.content) > ANSWER_BYTES:
                 logger.warning("%s answered %d: %.500s", address, answer.status_code, answer.text)
                 raise SsoFailed
-            found = answer.json()
+            content = answer.json()
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
             logger.warning("%s did not answer: %s", address, error)
             raise SsoFailed from error
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             raise SsoFailed
-        return found
+        return content

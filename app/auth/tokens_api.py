@@ -1,4 +1,4 @@
-"""Your API tokens."""
+"""Routes of the user's API tokens."""
 
 from typing import Annotated, Literal
 
@@ -18,26 +18,26 @@ router = APIRouter(prefix="/tokens", tags=["tokens"])
 
 
 class TokenName(Body):
-    """What a token is for, what it may do, where and for how long."""
+    """Name, scope, project and lifetime of a token."""
 
     name: Text
     kind: Annotated[
         Literal["full", "read", "submit", "control", "write", "run"],
         Field(
-            description="full: all that you may. read: view and download. submit: read, and submit "
-            "runs. control: submit, and control runs. write: send watched runs only. run: send one "
-            "watched run only."
+            description="full: all permissions of the user. read: view and download. submit: read, "
+            "and submit runs. control: submit, and control runs. write: only upload watched runs. "
+            "run: only upload one watched run."
         ),
     ] = "full"
-    project: Annotated[Text | None, Field(description="The only one it opens; null: all")] = None
-    run_id: Annotated[RowId | None, Field(description="Of kind run: the one that it sends")] = None
-    days: Annotated[int | None, Field(description="How long it lasts; null: for ever")] = (
+    project: Annotated[Text | None, Field(description="The only project; null: all")] = None
+    run_id: Annotated[RowId | None, Field(description="Of kind run: the run to upload")] = None
+    days: Annotated[int | None, Field(description="Days until it expires; null: never")] = (
         accounts.TOKEN_DAYS
     )
 
 
 class TokenRow(BaseModel):
-    """A token; its secret is not kept."""
+    """A token; its secret is not stored."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -52,7 +52,7 @@ class TokenRow(BaseModel):
 
 
 class NewToken(TokenRow):
-    """A token just made."""
+    """A newly created token."""
 
     token: Annotated[str, Field(description="The secret. It is not shown again.")]
 
@@ -66,27 +66,27 @@ class Tokens(ListPage):
 @router.get("")
 @requires(ACCOUNT)
 def list_tokens(session: Db, principal: SignedIn, after: After = "", limit: Limit = 1000) -> Tokens:
-    """List your tokens."""
-    found = accounts.page_of_api_tokens(session, principal.user, after=after, limit=limit)
-    tokens = [TokenRow.model_validate(row) for (row,) in found.rows]
-    return Tokens(tokens=tokens, total=found.total, next=found.next)
+    """List the user's tokens."""
+    page = accounts.page_of_api_tokens(session, principal.user, after=after, limit=limit)
+    tokens = [TokenRow.model_validate(row) for (row,) in page.rows]
+    return Tokens(tokens=tokens, total=page.total, next=page.next)
 
 
 @router.post("", status_code=201)
 @requires(ACCOUNT)
 @audited("name", "kind", "project", "run_id", "days")
 def make_token(
-    wanted: TokenName, session: Db, principal: SignedIn, _at_browser: AtBrowser
+    body: TokenName, session: Db, principal: SignedIn, _at_browser: AtBrowser
 ) -> NewToken:
-    """Make a token. Only a browser may: a token that could make others could not be revoked."""
+    """Create a token. Requires a browser, since a stolen token could otherwise create others."""
     token, row = accounts.make_api_token(
         session,
         principal.user,
-        wanted.name,
-        wanted.kind,
-        project=wanted.project,
-        run_id=wanted.run_id,
-        days=wanted.days,
+        body.name,
+        body.kind,
+        project=body.project,
+        run_id=body.run_id,
+        days=body.days,
     )
     return NewToken(**TokenRow.model_validate(row).model_dump(), token=token)
 
@@ -94,6 +94,6 @@ def make_token(
 @router.delete("/{token_id}", status_code=204)
 @requires(ACCOUNT)
 def revoke_token(token_id: RowId, session: Db, principal: SignedIn) -> None:
-    """Revoke one of your tokens."""
+    """Revoke one of the user's tokens."""
     name = accounts.delete_api_token(session, principal.user, token_id)
-    audit.tell(session, f"name {name}" if name else "")
+    audit.set_detail(session, f"name {name}" if name else "")

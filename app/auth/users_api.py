@@ -1,4 +1,4 @@
-"""Who may sign in: invite, change, remove. For operators."""
+"""Routes of the user administration, for admins."""
 
 from typing import Annotated, Any
 
@@ -17,29 +17,29 @@ router = APIRouter(prefix="/users", tags=["people"])
 
 
 class Account(BaseModel):
-    """Somebody who may sign in."""
+    """A user's account."""
 
     id: int
     name: str
-    roles: Annotated[dict[str, str], Field(description="By project; '' is the one there always is")]
+    roles: Annotated[dict[str, str], Field(description="By project; '' is the Default project")]
     is_admin: bool
     runs_commands: bool
     is_active: bool
     created_at: float
     link: Annotated[
-        str | None, Field(description="Of one that was just reset: path that signs in once")
+        str | None, Field(description="After a reset: path of a one-time sign-in link")
     ] = None
 
 
 class Accounts(BaseModel):
-    """A page of them, by name. next: what `after` is for the next one, null on the last."""
+    """A page of accounts, by name."""
 
     users: list[Account]
-    next: str | None
+    next: Annotated[str | None, Field(description="`after` of the next page; null on the last")]
 
 
 class Invitation(Body):
-    """Who is to come, and as what."""
+    """A user to invite, with a role."""
 
     name: Text
     project: Text = projects.DEFAULT
@@ -47,15 +47,15 @@ class Invitation(Body):
 
 
 class Invited(BaseModel):
-    """An account that was made."""
+    """A newly created account."""
 
     id: int
     name: str
-    link: Annotated[str, Field(description="Path that signs in once, within a day")]
+    link: Annotated[str, Field(description="Path of a one-time sign-in link, valid for a day")]
 
 
 class Change(Body):
-    """What is done with an account."""
+    """A change of an account."""
 
     change: people.Change
 
@@ -65,21 +65,19 @@ class Change(Body):
 def list_users(session: Db, _principal: SignedIn, after: Text = "", limit: int = 200) -> Accounts:
     """List the accounts."""
     limit = max(1, min(limit, 1000))
-    found = people.listed(session, after=after, limit=limit)
+    rows = people.listed(session, after=after, limit=limit)
     return Accounts(
-        users=[_account(*each) for each in found],
-        next=found[-1].user.name if len(found) == limit else None,
+        users=[_account(*row) for row in rows],
+        next=rows[-1].user.name if len(rows) == limit else None,
     )
 
 
 @router.post("", status_code=201)
 @requires(ADMIN)
 @audited("name", "role", "project")
-def invite(
-    wanted: Invitation, session: Db, _principal: SignedIn, _at_browser: AtBrowser
-) -> Invited:
-    """Make an account. Only a browser may: else a token that was stolen would make itself one."""
-    user = people.invite(session, wanted.name, project=wanted.project, role=wanted.role)
+def invite(body: Invitation, session: Db, _principal: SignedIn, _at_browser: AtBrowser) -> Invited:
+    """Create an account. Requires a browser, since a stolen token could otherwise create one."""
+    user = people.invite(session, body.name, project=body.project, role=body.role)
     token = accounts.make_link_token(session, user)
     return Invited(id=user.id, name=user.name, link=f"/?token={token}")
 
@@ -88,14 +86,14 @@ def invite(
 @requires(ADMIN)
 @audited("change")
 def change_user(
-    user_id: RowId, wanted: Change, session: Db, _principal: SignedIn, _at_browser: AtBrowser
+    user_id: RowId, body: Change, session: Db, _principal: SignedIn, _at_browser: AtBrowser
 ) -> Account:
-    """Change an account; removed, it is not there any more."""
+    """Change or remove an account."""
     user = people.get(session, user_id)
-    people.CHANGES[wanted.change](session, user)
+    people.CHANGES[body.change](session, user)
     session.flush()
     account = _account(user, projects.memberships(session, user))
-    if wanted.change == "reset":
+    if body.change == "reset":
         account.link = f"/?token={accounts.make_link_token(session, user)}"
     return account
 

@@ -1,4 +1,4 @@
-"""Who may sign in: invite, deactivate, remove. For operators."""
+"""Page of the user administration, for admins."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/people")
 @router.get("")
 @requires(ADMIN)
 def show_people(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
-    """Show all accounts, with their roles."""
+    """Show all accounts with their roles."""
     return _people(request, session, principal)
 
 
@@ -39,7 +39,7 @@ def invite(
     project: Annotated[Text, Form()] = projects.DEFAULT,
     role: Annotated[Text, Form()] = MEMBER,
 ) -> HTMLResponse:
-    """Make an account and show the link that signs it in, this once."""
+    """Create an account and show its sign-in link once."""
     try:
         with session.begin_nested():
             user = people.invite(session, name, project=project, role=role)
@@ -59,7 +59,7 @@ def change(
     principal: SignedIn,
     _at_browser: AtBrowser,
 ) -> Response:
-    """Change an account; a reset one gets a link, shown this once."""
+    """Change an account; a reset shows a new sign-in link once."""
     user = people.get(session, user_id)
     try:
         people.CHANGES[change](session, user)
@@ -88,7 +88,7 @@ def _people(
         principal=principal,
         status_code=422 if errors else 200,
         people=people.listed(session),
-        projects=[each.name for each in projects.listed(session)],
+        projects=[row.name for row in projects.listed(session)],
         roles=ROLES,
         name=name,
         invited=invited,

@@ -74,7 +74,7 @@ def make_link(
     """Make a link. Only a browser may: what a stolen token made would outlive its revocation."""
     ids = check_shareable(session, list(dict.fromkeys(wanted.runs)))
     secret, link = shared_links.make(session, principal.user, ids, wanted.days)
-    audit.done_to(session, ids)
+    audit.set_runs(session, ids)
     told = _row(link, principal.user.name, len(ids)).model_dump()
     return MadeLink(**told, address=address_of(secret))
 

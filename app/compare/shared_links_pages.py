@@ -44,7 +44,7 @@ def make_link(
     secret, errors = "", dict[str, str]()
     try:
         secret, _link = shared_links.make(session, principal.user, ids, _days(days))
-        audit.done_to(session, ids)
+        audit.set_runs(session, ids)
     except Invalid as error:
         errors = error.errors
     return page(

@@ -114,7 +114,7 @@ def download_log(
     """
     run = runs.get(session, run_id)
     live = live_parts(settings, run_id)
-    with database.reading() as later:  # a part that is gone by now is a row there
+    with database.reading() as later:  # a newer snapshot: parts deleted since then have rows there
         rows = artifacts.log_files(later, run_id)
     published = {row.name for row in rows}
     for part in live:
@@ -165,31 +165,31 @@ def _send(
     } | more_headers
     if etag in _etags(request.headers.get("if-none-match", "")):
         return Response(status_code=304, headers=headers)
-    # To go on by our ETag is for us to answer: the bucket has another for the file.
+    # A resume with our ETag is not redirected: the bucket has another ETag for the file.
     if redirects and request.headers.get("if-range") != etag:
         _check(store, row)
         if address := signed_address(store, row.key, seconds=SIGNED_SECONDS):
             return Response(status_code=307, headers=headers | {"Location": address})
-    wanted, status = range(size), 200
+    byte_range, status = range(size), 200
     if request.headers.get("if-range", etag) == etag:
-        # Of an empty file no range can be had: it is sent whole, empty as it is.
+        # An empty file has no ranges: it is sent in full.
         part = parse_range(request.headers.get("range", ""), size) if size else None
         if part == "unsatisfiable":
             headers["Content-Range"] = f"bytes */{size}"
             return Response(status_code=416, headers=headers)
         if isinstance(part, range):
-            wanted, status = part, 206
+            byte_range, status = part, 206
             headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{size}"
-    headers["Content-Length"] = str(len(wanted))
+    headers["Content-Length"] = str(len(byte_range))
     if request.method == "HEAD":
         _check(store, row)
         return Response(status_code=status, headers=headers)
-    chunks = _open(store, row, wanted).stream(min_chunk_size=CHUNK_BYTES)
+    chunks = _open(store, row, byte_range).stream(min_chunk_size=CHUNK_BYTES)
     return StreamingResponse(map(bytes, chunks), status, headers)
 
 
 def parse_range(header: str, size: int) -> range | str | None:
-    """Return the bytes that a Range header asks for, "unsatisfiable", or None for all of them.
+    """Return the bytes that a Range header requests, "unsatisfiable", or None for all of them.
 
     Only a single range is supported; RFC 9110 lets a server ignore others.
     """
@@ -208,25 +208,25 @@ def parse_range(header: str, size: int) -> range | str | None:
 
 
 def _position(digits: str) -> int:
-    """Return a number of bytes; one of too many digits lies beyond every file all the same."""
+    """Parse a byte position; one with too many digits is beyond the end of every file."""
     digits = digits.lstrip("0")
     return int(digits or "0") if len(digits) < 19 else 10**18
 
 
-def _open(store: ObjectStore, row: Stored, wanted: range) -> "GetResult":
+def _open(store: ObjectStore, row: Stored, byte_range: range) -> "GetResult":
     """Open these bytes of a file; a missing or truncated file is an error.
 
     Raises NotFound, StorageUnreachable.
     """
     _check_own(store, row)
     try:
-        part = (wanted.start, wanted.stop)
-        found = obstore.get(store, row.key, options={"range": part} if len(wanted) else {})
+        part = (byte_range.start, byte_range.stop)
+        result = obstore.get(store, row.key, options={"range": part} if len(byte_range) else {})
     except (FileNotFoundError, obstore.exceptions.BaseError) as error:
-        _check(store, row)  # of a file that was cut short there may be no such range
+        _check(store, row)  # a truncated file may not have the range
         raise _unreachable(row, error) from error
-    _check_size(row, found.meta["size"])
-    return found
+    _check_size(row, result.meta["size"])
+    return result
 
 
 def _check(store: ObjectStore, row: Stored) -> None:
@@ -242,15 +242,15 @@ def _check(store: ObjectStore, row: Stored) -> None:
 
 def _check_own(store: ObjectStore, row: Stored) -> None:
     if not row.key and row.path:
-        text = "is on the training machine alone: it was not uploaded."
+        text = "is only on the training machine: it was not uploaded."
         raise NotFound(f"The file {row.path[:200]} {text}")
     if not is_own(store, row.key):
         raise _gone(row)
 
 
-def _check_size(row: Stored, found: int) -> None:
-    if found != row.size_bytes:
-        text = f"The file {row.key} is damaged: it has {found} bytes, recorded were "
+def _check_size(row: Stored, size_bytes: int) -> None:
+    if size_bytes != row.size_bytes:
+        text = f"The file {row.key} is damaged: it has {size_bytes} bytes, recorded were "
         raise NotFound(f"{text}{row.size_bytes}.")
 
 
@@ -259,10 +259,10 @@ def _gone(row: Stored) -> NotFound:
 
 
 def _unreachable(row: Stored, error: Exception) -> StorageUnreachable:
-    # Where the bucket is and why it is silent is for the operator, not for whoever downloads.
+    # Location and error of the bucket are only logged, not sent to clients.
     logger.warning("%s: %s", row.key, why(error))
     return StorageUnreachable()
 
 
 def _etags(header: str) -> list[str]:
-    return [each.strip().removeprefix("W/") for each in header.split(",")]
+    return [etag.strip().removeprefix("W/") for etag in header.split(",")]

@@ -1,4 +1,4 @@
-"""What a downloaded file is called, the same in its header and on the run's page."""
+"""Names of downloaded files, the same in headers and on the run's page."""
 
 import re
 
@@ -7,9 +7,9 @@ from db.tables import RECIPE, Artifact, CheckpointFile, Run
 
 
 def file_name(run: Run | RunSummary, row: CheckpointFile) -> str:
-    """Return a name that says the run and the step: digits-fp16-run12-step400.pt.
+    """Return a name with run and step: digits-fp16-run12-step400.pt.
 
-    Of a loop that is not ours the file's own name is part of it, as it may be of any format.
+    For watched runs and commands it includes the file's own name, since the format is unknown.
     """
     if run.source != RECIPE:
         own = (row.path or "").rpartition("/")[2]
@@ -24,12 +24,12 @@ def file_name(run: Run | RunSummary, row: CheckpointFile) -> str:
 
 
 def artifact_name(run: Run | RunSummary, row: Artifact) -> str:
-    """Return a name that says the run, the step and what it is: …-step400-samples.txt."""
+    """Return a name with run, step and artifact: …-step400-samples.txt."""
     return f"{_stem(run, row)}-{_without_specials(row.name)}"
 
 
 def log_name(run: Run | RunSummary) -> str:
-    """Return a name that says the run: digits-fp16-run12-log.txt.gz."""
+    """Return a name with the run: digits-fp16-run12-log.txt.gz."""
     return f"{_stem_of_run(run)}-log.txt.gz"
 
 

@@ -22,7 +22,7 @@ from halfstep.telemetry import folder_lock
 logger = logging.getLogger(__name__)
 
 
-class Arrival(NamedTuple):
+class FileUpload(NamedTuple):
     """A file of a run's folder on the training machine, with its sender."""
 
     user: User
@@ -34,7 +34,7 @@ class Arrival(NamedTuple):
 
 
 def take_file(
-    settings: Settings, database: Database, file: Arrival, offset: int, piece: bytes
+    settings: Settings, database: Database, file: FileUpload, offset: int, piece: bytes
 ) -> int:
     """Append a piece; return the size so far. A complete file is verified and stored.
 
@@ -47,40 +47,42 @@ def take_file(
     part = settings.run_folder(file.run_id) / "incoming" / file.sha256
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        # Of two that send the same file one waits.
+        # Concurrent uploads of the same file are serialized.
         with folder_lock.held(part), part.open("ab") as content:
             size = _append(content, file, offset, piece)
             if size == file.size_bytes and not _is_stored(database, file):
                 key = _store(settings, file, part)
-                _tell(database, file, key)
+                _record_stored(database, file, key)
             return size
     except (OSError, obstore.exceptions.BaseError) as error:
-        # Where it is and why it fails is for the operator, not for whoever sends.
+        # Path and error are only logged, not sent to clients.
         logger.warning("%s: %s", part, error)
         if is_full(error):
             raise storage_full(settings.data, file.size_bytes - offset) from error
         raise StorageUnreachable from error
 
 
-def _append(content: BinaryIO, file: Arrival, offset: int, piece: bytes) -> int:
+def _append(content: BinaryIO, file: FileUpload, offset: int, piece: bytes) -> int:
     size = content.seek(0, 2)
     if offset != size:
         raise OffsetMismatch(offset=size)
     if size + len(piece) > file.size_bytes:
-        text = f"it ends at {size + len(piece)}; allowed: at most size, {file.size_bytes}"
+        text = (
+            f"the piece ends at {size + len(piece)}; allowed: at most the size, {file.size_bytes}"
+        )
         raise Invalid({"body": text})
     content.write(piece)
     content.flush()
     return size + len(piece)
 
 
-def _store(settings: Settings, file: Arrival, part: Path) -> str:
+def _store(settings: Settings, file: FileUpload, part: Path) -> str:
     """Store a complete file and return its key, which only the server chooses."""
     with part.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
-    if found != file.sha256:
+        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    if sha256 != file.sha256:
         part.unlink()
-        text = f"what came in has {found}, not {file.sha256}; it begins anew at offset 0"
+        text = f"the upload has {sha256}, not {file.sha256}; start again at offset 0"
         raise Invalid({"sha256": text})
     folder = file.path.partition("/")[0]
     key = f"runs/{file.run_id}/{folder}/{file.sha256}"
@@ -93,7 +95,7 @@ def _store(settings: Settings, file: Arrival, part: Path) -> str:
     return key
 
 
-def _is_stored(database: Database, file: Arrival) -> bool:
+def _is_stored(database: Database, file: FileUpload) -> bool:
     """Return whether the file is stored. Checks permission and that a row names the file."""
     with database.writing() as session:
         ingest.held(session, file.user, file.run_id, file.attempt)
@@ -103,7 +105,7 @@ def _is_stored(database: Database, file: Arrival) -> bool:
         return all(row.is_stored for row in rows)
 
 
-def _tell(database: Database, file: Arrival, key: str) -> None:
+def _record_stored(database: Database, file: FileUpload, key: str) -> None:
     with database.writing() as session:
         run, _attempt = ingest.held(session, file.user, file.run_id, file.attempt)
         rows = ingest.awaited(

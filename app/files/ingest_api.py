@@ -1,8 +1,8 @@
-"""What uploaders of watched runs send: the run, its spool and files piece by piece, its end.
+"""Ingest routes of watched runs: the run, its spool and files in pieces, its end.
 
-A token that may send opens these routes, a browser's cookie does not. Everything may be sent
-again: 409 "offset" says where to go on, "stale_attempt" that a later attempt has begun, "ended"
-that the run is over.
+These routes require an API token, not a browser's cookie. All requests can be repeated: error 409
+has the code "offset" with the expected position, "stale_attempt" if a later attempt has begun, or
+"ended" if the run has ended.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ from app.auth import audit
 from app.auth.authentication import Sender, check_may_send
 from app.dependencies import Db, TheSettings, ingesting
 from app.files import spool_ingest as pieces
-from app.files.file_uploads import Arrival, take_file
+from app.files.file_uploads import FileUpload, take_file
 from app.files.spool_ingest import SpoolPosition
 from app.http.parameters import RowId, flaws, outsized
 from db.access import projects
@@ -36,102 +36,105 @@ PathText = Annotated[str, Field(max_length=PATH_CHARACTERS)]
 
 
 class WatchedRun(BaseModel):
-    """A run, and the attempt of it that is about to be sent."""
+    """A watched run and the attempt to upload."""
 
     model_config = ConfigDict(extra="ignore")
 
-    id: Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="Its own name for itself")]
+    id: Annotated[
+        str, Field(pattern="^[0-9a-f]{32}$", description="Identifier chosen by the client")
+    ]
     attempt: RowId
     name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)]
     project: ShortText | None = None
-    config: Annotated[dict[str, Any] | None, Field(description="Whatever its script says")] = None
+    config: Annotated[dict[str, Any] | None, Field(description="Reported by its script")] = None
     tags: Annotated[list[ShortText], Field(max_length=50)] = []
-    started: Annotated[AwareDatetime, Field(description="Of the run, by its machine's clock")]
+    started: Annotated[AwareDatetime, Field(description="Start of the run, by its machine's clock")]
     host: ShortText = ""
     versions: Annotated[dict[ShortText, ShortText], Field(max_length=50)] = {}
     command: Annotated[
-        list[PathText], Field(max_length=MOST_WORDS, description="Of its script, without secrets")
+        list[PathText],
+        Field(max_length=MOST_WORDS, description="Command line of its script, without secrets"),
     ] = []
-    folder: Annotated[PathText, Field(description="In which that was started")] = ""
+    folder: Annotated[PathText, Field(description="Working directory of the command")] = ""
 
 
 class Position(BaseModel):
-    """Where the server is, and so where to go on."""
+    """The position in the spool to continue from."""
 
     sequence: int
     offset: int
 
 
 class FilePosition(BaseModel):
-    """How much of a file there is; stored: all of it, and it is what it should be."""
+    """The progress of a file's upload."""
 
     offset: int
-    stored: bool
+    stored: Annotated[bool, Field(description="Whether the file is complete and verified")]
 
 
 class Begun(Position):
-    """A run that is known, and where its attempt's spool is to go on."""
+    """A registered run, and the position in its attempt's spool to continue from."""
 
     run: int
     attempt: int
-    page: Annotated[str, Field(description="Address of its page on this server")]
+    page: Annotated[str, Field(description="Path of its page on this server")]
 
 
 class End(BaseModel):
-    """How an attempt's process ended."""
+    """End of an attempt's process."""
 
     status: Literal["finished", "failed", "terminated", "interrupted", "vanished"]
-    step: Annotated[int, Field(ge=0, le=LARGEST_COUNT, description="The last one that it made")]
+    step: Annotated[int, Field(ge=0, le=LARGEST_COUNT, description="The last recorded step")]
     error: Annotated[
         str | None, Field(max_length=TEXT_CHARACTERS, description="The traceback, if it raised")
     ] = None
     exit_code: Annotated[
         int | None,
-        Field(ge=-255, le=255, description="Of its process, negative for a signal; null: unknown"),
+        Field(ge=-255, le=255, description="Exit code, negative for a signal; null: unknown"),
     ] = None
     lost_bytes: Annotated[
-        int | None, Field(ge=0, le=LARGEST_COUNT, description="Damaged, of its spool")
+        int | None, Field(ge=0, le=LARGEST_COUNT, description="Damaged bytes of its spool")
     ] = None
 
 
-class Told(BaseModel):
-    """That the server knows."""
+class Recorded(BaseModel):
+    """Confirmation of an end."""
 
     run: int
     status: str
 
 
 @router.post("")
-def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Begun:
-    """Make a run, or find it again by its own id; a higher attempt shuts out the one before."""
-    named = told.project or projects.DEFAULT
-    known = ingest.known(session, sender, told.id)
-    place = (known.id, known.project) if known else (None, named)
-    check_may_send(request.state.known, *place)
+def begin(body: WatchedRun, session: Db, sender: Sender, request: Request) -> Begun:
+    """Create a watched run, or find it by its id; a higher attempt replaces the one before."""
+    named = body.project or projects.DEFAULT
+    known = ingest.known(session, sender, body.id)
+    run_id, project = (known.id, known.project) if known else (None, named)
+    check_may_send(request.state.known, run_id, project)
     makes_project = named != projects.DEFAULT and not projects.listed(session, [named])
-    config = json_safe(told.config or {})
-    texts = {"versions": told.versions, "command": told.command, "folder": told.folder}
+    config = json_safe(body.config or {})
+    texts = {"versions": body.versions, "command": body.command, "folder": body.folder}
     if errors := outsized(config) or flaws({"config": config, **texts}):
         raise Invalid(errors)
     attempt = ingest.begin(
         session,
         sender,
-        told.id,
-        told.attempt,
-        name=cleaned(told.name) or "watched",
+        body.id,
+        body.attempt,
+        name=cleaned(body.name) or "watched",
         project=named,
         config=config,
-        tags=", ".join(filter(None, (cleaned(tag.replace(",", " ")) for tag in told.tags))),
-        started_at=told.started.timestamp(),
-        host=told.host,
-        versions=told.versions,
-        command=told.command,
-        folder=told.folder,
+        tags=", ".join(filter(None, (cleaned(tag.replace(",", " ")) for tag in body.tags))),
+        started_at=body.started.timestamp(),
+        host=body.host,
+        versions=body.versions,
+        command=body.command,
+        folder=body.folder,
     )
     if known is None:
-        with_it = f", and made its project {named}" if makes_project else ""
+        with_it = f", and created its project {named}" if makes_project else ""
         text = f"a watched run began{with_it}"
-        audit.note_now(session, request, sender, text, attempt.run_id)
+        audit.record_now(session, request, sender, text, attempt.run_id)
     return Begun(
         run=attempt.run_id,
         attempt=attempt.attempt,
@@ -142,14 +145,14 @@ def begin(told: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
 
 
 async def _piece(request: Request, _sender: Sender) -> bytes:
-    """Read the body: before the turn to work on it is waited for, which a slow line would keep."""
+    """Read the body before waiting for a turn, since a slow connection would occupy it."""
     try:
         return await request.body()
     except ClientDisconnect as error:
-        raise HTTPException(400, "The connection broke off.") from error
+        raise HTTPException(400, "The client disconnected.") from error
 
 
-#: What a description for tools cannot see: the body is read as it is.
+#: OpenAPI description of the raw body.
 OCTETS = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
 Piece = Annotated[bytes, Depends(_piece)]
 
@@ -166,12 +169,12 @@ async def send_spool(
 ) -> Position:
     """Record a piece of `<attempt>-<sequence>.spool`, plain or gzip, from `offset` of it on.
 
-    The answer's offset is where the last whole frame ends. A higher sequence begins at offset 0.
+    The response's offset is the end of the last complete frame. A higher sequence begins at 0.
     """
-    place = SpoolPosition(sender, run_id, attempt, sequence, offset)
+    position = SpoolPosition(sender, run_id, attempt, sequence, offset)
 
     def work() -> int:
-        return pieces.take_spool(request.app.state.database, place, _unpacked(request, body))
+        return pieces.take_spool(request.app.state.database, position, _unpacked(request, body))
 
     return Position(sequence=sequence, offset=await ingesting(request, work))
 
@@ -189,11 +192,11 @@ async def send_file(
     body: Piece,
     settings: TheSettings,
 ) -> FilePosition:
-    """Take a piece of a checkpoint or an artifact that the spool told of, by the path it has there.
+    """Upload a piece of a checkpoint or an artifact that the spool names, by its path there.
 
-    Once all of it is there its SHA-256 is checked, and the run's page has it to download.
+    Once the file is complete its SHA-256 is verified, and it can be downloaded.
     """
-    file = Arrival(sender, run_id, attempt, path, size, sha256)
+    file = FileUpload(sender, run_id, attempt, path, size, sha256)
 
     def work() -> int:
         piece = _unpacked(request, body)
@@ -204,20 +207,20 @@ async def send_file(
 
 
 @router.post("/{run_id}/{attempt}/end")
-def end(run_id: RowId, attempt: RowId, told: End, session: Db, sender: Sender) -> Told:
-    """Say how an attempt's process ended. A later attempt may go on with the run."""
+def end(run_id: RowId, attempt: RowId, body: End, session: Db, sender: Sender) -> Recorded:
+    """Record the end of an attempt's process. A later attempt may continue the run."""
     ingest.end(
         session,
         sender,
         run_id,
         attempt,
-        told.status,
-        step=told.step,
-        error=told.error,
-        exit_code=told.exit_code,
-        lost_bytes=told.lost_bytes or 0,
+        body.status,
+        step=body.step,
+        error=body.error,
+        exit_code=body.exit_code,
+        lost_bytes=body.lost_bytes or 0,
     )
-    return Told(run=run_id, status=told.status)
+    return Recorded(run=run_id, status=body.status)
 
 
 def _unpacked(request: Request, body: bytes) -> bytes:

@@ -44,65 +44,65 @@ def unpacked(body: bytes, encoding: str) -> bytes:
     try:
         piece = gunzip.decompress(body, PIECE_BYTES + 1)
     except zlib.error as error:
-        raise Invalid({"body": f"it is not gzip: {error}"}) from error
+        raise Invalid({"body": f"not gzip: {error}"}) from error
     if len(piece) > PIECE_BYTES:
         text = f"The piece is too large; allowed: at most {PIECE_BYTES:,} bytes unpacked."
         raise HTTPException(413, text)
     if not gunzip.eof or gunzip.unused_data:
-        raise Invalid({"body": "it is not one whole gzip member"})
+        raise Invalid({"body": "not exactly one complete gzip member"})
     return piece
 
 
-def take_spool(database: Database, place: SpoolPosition, piece: bytes) -> int:
+def take_spool(database: Database, position: SpoolPosition, piece: bytes) -> int:
     """Record the complete frames of a piece; return the offset at which they end.
 
     Rows and offset are written in one transaction, bounded in bytes and items.
     """
     try:
-        part = SpoolPart(piece, place.offset)
+        part = SpoolPart(piece, position.offset)
     except ValueError as error:
         raise Invalid({"body": str(error)}) from error
-    # The first time also without a frame: whoever sends learns where the server is.
+    # The first time also without a frame, so that the position is checked.
     items = part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS)
-    _record_what_can_be(database, place, items, part.offset)
+    _record_what_can_be(database, position, items, part.offset)
     is_polled = database.engine.dialect.name == "sqlite"
     paused_at = time.monotonic()
     while items:
-        place = place._replace(offset=part.offset)
+        position = position._replace(offset=part.offset)
         if items := part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS):
             if is_polled and time.monotonic() - paused_at > WORK_SECONDS:
                 time.sleep(PAUSE_SECONDS)
                 paused_at = time.monotonic()
-            _record_what_can_be(database, place, items, part.offset)
+            _record_what_can_be(database, position, items, part.offset)
     return part.offset
 
 
 def _record_what_can_be(
-    database: Database, place: SpoolPosition, items: Sequence[Any], offset: int
+    database: Database, position: SpoolPosition, items: Sequence[Any], offset: int
 ) -> None:
     """Record items one by one; the run's log names those that cannot be recorded."""
     problems = [item.problem for item in items if isinstance(item, Unrecordable)]
     items = [item for item in items if not isinstance(item, Unrecordable)]
     try:
-        _record(database, place, items, offset, problems)
+        _record(database, position, items, offset, problems)
     except Exception as error:
         if isinstance(error, HalfstepError) or is_outage(error):
             raise
-        # One by one, which takes the place no further: to record again is to record the same.
+        # One by one without moving the position, since repeated items are recorded only once.
         for item in items:
             try:
-                _record(database, place, [item], place.offset, [])
+                _record(database, position, [item], position.offset, [])
             except Exception as problem:
                 if isinstance(problem, HalfstepError) or is_outage(problem):
                     raise
                 traceback.print_exception(problem)
                 problems.append(f"{type(problem).__name__}: {shown(item)}")
-        _record(database, place, [], offset, problems)
+        _record(database, position, [], offset, problems)
 
 
 def _record(
     database: Database,
-    place: SpoolPosition,
+    position: SpoolPosition,
     items: Sequence[Any],
     offset: int,
     problems: Sequence[str],
@@ -110,9 +110,9 @@ def _record(
     remarks = []
     if problems:
         more = f", and {len(problems) - 1:,} more frames" if len(problems) > 1 else ""
-        remarks.append(f"it told what cannot be recorded: {problems[0]}{more}")
+        remarks.append(f"some data could not be recorded: {problems[0]}{more}")
     with database.writing() as session:
-        run, at = ingest.held(session, place.user, place.run_id, place.attempt)
-        ingest.check_place(run, at, place.sequence, place.offset)
-        end = (place.sequence, offset)
+        run, at = ingest.held(session, position.user, position.run_id, position.attempt)
+        ingest.check_place(run, at, position.sequence, position.offset)
+        end = (position.sequence, offset)
         ingest.record(session, run, at, items, end=end, remarks=remarks)

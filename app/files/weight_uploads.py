@@ -26,29 +26,30 @@ logger = logging.getLogger(__name__)
 
 SAFETENSORS, PICKLE = KINDS = (".safetensors", ".pt")
 NAME_CHARACTERS = 100
-#: What torch.save begins a file with: a zip, or what it wrote before 1.6.
+#: Magic bytes of torch.save: a zip, or the format before 1.6.
 OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
-#: Of a safetensors file: the length of its header, and the brace that this begins with.
+#: Head of a safetensors file: the length of its header and its opening brace.
 HEAD_BYTES = 9
 
 
 class Stored(NamedTuple):
-    """A stored upload. upload: its name in `weights.upload`."""
+    """A stored upload."""
 
-    upload: str
+    upload: str  # as in `weights.upload`
     size_bytes: int
     sha256: str
 
 
 class Upload:
-    """One file. Without `keep` it leaves nothing. Raises Invalid, HTTPException 413."""
+    """Upload of a file, discarded unless `keep` is called. Raises Invalid, HTTPException 413."""
 
     def __init__(self, settings: Settings, name: str, declared_bytes: int) -> None:
         if not name.endswith(KINDS):
             kinds = " or ".join(KINDS)
-            raise Invalid({"name": f"{name[:NAME_CHARACTERS]!r} is no such file; allowed: {kinds}"})
+            text = f"{name[:NAME_CHARACTERS]!r} is not a weights file; allowed: {kinds}"
+            raise Invalid({"name": text})
         if "/" in name or "\\" in name:
-            text = f"{name[:NAME_CHARACTERS]!r} names a folder; allowed: the name of a file alone"
+            text = f"{name[:NAME_CHARACTERS]!r} contains a folder; allowed: a file name"
             raise Invalid({"name": text})
         self._name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[-NAME_CHARACTERS:].lstrip("-.")
         self._settings = settings
@@ -69,7 +70,7 @@ class Upload:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
         if isinstance(error, OSError | obstore.exceptions.BaseError):
-            # Where it is and why it fails is for the operator, not for whoever sends.
+            # Path and error are only logged, not sent to clients.
             logger.warning("the upload %s in %s: %s", self._name, self._path.parent, error)
             if is_full(error):
                 needed = max(self._declared_bytes, self._size)
@@ -104,14 +105,14 @@ class Upload:
         return Stored(upload, self._size, sha256)
 
     def _check_content(self) -> None:
-        """Check the magic bytes, to refuse renamed files of other formats."""
+        """Check the magic bytes, to reject renamed files of other formats."""
         if self._name.endswith(PICKLE):
-            what, is_one = "torch.save", self._head.startswith(OF_TORCH)
+            kind, is_valid = "torch.save", self._head.startswith(OF_TORCH)
         else:
             length = int.from_bytes(self._head[:8], "little")
-            what, is_one = "safetensors", self._head[8:] == b"{" and length + 8 <= self._size
-        if not is_one:
-            text = f"{self._name} does not begin as a file of {what} does, whatever it is called"
+            kind, is_valid = "safetensors", self._head[8:] == b"{" and length + 8 <= self._size
+        if not is_valid:
+            text = f"{self._name} does not have the format of {kind}"
             raise Invalid({"body": f"{text}; allowed: a file of weights"})
 
     def _check_size(self, size_bytes: int) -> None:
@@ -136,17 +137,17 @@ def lost(settings: Settings, config: Mapping[str, Any]) -> dict[str, str]:
     weights = config.get("weights")
     upload = weights.get("upload") if isinstance(weights, dict) else None
     if not isinstance(upload, str) or not re.fullmatch(UPLOAD, upload):
-        return {}  # as the recipe's schema says
+        return {}  # the recipe's schema reports it
     try:
         is_there = _is_there(settings, upload)
     except obstore.exceptions.BaseError:
         return {}
-    text = f"{upload} is not there any more: what no run starts from goes after a day"
-    return {} if is_there else {uploads.SETTING: f"{text}; allowed: upload it anew"}
+    text = f"{upload} no longer exists: unused uploads are deleted after a day"
+    return {} if is_there else {uploads.SETTING: f"{text}; allowed: upload it again"}
 
 
 def _is_there(settings: Settings, upload: str) -> bool:
-    """Return whether the upload exists; on this disk, keep it for another day."""
+    """Return whether the upload exists; on this disk, extend its lifetime by a day."""
     try:
         if settings.storage_url:
             store = open_store(settings, retry_seconds=RETRY_SECONDS)
@@ -161,8 +162,8 @@ def _is_there(settings: Settings, upload: str) -> bool:
 def tidy(settings: Settings, database: Database) -> None:
     """Delete uploads that no run starts from."""
     with database.writing() as session:
-        kept = uploads.named(session)
-        uploads.forget_unused(session, kept)
-    uploads.delete_unused_here(settings, kept)
+        used = uploads.named(session)
+        uploads.forget_unused(session, used)
+    uploads.delete_unused_here(settings, used)
     if settings.storage_url:
-        uploads.delete_unused(open_store(settings, retry_seconds=RETRY_SECONDS), kept)
+        uploads.delete_unused(open_store(settings, retry_seconds=RETRY_SECONDS), used)

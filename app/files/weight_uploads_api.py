@@ -1,4 +1,4 @@
-"""Weights to start runs from, sent from where they lie."""
+"""Route for uploading initial weights."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -21,14 +21,14 @@ from db.tables import User
 
 router = APIRouter(tags=["runs"])
 
-#: Written at once: a thread for each packet would cost more than the packet.
+#: Bytes per write: a thread for each packet would cost more than the packet.
 PIECE_BYTES = 1 << 20
 
 
 class Uploaded(BaseModel):
-    """A file that runs may start from; one from which none does goes after a day."""
+    """A file that runs can start from; unused ones are deleted after a day."""
 
-    upload: Annotated[str, Field(description="What `weights.upload` of a configuration is to be")]
+    upload: Annotated[str, Field(description="Value for `weights.upload` of a configuration")]
     size_bytes: int
     sha256: str
 
@@ -45,7 +45,7 @@ async def upload_weights(
     settings: TheSettings,
     user: Uploader,
 ) -> Uploaded:
-    """Upload a file of weights, as the body. What breaks off leaves nothing."""
+    """Upload a weights file as the body. An aborted upload is discarded."""
     declared = request.headers.get("content-length", "")
     size = int(declared) if declared.isdecimal() and len(declared) < 19 else 0
     with Upload(settings, name, size) as file:
@@ -61,11 +61,11 @@ def _note(request: Request, user: User, stored: Stored) -> None:
     project = getattr(request.state, "token_project", None)
     with database.writing() as session:
         uploads.record(session, user, stored.upload, stored.size_bytes, project)
-        audit.note_now(session, request, user, f"{stored.upload}, {stored.size_bytes:,} bytes")
+        audit.record_now(session, request, user, f"{stored.upload}, {stored.size_bytes:,} bytes")
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body, never more of it in memory than a piece."""
+    """Yield the body in pieces, with at most one piece in memory."""
     piece = bytearray()
     try:
         async for packet in request.stream():
@@ -74,6 +74,6 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
                 yield bytes(piece)
                 piece.clear()
     except ClientDisconnect as error:
-        raise HTTPException(400, "The connection broke off.") from error
+        raise HTTPException(400, "The client disconnected.") from error
     if piece:
         yield bytes(piece)

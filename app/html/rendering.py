@@ -44,7 +44,7 @@ def page(
 ) -> HTMLResponse:
     """Render a whole page."""
     if status_code >= 400:
-        audit.forget(request)
+        audit.discard(request)
     prefix = request.app.state.settings.path_prefix
     text = fragment(
         template,

@@ -1,1 +1,1 @@
-"""HTTP plumbing: middleware, errors, parameters, static files, health and metrics."""
+"""HTTP: middleware, errors, parameters, static files, health checks and metrics."""

@@ -26,13 +26,13 @@ from db.tables import Run
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 #: Concurrent long requests of one user, by kind.
 STREAM, DOWNLOAD, EXPORT = "stream", "download", "export"
 MOST_OF_USER: Mapping[str, int] = MappingProxyType({STREAM: 100, DOWNLOAD: 32, EXPORT: 2})
 #: Concurrent exports of all users: each holds a page of 20,000 rows.
 MOST_EXPORTS = 4
-#: Of one token, one browser, or one address without either, that work or wait for their turn.
+#: Requests in progress or waiting, per token, browser, or address without either.
 MOST_REQUESTS = 200
 RETRY_SECONDS = 2
 #: The ASGI extension of a server that can abort a response.
@@ -40,7 +40,7 @@ ABORT = "halfstep.abort"
 
 
 class TooManyAtOnce(HalfstepError):
-    """Too many requests are under way at once."""
+    """Too many concurrent requests."""
 
     seconds = RETRY_SECONDS
 
@@ -53,19 +53,20 @@ class AccessRevoked(HalfstepError):
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """One request. secret: hash of its session or token, once admitted. run_id: of its path."""
+    """A request in progress."""
 
     task: "asyncio.Task[object] | None" = None
-    secret: str = ""
+    secret: str = ""  # hash of its session or token, once admitted
     grants: Grants | None = None
     kind: str = ""
-    run_id: int | None = None
+    run_id: int | None = None  # of its path
     has_started: bool = False
     is_over: bool = False
 
-    def may_go_on(self, now: Grants | None, project: str | None) -> bool:
-        """Tell whether it is still allowed. now: what its secret lets somebody do, if anything.
-        project: in which its run is, which may have been moved.
+    def is_allowed(self, now: Grants | None, project: str | None) -> bool:
+        """Return whether the request is still allowed.
+
+        now: current grants of its secret, if any.  project: of its run, which may have been moved.
         """
         if self.grants is None:
             return True
@@ -76,8 +77,8 @@ class ActiveRequest:
         )
         return project is None or now.may(permission, project)
 
-    def break_off(self) -> None:
-        """Let it go on no more: an answer that has begun ends here, a body is read no further."""
+    def abort(self) -> None:
+        """Abort a response that has begun; stop reading a request body."""
         self.is_over = True
         if self.has_started and self.task is not None:
             self.task.cancel()
@@ -86,15 +87,15 @@ class ActiveRequest:
 class Queue:
     """A limit for expensive work: a number of concurrent and of waiting requests."""
 
-    def __init__(self, at_once: int, most: int, doing: str) -> None:
-        self._turns, self._most, self._doing = asyncio.Semaphore(at_once), most, doing
+    def __init__(self, at_once: int, most: int, noun: str) -> None:
+        self._turns, self._most, self._noun = asyncio.Semaphore(at_once), most, noun
         self._count = 0
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn and have it. Raises TooManyAtOnce."""
+        """Wait for a turn and hold it. Raises TooManyAtOnce."""
         if self._count >= self._most:
-            raise TooManyAtOnce(f"Too many {self._doing} at once. Try again in a moment.")
+            raise TooManyAtOnce(f"Too many {self._noun} at once. Try again in a moment.")
         self._count += 1
         try:
             async with self._turns:
@@ -115,26 +116,26 @@ class ActiveRequests:
         self._task: asyncio.Task[None] | None = None
 
     def admit(
-        self, flight: ActiveRequest, grants: Grants, secret: str, kind: str, run_id: int | None
+        self, active: ActiveRequest, grants: Grants, secret: str, kind: str, run_id: int | None
     ) -> None:
-        """Note whose request it is, by what, and of which run. Raises TooManyAtOnce."""
+        """Register user, secret, kind and run of a request. Raises TooManyAtOnce."""
         with self._lock:
-            same = [each for each in self._admitted if kind and each.kind == kind]
-            mine = [each.grants for each in same if each.grants]
-            count = sum(each.user_id == grants.user_id for each in mine)
+            same = [active for active in self._admitted if kind and active.kind == kind]
+            owners = [active.grants for active in same if active.grants]
+            count = sum(owner.user_id == grants.user_id for owner in owners)
             if kind and count >= MOST_OF_USER[kind]:
                 text = f"You have {count} {kind}s open; allowed: {MOST_OF_USER[kind]} at once."
                 raise TooManyAtOnce(text)
             if kind == EXPORT and len(same) >= MOST_EXPORTS:
-                raise TooManyAtOnce(f"{MOST_EXPORTS} exports are under way; allowed: no more.")
-            flight.grants, flight.kind, flight.run_id = grants, kind, run_id
-            flight.secret = accounts.hash_of(secret)
-            self._admitted.add(flight)
+                raise TooManyAtOnce(f"{MOST_EXPORTS} exports are in progress, the limit.")
+            active.grants, active.kind, active.run_id = grants, kind, run_id
+            active.secret = accounts.hash_of(secret)
+            self._admitted.add(active)
 
     def queue(self, client: str) -> None:
         """Count a waiting request. Raises TooManyAtOnce."""
         if self._turns[client] >= MOST_REQUESTS:
-            text = f"You have {MOST_REQUESTS} requests under way; allowed: no more at once."
+            text = f"You have {MOST_REQUESTS} requests in progress, the limit."
             raise TooManyAtOnce(text)
         self._turns[client] += 1
 
@@ -144,36 +145,37 @@ class ActiveRequests:
         if not self._turns[client]:
             del self._turns[client]
 
-    def lasts(self, flight: ActiveRequest) -> None:
+    def lasts(self, active: ActiveRequest) -> None:
         """Check this request periodically from now on."""
-        self._lasting.add(flight)
+        self._lasting.add(active)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look_after())
+            self._task = asyncio.create_task(self._check_periodically())
 
-    def leave(self, flight: ActiveRequest) -> None:
+    def leave(self, active: ActiveRequest) -> None:
         """Remove a request that is over."""
-        self._lasting.discard(flight)
+        self._lasting.discard(active)
         with self._lock:
-            self._admitted.discard(flight)
+            self._admitted.discard(active)
 
-    async def _look_after(self) -> None:
+    async def _check_periodically(self) -> None:
         while self._lasting:
-            known = [each for each in self._lasting if each.grants and not each.is_over]
+            known = [active for active in self._lasting if active.grants and not active.is_over]
             if known:
-                found = await asyncio.to_thread(self._rights, known)
-                for flight in known:
-                    if found is not None and not flight.may_go_on(*found(flight)):
-                        flight.break_off()
-            await asyncio.sleep(LOOK_SECONDS)
+                current = await asyncio.to_thread(self._current_grants, known)
+                for active in known:
+                    if current is not None and not active.is_allowed(*current(active)):
+                        active.abort()
+            await asyncio.sleep(CHECK_SECONDS)
 
-    def _rights(
-        self, flights: Collection[ActiveRequest]
+    def _current_grants(
+        self, requests: Collection[ActiveRequest]
     ) -> Callable[[ActiveRequest], tuple[Grants | None, str | None]] | None:
-        """Return what tells of each what is allowed now, and where its run is; None while the
-        database is away.
+        """Return a function of a request that returns its current grants and its run's project.
+
+        None while the database is unavailable.
         """
-        secrets = {each.secret for each in flights}
-        run_ids = {each.run_id for each in flights if each.run_id is not None}
+        secrets = {active.secret for active in requests}
+        run_ids = {active.run_id for active in requests if active.run_id is not None}
         try:
             with self._database.reading() as session:
                 all_grants = accounts.all_grants(session, secrets)
@@ -181,53 +183,53 @@ class ActiveRequests:
                 projects = {row[0]: row[1] for row in rows}
         except Exception as error:
             if not is_outage(error):
-                logger.exception("who may go on cannot be told")
-                return lambda _flight: (None, None)
+                logger.exception("access of open streams cannot be checked: they end")
+                return lambda _active: (None, None)
             logger.warning("open streams are not checked: %s", error)
             return None
-        return lambda flight: (all_grants.get(flight.secret), projects.get(flight.run_id or 0))
+        return lambda active: (all_grants.get(active.secret), projects.get(active.run_id or 0))
 
 
 class ActiveRequestsMiddleware:
-    """Registers each request from its beginning to its end."""
+    """Middleware that registers each request for its duration."""
 
     def __init__(self, app: ASGIApp, active_requests: ActiveRequests) -> None:
         self.app, self.active_requests = app, active_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        flight = ActiveRequest(asyncio.current_task())
-        scope.setdefault("state", {})["flight"] = flight
+        active = ActiveRequest(asyncio.current_task())
+        scope.setdefault("state", {})["active_request"] = active
 
         async def receive_while_allowed() -> Message:
             message = await receive()
-            if flight.is_over and not flight.has_started:
+            if active.is_over and not active.has_started:
                 raise AccessRevoked
             if message.get("more_body"):
-                self.active_requests.lasts(flight)
+                self.active_requests.lasts(active)
             return message
 
-        async def send_noting(message: Message) -> None:
-            flight.has_started = True
+        async def send_and_track(message: Message) -> None:
+            active.has_started = True
             if message["type"] == "http.response.body":
                 if message.get("more_body"):
-                    self.active_requests.lasts(flight)
+                    self.active_requests.lasts(active)
                 else:
-                    self.active_requests.leave(flight)
+                    self.active_requests.leave(active)
             await send(message)
 
         try:
-            await self.app(scope, receive_while_allowed, send_noting)
+            await self.app(scope, receive_while_allowed, send_and_track)
         except asyncio.CancelledError:
-            if not flight.is_over or flight.task is None:
+            if not active.is_over or active.task is None:
                 raise
-            flight.task.uncancel()
+            active.task.uncancel()
             await _abort(scope, receive)
         finally:
-            self.active_requests.leave(flight)
+            self.active_requests.leave(active)
 
 
 async def _abort(scope: Scope, receive: Receive) -> None:
@@ -240,5 +242,5 @@ async def _abort(scope: Scope, receive: Receive) -> None:
 
 def active_request_of(request: Request) -> ActiveRequest:
     """Return the registered request."""
-    flight: ActiveRequest = request.state.flight
-    return flight
+    active: ActiveRequest = request.state.active_request
+    return active

@@ -1,7 +1,7 @@
-"""Static files under names that hold their fingerprint, so that browsers keep them for ever.
+"""Static files with a fingerprint in their URL, which browsers cache forever.
 
 Scripts import each other by bare names, which the page's import map resolves: no build step.
-plotly.js comes out of the installed plotly package.
+plotly.js is served from the installed plotly package.
 """
 
 import gzip
@@ -23,7 +23,7 @@ MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+
 
 @dataclass(frozen=True)
 class Asset:
-    """One file."""
+    """A static file."""
 
     url: str
     media_type: str
@@ -31,15 +31,15 @@ class Asset:
 
     @cached_property
     def gzipped(self) -> bytes:
-        """The body compressed, once."""
+        """The compressed body."""
         return gzip.compress(self.body, 6)
 
 
 class Assets:
-    """All static files by name; `by_url` finds the one that a browser asks for."""
+    """All static files, by name and by URL."""
 
     def __init__(self, prefix: str = "") -> None:
-        """prefix: of the path below which the server lies."""
+        """prefix: path of the public URL."""
         self._prefix = prefix
         self._by_name = {path.name: _asset(path) for path in sorted(STATIC.rglob("*.*"))}
         plotly = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
@@ -47,12 +47,12 @@ class Assets:
         self.by_url = {asset.url: asset for asset in self._by_name.values()}
 
     def url(self, name: str) -> str:
-        """Return the address of a file."""
+        """Return the URL of a file."""
         return self._by_name[name].url
 
     @property
     def import_map(self) -> str:
-        """Return the bare names of all scripts, as a browser wants them."""
+        """Import map of all scripts, as JSON."""
         imports = {
             name.removesuffix(".js"): self._prefix + asset.url
             for name, asset in self._by_name.items()
@@ -71,7 +71,7 @@ def _asset(path: Path) -> Asset:
 
 @router.get("/static/{name}")
 def static(request: Request, name: str) -> Response:
-    """Send a file."""
+    """Send a static file."""
     asset: Asset | None = request.app.state.assets.by_url.get(f"/static/{name}")
     if asset is None:
         raise HTTPException(404, "There is no such file.")

@@ -1,4 +1,4 @@
-"""Answers of the API as small as they can be: nothing if it is known already, else compressed."""
+"""ETags and compression of JSON responses."""
 
 import gzip
 import hashlib
@@ -6,24 +6,27 @@ import hashlib
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: Less than a packet is not worth it.
+#: Smaller bodies fit in one packet and are not compressed.
 LEAST_BYTES = 1000
-#: Of numbers a higher one saves a tenth more, for three times as long.
+#: A higher level makes numbers a tenth smaller, in three times the time.
 LEVEL = 1
 
 
 class Compact:
-    """Adds an ETag to what GET answers as JSON, and compresses it; streams and files go by."""
+    """Middleware that adds ETags to JSON responses of GET and compresses them.
+
+    Streams and files pass unchanged.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Handle a request."""
         if scope["type"] != "http" or scope["method"] != "GET":
             await self.app(scope, receive, send)
             return
-        asked, start = Headers(scope=scope), None
+        request_headers, start = Headers(scope=scope), None
 
         async def send_compact(message: Message) -> None:
             nonlocal start
@@ -32,7 +35,9 @@ class Compact:
                 return
             if start is not None:
                 is_whole = not message.get("more_body", False)
-                body = _compact(asked, start, message.get("body", b"")) if is_whole else None
+                body = (
+                    _compact(request_headers, start, message.get("body", b"")) if is_whole else None
+                )
                 message = message if body is None else {**message, "body": body}
                 await send(start)
                 start = None
@@ -49,19 +54,19 @@ def _is_json(message: Message) -> bool:
     )
 
 
-def _compact(asked: Headers, start: Message, body: bytes) -> bytes:
-    """Return the body to send, and bring the status and the headers in line with it."""
+def _compact(request_headers: Headers, start: Message, body: bytes) -> bytes:
+    """Return the body to send, and adapt the status and the headers."""
     headers = MutableHeaders(raw=start["headers"])
-    # Weak: it is of what is said, compressed or not.
+    # Weak: the same for the compressed and the uncompressed body.
     etag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers["ETag"] = etag
     headers["Cache-Control"] = "private, no-cache"
     headers.add_vary_header("Accept-Encoding")
-    if etag in map(str.strip, asked.get("if-none-match", "").split(",")):
+    if etag in map(str.strip, request_headers.get("if-none-match", "").split(",")):
         start["status"] = 304
         del headers["content-length"]
         body = b""
-    elif len(body) >= LEAST_BYTES and "gzip" in asked.get("accept-encoding", ""):
+    elif len(body) >= LEAST_BYTES and "gzip" in request_headers.get("accept-encoding", ""):
         body = gzip.compress(body, LEVEL)
         headers["Content-Encoding"] = "gzip"
         headers["Content-Length"] = str(len(body))

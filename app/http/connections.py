@@ -1,7 +1,7 @@
-"""A connection that waits for nothing: one on which no whole request comes in time is closed.
+"""Time limit for requests: a connection without a complete request in time is closed.
 
-uvicorn's own time limit begins after an answer, so somebody who connects and says nothing, or half
-of something, would stay for ever and take a file descriptor with him.
+uvicorn's own limit begins after a response, so a client that connects and sends nothing, or half a
+request, would occupy a file descriptor forever.
 """
 
 import asyncio
@@ -14,15 +14,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.http.active_requests import ABORT
 
-#: From the first sign of somebody to the last byte of what he asks; or, of a long body, from each
-#: such time to the next, if so much of it has come meanwhile: a slow line, and nobody who dawdles.
+#: Time from the first byte to the last byte of a request. A long body gets it again if BODY_BYTES
+#: have arrived meanwhile, for slow connections.
 REQUEST_SECONDS = 30.0
 BODY_BYTES = 64 << 10
 
 
 class TimeoutProtocol(H11Protocol):
-    """HTTP, with a time limit on each request's arrival. An answer may take as long as it likes,
-    and may be broken off.
+    """HTTP with a time limit for receiving each request, and responses that can be aborted.
+
+    A response has no time limit.
     """
 
     _limit: asyncio.TimerHandle | None = None
@@ -40,25 +41,25 @@ class TimeoutProtocol(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether a request has yet to come, or the rest of it."""
+        """Whether a request, or its rest, has not arrived yet."""
         return self._limit is not None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait."""
-        # Or a body waits for its head's acknowledgement, 40 ms. asyncio does so by itself, but not
-        # where the listening socket leaves its protocol to the system, as Python's do.
+        """Start the time limit."""
+        # Otherwise a body waits 40 ms for the acknowledgement of its head. asyncio sets this only
+        # if the listening socket names its protocol, which Python's sockets do not.
         transport.get_extra_info("socket").setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
         super().connection_made(transport)
         self._wait_for_request()
 
     def data_received(self, data: bytes) -> None:
-        """Go on waiting, unless the request is whole by now."""
+        """Stop the time limit if the request is complete."""
         self._arrived += len(data)
         super().data_received(data)
         self._wait_for_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Stop the time limit."""
         super().connection_lost(exc)
         self._stop_waiting()
 
@@ -70,7 +71,7 @@ class TimeoutProtocol(H11Protocol):
             self._limit = self.loop.call_later(REQUEST_SECONDS, self._end_or_wait)
 
     def _end_or_wait(self) -> None:
-        """Close, unless a body is on its way, or is held up by us."""
+        """Close the connection, unless a body is arriving or reading is paused."""
         self._limit = None
         is_coming = self.conn.their_state is h11.SEND_BODY and self._arrived >= BODY_BYTES
         if is_coming or self.flow.read_paused:

@@ -27,7 +27,7 @@ from app.auth.authentication import (
     SignInNeeded,
     UnknownToken,
     WriteOnly,
-    who_asked,
+    principal_of,
 )
 from app.auth.permissions import Forbidden
 from app.auth.sso import SsoFailed
@@ -72,54 +72,58 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.StorageUnreachable: 503,
     errors.StorageFull: 507,
 }
-#: What pydantic says for those who program; of these more for those who type.
+#: Messages instead of pydantic's, for users who fill in forms.
 IN_WORDS = {
     "int_parsing": "allowed: a whole number",
     "int_type": "allowed: a whole number",
     "float_parsing": "allowed: a number",
     "float_type": "allowed: a number",
     "string_type": "allowed: a text",
-    "extra_forbidden": "no field is called so",
+    "extra_forbidden": "unknown field",
 }
 PROBLEM_TYPE = "application/problem+json"
-FAILED = "The server failed at this. What it says of it is in its log."
+FAILED = "An error occurred on the server. Its log has the details."
 
 
 class Problem(BaseModel):
     """A problem (RFC 9457), with a code for programs and the invalid fields."""
 
     type: str = "about:blank"
-    title: Annotated[str, Field(description="The status in words")]
+    title: Annotated[str, Field(description="Phrase of the status")]
     status: int
-    detail: Annotated[str, Field(description="The reason, for people")]
-    code: Annotated[str, Field(description="The reason, for programs: not_found, invalid, …")]
+    detail: Annotated[str, Field(description="Error message")]
+    code: Annotated[str, Field(description="Error code: not_found, invalid, …")]
     errors: Annotated[
-        dict[str, str] | None, Field(description="By path of each bad field, what is allowed")
+        dict[str, str] | None, Field(description="Messages by path of the invalid fields")
     ] = None
-    words: Annotated[
-        list[int] | None, Field(description="Of a filter, those that are wrong, from 1")
+    words: Annotated[list[int] | None, Field(description="Invalid words of a filter, from 1")] = (
+        None
+    )
+    sequence: Annotated[
+        int | None, Field(description="Of a spool: the expected file, to continue from")
     ] = None
-    sequence: Annotated[int | None, Field(description="Of a spool, the file to go on with")] = None
-    offset: Annotated[int | None, Field(description="Of what is sent, where to go on")] = None
+    offset: Annotated[
+        int | None, Field(description="Of an upload: the expected offset, to continue from")
+    ] = None
 
 
 class Failures:
-    """Turns an unexpected error into a response with all headers, and logs it."""
+    """Middleware that turns unexpected errors into responses with all headers, and logs them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Handle a request."""
         has_started = False
 
-        async def send_noting(message: Message) -> None:
+        async def send_and_track(message: Message) -> None:
             nonlocal has_started
             has_started = True
             await send(message)
 
         try:
-            await self.app(scope, receive, send_noting)
+            await self.app(scope, receive, send_and_track)
         except Exception:
             if has_started or scope["type"] != "http":
                 raise
@@ -145,16 +149,16 @@ def _on_halfstep_error(request: Request, error: Exception) -> Response:
         return _without_database(request, error)
     fields = error.errors if isinstance(error, errors.Invalid) else None
     status = STATUS_CODES.get(type(error), 500)
-    place: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     if isinstance(error, BadFilter):
-        place = {"words": [mistake.number for mistake in error.mistakes]}
+        details = {"words": [mistake.number for mistake in error.mistakes]}
     if isinstance(error, errors.OffsetMismatch):
-        place = {"sequence": error.sequence, "offset": error.offset}
+        details = {"sequence": error.sequence, "offset": error.offset}
     links = {"/trash": "Open trash"} if isinstance(error, errors.InTrash) else {}
-    answer = _answer(request, status, str(error), _code(type(error)), fields, place, links)
+    response = _answer(request, status, str(error), _code(type(error)), fields, details, links)
     if isinstance(error, TooManyAttempts | TooManyAtOnce):
-        answer.headers["Retry-After"] = str(error.seconds)
-    return answer
+        response.headers["Retry-After"] = str(error.seconds)
+    return response
 
 
 def _code(kind: type[Exception]) -> str:
@@ -164,24 +168,24 @@ def _code(kind: type[Exception]) -> str:
 
 def _on_bad_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is registered for
-    wrong = [each for each in error.errors() if each["loc"][0] == "path"]
-    if wrong and not _wants_json(request):  # an address that leads nowhere
-        what = str(wrong[0]["loc"][1]).removesuffix("_id")
-        text = f"There is no {what} {str(wrong[0]['input'])[:100]!r}."
+    wrong = [flaw for flaw in error.errors() if flaw["loc"][0] == "path"]
+    if wrong and not _wants_json(request):  # a page that does not exist
+        noun = str(wrong[0]["loc"][1]).removesuffix("_id")
+        text = f"There is no {noun} {str(wrong[0]['input'])[:100]!r}."
         return _answer(request, 404, text, _code(errors.NotFound))
     fields = dict(map(_flaw, error.errors()))
     message = "; ".join(f"{k}: {v}" for k, v in fields.items())
     return _answer(request, 422, message, "invalid", fields)
 
 
-def _flaw(found: Mapping[str, Any]) -> tuple[str, str]:
+def _flaw(error: Mapping[str, Any]) -> tuple[str, str]:
     """Return the invalid field and the reason."""
-    if found["type"] == "json_invalid":  # where it is told is a character's place, no field
-        return "body", f"it is no JSON: {found['ctx']['error']}, at character {found['loc'][-1]}"
-    field = ".".join(map(str, found["loc"][1:])) or "body"
-    if found["type"] == "missing":  # what lacks it is no value of its own
+    if error["type"] == "json_invalid":  # its location is a character's index, not a field
+        return "body", f"invalid JSON: {error['ctx']['error']}, at character {error['loc'][-1]}"
+    field = ".".join(map(str, error["loc"][1:])) or "body"
+    if error["type"] == "missing":  # its input is the enclosing object
         return field, "it is missing"
-    return field, f"{found['input']!r:.200}: {IN_WORDS.get(found['type'], found['msg'])}"
+    return field, f"{error['input']!r:.200}: {IN_WORDS.get(error['type'], error['msg'])}"
 
 
 def _on_http_error(request: Request, error: Exception) -> Response:
@@ -200,10 +204,10 @@ def _on_database_error(request: Request, error: Exception) -> Response:
 
 
 def _without_database(request: Request, error: BaseException | None) -> Response:
-    # Address and error of the database are for operators, not for clients.
+    # Address and error of the database are only logged, not sent to clients.
     logger.warning("%s %s: %s", request.method, request.url.path, error)
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-        text = "The disk that holds the database is full. Nothing was changed; free space on it."
+        text = "The disk of the database is full. Nothing was changed; free space on it."
         return _answer(request, 507, text, _code(errors.StorageFull))
     text = "The database does not answer. Nothing was changed; try again."
     return _answer(request, 503, text, _code(errors.DatabaseUnreachable))
@@ -215,21 +219,24 @@ def _answer(
     message: str,
     code: str,
     fields: dict[str, str] | None = None,
-    place: Mapping[str, Any] = MappingProxyType({}),
+    details: Mapping[str, Any] = MappingProxyType({}),
     links: Mapping[str, str] = MappingProxyType({}),
 ) -> Response:
-    """Return a problem or an error page. links: of the page, in addition to the runs."""
+    """Return a problem or an error page.
+
+    details: additional fields of the problem.  links: of the page, in addition to the runs.
+    """
     message, title = _encodable(message), HTTPStatus(status).phrase
     if _wants_json(request):
         named = {_encodable(k): _encodable(v) for k, v in fields.items()} if fields else None
-        said = {"title": title, "status": status, "detail": message, "code": code}
-        problem = Problem.model_validate({**said, "errors": named, **place})
+        fixed = {"title": title, "status": status, "detail": message, "code": code}
+        problem = Problem.model_validate({**fixed, "errors": named, **details})
         headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
         content = problem.model_dump(exclude_none=True)
         return JSONResponse(content, status, headers, media_type=PROBLEM_TYPE)
-    principal = who_asked(request) if status != 503 else None
-    said = {"title": title, "message": message, "links": links}
-    return page(request, "base/error.html", principal=principal, status_code=status, **said)
+    principal = principal_of(request) if status != 503 else None
+    content = {"title": title, "message": message, "links": links}
+    return page(request, "base/error.html", principal=principal, status_code=status, **content)
 
 
 def _encodable(text: str) -> str:

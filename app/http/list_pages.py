@@ -1,16 +1,16 @@
-"""Lists, a page at a time: how much of one to ask for, and where it goes on."""
+"""Pagination parameters and the base of list responses."""
 
 from typing import Annotated
 
 from fastapi import Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-After = Annotated[str, Query(description="`next` of the page before; empty for the first")]
+After = Annotated[str, Query(description="`next` of the previous page; empty for the first")]
 Limit = Annotated[int, Query(ge=1, le=5000)]
 
 
 class ListPage(BaseModel):
-    """total: of all pages; next: what `after` is for the next one, null on the last."""
+    """Base of list responses."""
 
-    total: int
-    next: str | None
+    total: Annotated[int, Field(description="Items on all pages")]
+    next: Annotated[str | None, Field(description="`after` of the next page; null on the last")]

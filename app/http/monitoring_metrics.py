@@ -1,6 +1,6 @@
-"""What Prometheus reads: /metrics, with a token of its own, that does nothing else.
+"""Prometheus metrics at /metrics, with a separate token.
 
-Read anew at each scrape, so that every server on a database tells the same.
+Values are read at each scrape, so all servers of a database report the same.
 """
 
 import hmac
@@ -25,18 +25,18 @@ router = APIRouter(include_in_schema=False)
 
 
 def _scraper(request: Request, settings: TheSettings) -> None:
-    wanted = settings.metrics_token.get_secret_value()
-    if not wanted:
+    token = settings.metrics_token.get_secret_value()
+    if not token:
         raise NotFound("There are no metrics: HALFSTEP_METRICS_TOKEN is not set.")
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
-    is_right = hmac.compare_digest(sent.strip().encode(), wanted.encode())
-    if scheme.lower() != "bearer" or not is_right:
+    is_valid = hmac.compare_digest(sent.strip().encode(), token.encode())
+    if scheme.lower() != "bearer" or not is_valid:
         raise InvalidCredentials('Send HALFSTEP_METRICS_TOKEN as "Authorization: Bearer ...".')
 
 
 @router.get("/metrics", dependencies=[Depends(_scraper)])
 def metrics(request: Request, settings: TheSettings, database: TheDatabase) -> Response:
-    """Answer a scrape; of a database that is away, that it is."""
+    """Return the metrics; without a database only that it is down."""
     start, readings = time.perf_counter(), None
     try:
         with database.reading() as session:
@@ -46,12 +46,12 @@ def metrics(request: Request, settings: TheSettings, database: TheDatabase) -> R
             raise
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_Figures(readings, time.perf_counter() - start))
+    registry.register(_Collector(readings, time.perf_counter() - start))
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), headers={"Content-Type": media_type})
 
 
-class _Figures(Collector):
+class _Collector(Collector):
     def __init__(self, readings: Readings | None, seconds: float) -> None:
         self.readings, self.seconds = readings, seconds
 
@@ -59,19 +59,19 @@ class _Figures(Collector):
         yield _gauge("database_up", "Whether the database answers", int(self.readings is not None))
         if self.readings is None:
             return
-        yield _gauge("database_read_seconds", "What reading all of these took", self.seconds)
+        yield _gauge("database_read_seconds", "Duration of reading these metrics", self.seconds)
         yield _gauge("workers_up", "Workers that are up", self.readings.workers)
         runs = {str(status): self.readings.runs[status] for status in Status}
         yield _gauges("runs", "Runs, without those in the trash", "status", runs)
         waiting = {reason: self.readings.queued[reason] for reason in monitoring_metrics.REASONS}
-        yield _gauges("queue_runs", "Queued runs by why they wait", "reason", waiting)
+        yield _gauges("queue_runs", "Queued runs by pending reason", "reason", waiting)
         busy = {kind: self.readings.busy[kind] for kind in self.readings.devices}
         devices = dict(self.readings.devices)
         yield _gauges("devices", "Devices of workers that are up", "kind", devices)
-        yield _gauges("devices_busy", "Those of them that train", "kind", busy)
+        yield _gauges("devices_busy", "Devices in use by runs", "kind", busy)
         for name, text, count in (
             ("steps_recorded", "Steps recorded", self.readings.steps),
-            ("steps_skipped", "Those of them that the scaler skipped", self.readings.skips),
+            ("steps_skipped", "Recorded steps that the scaler skipped", self.readings.skips),
         ):
             yield CounterMetricFamily(f"halfstep_{name}", text, count)
 

@@ -1,4 +1,4 @@
-"""What the API can do: as OpenAPI for tools, and as a page for people, with nothing from a CDN."""
+"""API reference: as OpenAPI for tools, and as a page without resources from a CDN."""
 
 from http import HTTPStatus
 from typing import Any
@@ -25,7 +25,7 @@ def openapi(request: Request, _principal: SignedIn) -> dict[str, Any]:
 @router.get("/docs")
 @requires(SIGNED_IN)
 def docs(request: Request, principal: SignedIn) -> HTMLResponse:
-    """Show it."""
+    """Show the API reference."""
     description = describe(request.app)
     by_tag: dict[str, list[dict[str, Any]]] = {}
     for path, methods in description["paths"].items():
@@ -45,10 +45,10 @@ def docs(request: Request, principal: SignedIn) -> HTMLResponse:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """Return what FastAPI knows of the routes, with how to sign in and what an error looks like."""
+    """Return FastAPI's description of the routes, with security schemes and error responses."""
     description = app.openapi()
     components = description["components"]
-    if "securitySchemes" in components:  # done before: FastAPI keeps the description
+    if "securitySchemes" in components:  # already done: FastAPI caches the description
         return description
     cookie = {"type": "apiKey", "in": "cookie", "name": cookie_name(app.state.settings)}
     components["securitySchemes"] = {
@@ -71,14 +71,15 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 def _refusals(method: str) -> list[int]:
     """List the status codes of an operation's errors."""
-    found = [400, 401, 403, 404, 413, 422, 429, 503]
-    return found if method in ("get", "head") else [*found, 409]
+    codes = [400, 401, 403, 404, 413, 422, 429, 503]
+    return codes if method in ("get", "head") else [*codes, 409]
 
 
 def _shapes(operation: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what the body and the answer are: a name among the objects, or empty."""
-    answers = (each for code, each in operation["responses"].items() if code.startswith("2"))
-    parts = [("Body", operation.get("requestBody")), *(("Answer", each) for each in answers)]
+    """Return the schema names of the request body and the response, empty if they have none."""
+    responses = operation["responses"].items()
+    answers = (answer for code, answer in responses if code.startswith("2"))
+    parts = [("Body", operation.get("requestBody")), *(("Answer", answer) for answer in answers)]
     shapes = []
     for kind, part in parts:
         if schema := ((part or {}).get("content", {}).get("application/json", {}).get("schema")):

@@ -1,4 +1,4 @@
-"""Parameters of requests: bounds of ids, and texts that can be stored."""
+"""Request parameters: bounds of ids, and validation of texts."""
 
 import re
 from collections.abc import Iterable
@@ -19,40 +19,40 @@ RowId = Annotated[int, Interval(ge=1, le=LARGEST_ID)]
 RunId = RowId
 Step = Annotated[int, Interval(ge=1, le=LARGEST_STEP)]
 
-#: What a configuration may hold, whatever its recipe says.
+#: Limits of a configuration, independent of its recipe.
 LARGEST_INTEGER = 2**63 - 1
 TEXT_CHARACTERS = 10_000
 DEPTH = 10
-#: What is typed into a field: SQLite takes patterns of no more than 50,000 bytes.
+#: Length limit of text fields: SQLite accepts patterns of at most 50,000 bytes.
 TYPED_CHARACTERS = 1000
-#: Of a setting or a metric by which to sort.
+#: Length limit of names of settings and metrics.
 NAME_CHARACTERS = 200
 API = "/api/v1/"
-#: Of mistakes of one kind; as many as an address can hold are no help.
-MOST_TOLD = 10
+#: Limit of reported mistakes of one kind.
+MOST_REPORTED = 10
 
 
 def flaw(text: str) -> str | None:
-    """Return why a text cannot be stored: PostgreSQL takes no NUL, UTF-8 no lone surrogate."""
+    """Return why a text cannot be stored: NUL in PostgreSQL, or lone surrogates in UTF-8."""
     for character in text:
         if character == "\0" or "\ud800" <= character <= "\udfff":
-            return f"{text[:100]!r} has the character {character!r}, which cannot be kept"
+            return f"{text[:100]!r} has the character {character!r}, which cannot be stored"
     return None
 
 
 def flaws(value: Any, path: str = "") -> dict[str, str]:
     """Return the texts in a JSON value that cannot be stored, by path."""
-    found = {}
+    result = {}
     if isinstance(value, str) and (wrong := flaw(value)):
-        found[path] = wrong
+        result[path] = wrong
     elif isinstance(value, dict):
-        for name, each in value.items():
+        for name, item in value.items():
             below = f"{path}.{name}" if path else name
-            found |= {below: wrong} if (wrong := flaw(name)) else flaws(each, below)
+            result |= {below: wrong} if (wrong := flaw(name)) else flaws(item, below)
     elif isinstance(value, list):
-        for number, each in enumerate(value):
-            found |= flaws(each, f"{path}.{number}")
-    return found
+        for number, item in enumerate(value):
+            result |= flaws(item, f"{path}.{number}")
+    return result
 
 
 def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]:
@@ -70,10 +70,10 @@ def outsized(value: Any, path: str = "config", depth: int = 0) -> dict[str, str]
         inner = value.items()
     elif isinstance(value, list):
         inner = enumerate(value)
-    found: dict[str, str] = {}
-    for name, each in inner:
-        found |= outsized(each, f"{path}.{name}" if depth else str(name)[:100], depth + 1)
-    return found
+    result: dict[str, str] = {}
+    for name, item in inner:
+        result |= outsized(item, f"{path}.{name}" if depth else str(name)[:100], depth + 1)
+    return result
 
 
 def check_known(request: Request) -> None:
@@ -82,27 +82,27 @@ def check_known(request: Request) -> None:
         return
     known = _names(request.scope["route"].dependant)
     if unknown := [name for name in request.query_params if name not in known]:
-        allowed = ", ".join(sorted(known)) or "nothing behind a ?"
-        text = f"no parameter is called so; allowed: {allowed}"
-        raise Invalid({name[:NAME_CHARACTERS]: text for name in unknown[:MOST_TOLD]})
+        allowed = ", ".join(sorted(known)) or "no query parameters"
+        text = f"unknown parameter; allowed: {allowed}"
+        raise Invalid({name[:NAME_CHARACTERS]: text for name in unknown[:MOST_REPORTED]})
 
 
-def _names(asked: Dependant) -> set[str]:
-    own = {each.alias for each in asked.query_params}
-    return own.union(*map(_names, asked.dependencies))
+def _names(dependant: Dependant) -> set[str]:
+    own = {parameter.alias for parameter in dependant.query_params}
+    return own.union(*map(_names, dependant.dependencies))
 
 
 def as_run_id(field: str, text: str) -> int:
     """Parse a run id of a form. Raises Invalid."""
     number = int(text) if text.isdecimal() and len(text) < 19 else 0
     if not 1 <= number <= LARGEST_ID:
-        raise Invalid({field: f"{text[:100]!r} is not allowed; allowed: the number of a run"})
+        raise Invalid({field: f"{text[:100]!r} is not allowed; allowed: a run id"})
     return number
 
 
 def as_run_ids(field: str, text: str, *, most: int) -> list[int]:
     """Parse comma-separated run ids, each once. Raises Invalid."""
-    allowed = f"allowed: numbers of runs with commas between them, {most} at most"
+    allowed = f"allowed: comma-separated run ids, at most {most}"
     parts = [part for part in re.split(r"[\s,]+", text) if part]
     wrong = [part for part in parts if not (part.isascii() and part.isdecimal())]
     ids = [] if wrong else list(dict.fromkeys(int(part[:12]) for part in parts))
@@ -110,9 +110,9 @@ def as_run_ids(field: str, text: str, *, most: int) -> list[int]:
     if wrong:
         raise Invalid({field: f"{wrong[0][:100]!r} is not allowed; {allowed}"})
     if not ids:
-        raise Invalid({field: f"it names none; {allowed}"})
+        raise Invalid({field: f"no run is named; {allowed}"})
     if len(ids) > most:
-        raise Invalid({field: f"it names {len(ids):,} runs; {allowed}"})
+        raise Invalid({field: f"{len(ids):,} runs are named; {allowed}"})
     return ids
 
 
@@ -135,13 +135,13 @@ def _named(text: str) -> str:
 
 
 class Body(BaseModel):
-    """Base of request bodies; unknown fields are refused."""
+    """Base of request bodies; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 Text = Annotated[str, AfterValidator(_text)]
-#: Of a column, a setting or a metric.
+#: Name of a column, a setting or a metric.
 Name = Annotated[str, AfterValidator(_named)]
-#: What runs are listed by: such a name; with "-" before it, downwards.
+#: Sort key of runs: such a name, descending with a "-" prefix.
 Sort = Name

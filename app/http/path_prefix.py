@@ -1,7 +1,7 @@
-"""Serving below a path, such as https://host/halfstep, as HALFSTEP_PUBLIC_URL says.
+"""Serving below a path prefix, such as https://host/halfstep, set by HALFSTEP_PUBLIC_URL.
 
-Inside the application all addresses are its own ("/runs/1"). The prefix is removed from requests
-and added to what leaves: redirects and cookies here, links of pages by `with_prefix`.
+Inside the application all paths are without the prefix ("/runs/1"). It is removed from requests,
+and added to redirects and cookies here, and to links of pages by `with_prefix`.
 """
 
 import re
@@ -10,7 +10,7 @@ from fastapi import Request
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: Attributes of our templates that hold addresses; a text or a value cannot contain such a quote.
+#: URL attributes of our templates; escaped texts and values cannot contain such a quote.
 _ADDRESS = re.compile(r' (?:href|src|action|formaction|data-api|data-preview)="(?=/(?!/))')
 _COOKIE_PATH = re.compile(r"(?i)(; *path=)/")
 
@@ -27,14 +27,14 @@ def public_address(request: Request) -> str:
 
 
 class PathPrefix:
-    """Removes the prefix from the path of requests, unless the proxy has; adds it to answers."""
+    """Middleware that removes the prefix from requests, unless the proxy has, and adds it again."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self.app = app
         self.prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Handle a request."""
         if scope["type"] != "http" or not self.prefix:
             await self.app(scope, receive, send)
             return

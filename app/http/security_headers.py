@@ -16,19 +16,19 @@ from db.settings import Settings
 
 #: Far above any configuration, which is a few kB.
 BODY_BYTES = 1 << 20
-#: Objects and lists within each other; configurations have a limit of their own.
+#: Limit of nested objects and lists; configurations have their own limit.
 JSON_DEPTH = 32
-#: Brackets, and texts, whose brackets do not count. Without backtracking, whatever is sent.
+#: Brackets, and strings with brackets that do not count. Possessive, so without backtracking.
 _NESTING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
-#: The hash of an empty style sheet, as Plotly makes one to put rules into.
+#: Hash of an empty style sheet, which Plotly creates for its rules.
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 #: HSTS for a year.
 HSTS = "max-age=31536000"
 #: Largest piece of a watched run's spool or files.
 PIECE_BYTES = 32 << 20
 
-#: Where read-only links lead. The page that posts a link's secret has to say where it comes from,
-#: which it could not without any Referer; those that it leads to need not.
+#: Path of read-only links. The page that posts a link's secret needs a Referer, for the check of
+#: its origin; the pages below it send none.
 SHARED = "/shared"
 
 
@@ -51,13 +51,13 @@ def content_security_policy(nonce: str) -> str:
 
 
 class SecurityHeaders:
-    """Adds the headers, and sets the nonce of this response in request.state."""
+    """Middleware that sets security headers, and the nonce of the response in request.state."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -67,7 +67,7 @@ class SecurityHeaders:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                # A file that a recipe made brings a stricter one.
+                # Responses with files of recipes set a stricter policy.
                 headers.setdefault("Content-Security-Policy", content_security_policy(nonce))
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers["Referrer-Policy"] = "same-origin"
@@ -86,16 +86,16 @@ class SecurityHeaders:
 
 
 class Heads:
-    """Answers HEAD like GET without the body, for routes without HEAD of their own.
+    """Middleware that answers HEAD like GET without the body, for routes without their own HEAD.
 
-    Not for streams, which have no end.
+    Not for streams, which never end.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Handle a request."""
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
         if not is_head or scope["path"].endswith(("/download", "/live")):
             await self.app(scope, receive, send)
@@ -110,7 +110,7 @@ class Heads:
 
 
 class KnownHosts:
-    """Refuses requests with unknown host names, against DNS rebinding.
+    """Middleware that rejects requests with unknown host names, against DNS rebinding.
 
     Numeric addresses are always accepted: they cannot be made to resolve to something else.
     """
@@ -123,9 +123,9 @@ class KnownHosts:
         self.names = {name.lower() for name in names if name}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 400."""
+        """Handle a request; 400 for an unknown host name."""
         if scope["type"] == "http" and not self.knows(Headers(scope=scope).get("host", "")):
-            text = "This server does not go by that name. HALFSTEP_HOST_NAMES adds names to it."
+            text = "Unknown host name. Add it to HALFSTEP_HOST_NAMES."
             await PlainTextResponse(text, status_code=400)(scope, receive, send)
             return
         await self.app(scope, receive, send)
@@ -140,7 +140,7 @@ class KnownHosts:
 
 
 class BodyLimit:
-    """Refuses bodies that are too large with 413, by their declared or actual length.
+    """Middleware that rejects too large bodies with 413, by declared or actual length.
 
     The error is raised where the body is read, so that pages and API format it as usual.
     """
@@ -149,33 +149,31 @@ class BodyLimit:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and count what comes in."""
+        """Handle a request, and count the bytes of its body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         if scope["method"] == "PUT" and scope["path"].startswith("/api/v1/uploads/"):
-            await self.app(
-                scope, receive, send
-            )  # is never in memory as a whole: app.files.weight_uploads
+            await self.app(scope, receive, send)  # streamed to disk, see app.files.weight_uploads
             return
         is_piece = scope["method"] == "PUT" and scope["path"].startswith("/api/v1/ingest/")
         most = PIECE_BYTES if is_piece else BODY_BYTES
         headers = Headers(scope=scope)
         declared, kind = headers.get("content-length", ""), headers.get("content-type", "")
-        says_too_much = declared.isdecimal() and (len(declared) > 18 or int(declared) > most)
+        is_too_large = declared.isdecimal() and (len(declared) > 18 or int(declared) > most)
         is_json, text, received = "json" in kind and not is_piece, bytearray(), 0
 
         async def receive_within_limit() -> Message:
             nonlocal received
-            message: Message = {} if says_too_much else await receive()
+            message: Message = {} if is_too_large else await receive()
             received += len(message.get("body", b""))
-            if says_too_much or received > most:
+            if is_too_large or received > most:
                 detail = f"The request is too large; allowed: at most {most:,} bytes."
                 raise HTTPException(413, detail)
             if is_json:
                 text.extend(message.get("body", b""))
                 if not message.get("more_body") and await run_in_threadpool(is_deep, text):
-                    detail = f"The JSON is too deep; allowed: {JSON_DEPTH} values in each other."
+                    detail = f"The JSON is nested too deeply; allowed: {JSON_DEPTH} levels."
                     raise HTTPException(413, detail)
             return message
 

@@ -26,14 +26,14 @@ NOT_PUBLIC = tuple(
         ),
     )
 )
-#: IPv6 prefixes whose addresses lead to an IPv4 address, and how far right of it bits follow:
+#: IPv6 prefixes of addresses that embed an IPv4 address, and the number of bits after it:
 #: IPv4-compatible and 6to4.
 EMBEDDING = ((ipaddress.IPv6Network("::/96"), 0), (ipaddress.IPv6Network("2002::/16"), 80))
 #: The upper half of an ISATAP interface identifier, in front of the IPv4 address (RFC 5214).
 ISATAP = (0x00005EFE, 0x02005EFE)
 
 
-#: For the lookup of a host's name when a channel is made.
+#: Timeout of a host name's lookup when a channel is created.
 RESOLVE_SECONDS = 5.0
 
 
@@ -47,12 +47,12 @@ async def resolved(host: str, port: int, *, private: bool) -> str:
     Raises Forbidden, and OSError if the name does not resolve.
     """
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [str(each[4][0]).partition("%")[0] for each in found]
+    rows = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(row[4][0]).partition("%")[0] for row in rows]
     if not private:
-        for each in addresses:
-            if not is_public(each):
-                raise Forbidden(f"{host} is {each}, within the server's own network")
+        for address in addresses:
+            if not is_public(address):
+                raise Forbidden(f"{host} is {address}, within the server's own network")
     return addresses[0]
 
 

@@ -1,4 +1,4 @@
-"""Where runs and sweeps may be moved to."""
+"""Target projects for moving runs and sweeps."""
 
 from sqlalchemy.orm import Session
 
@@ -8,8 +8,8 @@ from db.access.permissions import Permission
 
 
 def elsewhere(session: Session, principal: Principal, project: str) -> list[str]:
-    """The other projects that a visitor may move something into, if out of this one as well."""
+    """Return the other projects into which the user may move runs of this project."""
     if not principal.grants.may(Permission.MOVE_RUN, project):
         return []
-    seen = (each.name for each in projects.listed(session, principal.grants.projects))
-    return [each for each in principal.destinations(seen) if each != project]
+    seen = (row.name for row in projects.listed(session, principal.grants.projects))
+    return [name for name in principal.destinations(seen) if name != project]

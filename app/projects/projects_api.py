@@ -1,4 +1,4 @@
-"""Projects, and who has which role in them."""
+"""Routes of projects, roles and quotas."""
 
 from typing import Annotated
 
@@ -20,28 +20,29 @@ router = APIRouter(prefix="/projects", tags=["people"])
 
 
 class ProjectChange(Body):
-    """What maintainers change of a project; '' is the one that there always is."""
+    """Changes by maintainers of a project; '' is the Default project."""
 
     name: Text
-    viewers_download: Annotated[bool, Field(description="Else they may look, and no more")]
+    viewers_download: Annotated[bool, Field(description="Whether viewers may download files")]
 
 
 class Quota(Body):
-    """What the runs of a project may use at once; null is no limit."""
+    """Limits of a project's runs; null is no limit."""
 
     name: Text
-    devices: Annotated[float | None, Field(description="In training at once")] = None
+    devices: Annotated[float | None, Field(description="Devices in training at once")] = None
     queued: Annotated[float | None, Field(description="Runs in the queue")] = None
     stored_gib: Annotated[
-        float | None, Field(description="Of checkpoints and artifacts, the trash's included")
+        float | None, Field(description="Checkpoints and artifacts, including the trash")
     ] = None
     share: Annotated[
-        float, Field(description="Of two projects, that with fewer devices for it goes first")
+        float,
+        Field(description="Weight: the project with the fewest devices per share goes first"),
     ] = 1.0
 
 
 class ProjectRow(BaseModel):
-    """A project, what it may use, and what it does."""
+    """A project with its limits and usage."""
 
     name: str
     viewers_download: bool
@@ -55,20 +56,20 @@ class ProjectRow(BaseModel):
 
 
 class ProjectName(Body):
-    """A project to be made."""
+    """A project to create."""
 
     name: Text
 
 
 class Rename(Body):
-    """What a project is called, and shall be."""
+    """Current and new name of a project."""
 
     name: Text
     new_name: Text
 
 
 class Member(Body):
-    """Somebody with a role in a project."""
+    """A user with a role in a project."""
 
     project: Text = projects.DEFAULT
     user: Text
@@ -78,64 +79,62 @@ class Member(Body):
 @router.get("")
 @requires(SIGNED_IN)
 def list_projects(session: Db, principal: SignedIn) -> list[ProjectRow]:
-    """List the projects that you see."""
+    """List the visible projects."""
     return _rows(session, projects.listed(session, principal.grants.projects))
 
 
 @router.post("", status_code=201)
 @requires(ADMIN)
 @audited("name")
-def make_project(wanted: ProjectName, session: Db, _principal: SignedIn) -> ProjectRow:
-    """Make a project. For operators."""
-    return _rows(session, [projects.make(session, wanted.name)])[0]
+def make_project(body: ProjectName, session: Db, _principal: SignedIn) -> ProjectRow:
+    """Create a project. For admins."""
+    return _rows(session, [projects.make(session, body.name)])[0]
 
 
 @router.patch("")
 @requires(SIGNED_IN)
 @audited("name", "viewers_download")
-def change_project(wanted: ProjectChange, session: Db, _principal: SignedIn) -> ProjectRow:
-    """Change what viewers may do in one. For its maintainers."""
-    check_project(session, Permission.MANAGE_MEMBERS, wanted.name, "change")
-    project = projects.get(session, wanted.name)
-    project.viewers_download = wanted.viewers_download
+def change_project(body: ProjectChange, session: Db, _principal: SignedIn) -> ProjectRow:
+    """Change the permissions of viewers. For maintainers."""
+    check_project(session, Permission.MANAGE_MEMBERS, body.name, "change")
+    project = projects.get(session, body.name)
+    project.viewers_download = body.viewers_download
     return _rows(session, [project])[0]
 
 
 @router.patch("/name")
 @requires(ADMIN)
 @audited("name", "new_name")
-def rename_project(wanted: Rename, session: Db, _principal: SignedIn) -> ProjectRow:
-    """Call a project otherwise; its runs, sweeps, roles, tokens and rules stay its own. For
-    operators.
-    """
-    return _rows(session, [projects.rename(session, wanted.name, wanted.new_name)])[0]
+def rename_project(body: Rename, session: Db, _principal: SignedIn) -> ProjectRow:
+    """Rename a project with its runs, sweeps, roles, tokens and rules. For admins."""
+    return _rows(session, [projects.rename(session, body.name, body.new_name)])[0]
 
 
 @router.delete("", status_code=204)
 @requires(ADMIN)
 @audited("name")
 def delete_project(session: Db, _principal: SignedIn, name: Annotated[Text, Query()]) -> None:
-    """Delete a project without runs, with its sweeps. For operators."""
+    """Delete a project without runs, with its sweeps. For admins."""
     projects.delete_empty(session, name)
 
 
 @router.put("/quota")
 @requires(ADMIN)
 @audited("name", "devices", "queued", "stored_gib", "share")
-def set_quota(wanted: Quota, session: Db, _principal: SignedIn) -> ProjectRow:
-    """Set what the runs of a project may use; what is left out has no limit. For operators."""
-    project = projects.get(session, wanted.name)
-    quotas.set_limits(project, wanted.model_dump(exclude={"name"}))
+def set_quota(body: Quota, session: Db, _principal: SignedIn) -> ProjectRow:
+    """Set the limits of a project; omitted ones are removed. For admins."""
+    project = projects.get(session, body.name)
+    quotas.set_limits(project, body.model_dump(exclude={"name"}))
     session.flush()
     return _rows(session, [project])[0]
 
 
-def _rows(session: Session, found: list[Project]) -> list[ProjectRow]:
-    used = quotas.used(session, [each.name for each in found])
+def _rows(session: Session, rows: list[Project]) -> list[ProjectRow]:
+    used = quotas.used(session, [row.name for row in rows])
     columns = ProjectRow.model_fields.keys() & set(Project.__table__.columns.keys())
     return [
-        ProjectRow(**{name: getattr(each, name) for name in columns}, **used[each.name])
-        for each in found
+        ProjectRow(**{name: getattr(row, name) for name in columns}, **used[row.name])
+        for row in rows
     ]
 
 
@@ -144,20 +143,20 @@ def _rows(session: Session, found: list[Project]) -> list[ProjectRow]:
 def list_members(
     session: Db, _principal: SignedIn, project: Annotated[Text, Query()] = projects.DEFAULT
 ) -> list[Member]:
-    """List who has which role in one that you see."""
+    """List the members of a visible project with their roles."""
     check_project(session, Permission.VIEW_RUN, project)
-    found = projects.members(session, project)
-    return [Member(project=project, user=user.name, role=role) for user, role in found]
+    rows = projects.members(session, project)
+    return [Member(project=project, user=user.name, role=role) for user, role in rows]
 
 
 @router.put("/roles", status_code=204)
 @requires(ACCOUNT)
 @audited("user", "role", "project")
-def set_role(wanted: Member, session: Db, _principal: SignedIn) -> None:
-    """Give somebody a role, in place of the one before. For maintainers."""
-    check_project(session, Permission.MANAGE_MEMBERS, wanted.project)
-    user = people.named(session, wanted.user)
-    projects.set_role(session, user, wanted.project, wanted.role)
+def set_role(body: Member, session: Db, _principal: SignedIn) -> None:
+    """Grant a user a role, which replaces the previous one. For maintainers."""
+    check_project(session, Permission.MANAGE_MEMBERS, body.project)
+    user = people.named(session, body.user)
+    projects.set_role(session, user, body.project, body.role)
 
 
 @router.delete("/roles", status_code=204)
@@ -169,6 +168,6 @@ def take_role(
     user: Annotated[Text, Query()],
     project: Annotated[Text, Query()] = projects.DEFAULT,
 ) -> None:
-    """Take somebody's role away. For maintainers."""
+    """Revoke a user's role. For maintainers."""
     check_project(session, Permission.MANAGE_MEMBERS, project)
     projects.take_role(session, people.named(session, user), project)

@@ -1,4 +1,4 @@
-"""Projects, and who has which role in them."""
+"""Page of projects, roles and quotas."""
 
 from typing import Annotated
 
@@ -27,7 +27,7 @@ Project = Annotated[Text, Form()]
 @router.get("")
 @requires(SIGNED_IN)
 def list_projects(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
-    """Show the projects that one sees, each with its people."""
+    """Show the visible projects with their members."""
     return _projects(request, session, principal)
 
 
@@ -37,12 +37,12 @@ def list_projects(request: Request, session: Db, principal: SignedIn) -> HTMLRes
 def make_project(
     request: Request, session: Db, principal: SignedIn, name: Annotated[Text, Form()] = ""
 ) -> Response:
-    """Make one."""
+    """Create a project."""
     try:
         projects.make(session, name)
     except Invalid as error:
         return _projects(request, session, principal, name=name, errors=error.errors)
-    return back_to(request, "/projects", "The project is made.")
+    return back_to(request, "/projects", "The project is created.")
 
 
 @router.post("/name")
@@ -55,14 +55,14 @@ def rename_project(
     project: Project = projects.DEFAULT,
     new_name: Annotated[Text, Form()] = "",
 ) -> Response:
-    """Call it otherwise."""
+    """Rename a project."""
     try:
         projects.rename(session, project, new_name)
     except Invalid as error:
         errors = {"new_name": error.errors["name"]}
         typed = {"new_name": new_name}
         return _projects(request, session, principal, errors=errors, at=project, typed=typed)
-    return back_to(request, "/projects", f"The project is called {new_name} now.")
+    return back_to(request, "/projects", f"The project is renamed to {new_name}.")
 
 
 @router.post("/deletion")
@@ -71,7 +71,7 @@ def rename_project(
 def delete_project(
     request: Request, session: Db, principal: SignedIn, project: Project = projects.DEFAULT
 ) -> Response:
-    """Delete it, if it is empty."""
+    """Delete an empty project."""
     try:
         projects.delete_empty(session, project)
     except (Conflict, Invalid) as error:
@@ -90,7 +90,7 @@ def change_project(
     project: Project = projects.DEFAULT,
     viewers_download: Annotated[bool, Form()] = False,
 ) -> Response:
-    """Change what viewers may do in it."""
+    """Change the permissions of viewers."""
     check_project(session, Permission.MANAGE_MEMBERS, project, "change")
     projects.get(session, project).viewers_download = viewers_download
     return back_to(request, "/projects", "Saved.")
@@ -106,11 +106,11 @@ def set_quota(
     posted: Posted,
     project: Project = projects.DEFAULT,
 ) -> Response:
-    """Set what its runs may use; an empty field is no limit."""
-    found = projects.get(session, project)
+    """Set the limits of a project; an empty field is no limit."""
+    row = projects.get(session, project)
     typed = {name: str(posted.get(name, "")).strip() for name in quotas.BOUNDS}
     try:
-        quotas.set_limits(found, typed)
+        quotas.set_limits(row, typed)
     except Invalid as error:
         return _projects(request, session, principal, errors=error.errors, at=project, typed=typed)
     return back_to(request, "/projects", "The limits are set.")
@@ -127,7 +127,7 @@ def set_role(
     user: Annotated[Text, Form()] = "",
     role: Annotated[Text, Form()] = "",
 ) -> Response:
-    """Give somebody a role in it."""
+    """Grant a user a role in a project."""
     check_project(session, Permission.MANAGE_MEMBERS, project)
     try:
         projects.set_role(session, people.named(session, user), project, role)
@@ -135,7 +135,7 @@ def set_role(
         return _projects(request, session, principal, errors=error.errors, at=project)
     except NotFound as error:
         return _projects(request, session, principal, errors={"user": str(error)}, at=project)
-    return back_to(request, "/projects", "The role is given.")
+    return back_to(request, "/projects", "The role is granted.")
 
 
 @router.post("/roles/deletion")
@@ -148,10 +148,10 @@ def take_role(
     project: Project = projects.DEFAULT,
     user: Annotated[Text, Form()] = "",
 ) -> Response:
-    """Take somebody's role in it away."""
+    """Revoke a user's role in a project."""
     check_project(session, Permission.MANAGE_MEMBERS, project)
     projects.take_role(session, people.named(session, user), project)
-    return back_to(request, "/projects", "The role is taken away.")
+    return back_to(request, "/projects", "The role is revoked.")
 
 
 def _projects(
@@ -170,21 +170,19 @@ def _projects(
         "projects/projects.html",
         principal=principal,
         status_code=422 if errors else 200,
-        projects=[(each, projects.members(session, each.name)) for each in shown],
+        projects=[(row, projects.members(session, row.name)) for row in shown],
         may_manage={
-            each.name
-            for each in shown
-            if principal.grants.may(Permission.MANAGE_MEMBERS, each.name)
+            row.name for row in shown if principal.grants.may(Permission.MANAGE_MEMBERS, row.name)
         },
         may_write={
-            each.name for each in shown if principal.grants.may(Permission.SUBMIT_RUN, each.name)
+            row.name for row in shown if principal.grants.may(Permission.SUBMIT_RUN, row.name)
         },
-        notes=notes.of_projects(session, [each.name for each in shown]),
+        notes=notes.of_projects(session, [row.name for row in shown]),
         roles=ROLES,
         allowed=permissions.PERMISSIONS_OF,
         name=name,
         at=at,
-        used=quotas.used(session, [each.name for each in shown]),
+        used=quotas.used(session, [row.name for row in shown]),
         typed=typed or {},
         errors=errors or {},
     )

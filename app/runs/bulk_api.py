@@ -66,5 +66,5 @@ def act_on_runs(wanted: BulkAction, session: Db, principal: SignedIn) -> BulkAns
         tag=wanted.tag,
         project=wanted.project or "",
     )
-    audit.done_to(session, done)
+    audit.set_runs(session, done)
     return BulkAnswer(done=done, refused=[RefusedRun(**vars(each)) for each in refused])

@@ -38,7 +38,7 @@ def cancel_runs(session: Db, posted: Posted, principal: SignedIn) -> RedirectRes
             cancelled.append(run_id)
         else:
             ended += 1
-    audit.done_to(session, cancelled)
+    audit.set_runs(session, cancelled)
     return _back_to_list(posted, ended=ended)
 
 

@@ -206,7 +206,7 @@ def submit_run(
 ) -> RunSummary:
     """Queue a run. 422 names each bad field, its value and what is allowed."""
     run = submit(session, principal.user, submission, idempotency_key=idempotency_key, known=lost)
-    audit.done_to(session, [run.id])
+    audit.set_runs(session, [run.id])
     return summarise(session, run, principal.user.name, settings)
 
 

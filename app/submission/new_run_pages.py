@@ -177,7 +177,7 @@ def submit_run(
         if errors:
             raise Invalid(errors | check(session, submission).errors)
         run = submit(session, principal.user, submission)
-        audit.done_to(session, [run.id])
+        audit.set_runs(session, [run.id])
     except NotFound as error:
         return form(request, session, principal, recipe, {}, values, {"recipe": str(error)})
     except Invalid as error:

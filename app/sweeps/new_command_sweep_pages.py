@@ -70,11 +70,11 @@ def begin(
         form = command_form.typed(posted, errors)
         return _form(request, session, principal, form, values, errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
-        audit.forget(request)
+        audit.discard(request)
         return _form(request, session, principal, form, values, runs=checked.runs)
     key = str(posted.get("key", ""))[:64] or None
     sweep = sweep_submission.begin(session, principal.user, given, idempotency_key=key)
-    audit.tell(session, f"sweep {sweep.id} of {checked.runs} runs")
+    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs")
     return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
 
 

@@ -98,11 +98,11 @@ def begin(
     except Invalid as error:
         return _form(request, session, principal, recipe, typed, values, error.errors)
     if str(posted.get("confirmed", "")) != str(checked.runs):
-        audit.forget(request)
+        audit.discard(request)
         return _form(request, session, principal, recipe, typed, values, runs=checked.runs)
     key = str(posted.get("key", ""))[:64] or None
     sweep = sweep_submission.begin(session, principal.user, given, idempotency_key=key)
-    audit.tell(session, f"sweep {sweep.id} of {checked.runs} runs, recipe {sweep.recipe}")
+    audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs, recipe {sweep.recipe}")
     return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
 
 

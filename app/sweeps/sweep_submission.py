@@ -439,7 +439,7 @@ def _next(session: Session, sweep: Sweep) -> dict[str, Any]:
     return search_space.drawn(sweep.space, sweep.seed, number)
 
 
-def look(database: Database, queued_per_user: int = 0) -> None:
+def submit_due(database: Database, queued_per_user: int = 0) -> None:
     """Continue every sweep that has work; one that fails does not affect others.
 
     queued_per_user: limit of queued runs per user; 0 means none.

@@ -1,34 +1,34 @@
-"""How full the disk is that holds the runs' files, if it is this machine's."""
+"""Free space of the disk with the runs' files, if they are on this machine."""
 
 import shutil
 from dataclasses import dataclass
 
 from db.settings import Settings
 
-#: With less of it free, pages warn.
+#: Pages warn below this share of free space.
 LITTLE = 0.1
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes of the file system that the data folder is on."""
+    """Size and free space of the data folder's file system."""
 
     total_bytes: int
     free_bytes: int
 
     @property
     def used_bytes(self) -> int:
-        """What everybody has on it, not the runs alone."""
+        """Bytes in use by all files, not only those of runs."""
         return self.total_bytes - self.free_bytes
 
     @property
     def is_short(self) -> bool:
-        """Whether it should be told."""
+        """Whether pages should warn."""
         return self.free_bytes < LITTLE * self.total_bytes
 
 
 def disk(settings: Settings) -> Disk | None:
-    """Look; None where a bucket has the files, or the folder does not answer."""
+    """Return the disk's state; None if files are in a bucket or the folder is not accessible."""
     if settings.storage_url:
         return None
     try:

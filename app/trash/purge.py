@@ -1,4 +1,4 @@
-"""Erase the runs whose days in the trash are over, and those that somebody wants erased now."""
+"""Periodic task that erases runs: those due in the trash, and on request."""
 
 import logging
 import time
@@ -12,24 +12,24 @@ from db.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: A run whose files cannot be deleted is tried again after so long.
+#: Delay before another attempt if a run's files cannot be deleted.
 AGAIN_SECONDS = 600.0
 
 
 class Purge:
-    """What it was stopped in the middle of, the next one goes on with."""
+    """Erasure of due runs; an interrupted one is continued at the next start."""
 
     def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
         self._settings, self._database = settings, database
         self._stopping = stopping
-        self._put_off: dict[int, float] = {}  # until when, of runs that could not be erased
+        self._retry_at: dict[int, float] = {}  # of runs that could not be erased
 
-    def look(self) -> None:
-        """Look once, and erase what is due. What one run does keeps none of the others."""
+    def erase_due(self) -> None:
+        """Erase all due runs once; an error of one run does not affect the others."""
         with self._database.reading() as session:
             due = erasure.due(session, self._settings.trash_days)
         for run_id in due:
-            if time.monotonic() < self._put_off.get(run_id, 0.0):
+            if time.monotonic() < self._retry_at.get(run_id, 0.0):
                 continue
             try:
                 self._erase(run_id)
@@ -38,7 +38,7 @@ class Purge:
             except Exception as error:
                 if is_outage(error):
                     raise
-                self._put_off[run_id] = time.monotonic() + AGAIN_SECONDS
+                self._retry_at[run_id] = time.monotonic() + AGAIN_SECONDS
                 logger.warning("run %d cannot be erased: %s", run_id, error)
 
     def _erase(self, run_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Rules of retention: what they are, what one would delete, and that it is set."""
+"""Routes of retention rules and their preview."""
 
 from typing import Annotated, Any
 
@@ -20,54 +20,54 @@ router = APIRouter(prefix="/retention", tags=["people"])
 
 Scope = Annotated[
     Text,
-    Field(description="all: of every project without a rule of its own; or in: and a project"),
+    Field(description="all: every project without a rule of its own; or in:PROJECT"),
 ]
-Days = Annotated[float | None, Field(description="1 to 36,500, or null: kept")]
+Days = Annotated[float | None, Field(description="1 to 36,500, or null: never deleted")]
 
 
-class RuleWanted(Body):
-    """After how many days what is deleted."""
+class NewRule(Body):
+    """Ages in days after which files are deleted."""
 
     scope: Scope
     checkpoint_days: Days = None
     log_days: Days = None
 
 
-class Rule(RuleWanted):
-    """One that is set."""
+class Rule(NewRule):
+    """A retention rule."""
 
     set_at: float
 
 
 class PrunedRun(BaseModel):
-    """What would be deleted of one run. steps: how many lose their checkpoints."""
+    """Files and rows of one run that would be deleted."""
 
     run_id: int
     name: str
-    steps: int
+    steps: Annotated[int, Field(description="Number of steps with deleted checkpoints")]
     stored_bytes: int
     log_lines: int
     samples: int
 
 
 class RulePreview(BaseModel):
-    """What a rule would delete now. runs, stored_bytes: of those that were looked at."""
+    """Preview of the deletions of a rule."""
 
-    runs: int
-    stored_bytes: int
+    runs: Annotated[int, Field(description="Examined runs with something to delete")]
+    stored_bytes: Annotated[int, Field(description="Of these runs")]
     largest: list[PrunedRun]
     not_looked_at: Annotated[
-        int, Field(description="More runs that have something old, of which it is not said what")
+        int, Field(description="Further runs with old files, which were not examined")
     ]
 
 
 @router.get("")
 @requires(SIGNED_IN)
 def list_rules(session: Db, principal: SignedIn) -> list[Rule]:
-    """List the instance's rule, and those of the projects that you see."""
-    names = {each.name for each in projects.listed(session, principal.grants.projects)}
+    """List the instance's rule, and the rules of visible projects."""
+    names = {row.name for row in projects.listed(session, principal.grants.projects)}
     seen = (rule for rule in retention.listed(session) if rule.project in {None, *names})
-    return [_told(rule) for rule in seen]
+    return [_row(rule) for rule in seen]
 
 
 @router.get("/preview")
@@ -79,47 +79,48 @@ def preview_rule(
     checkpoint_days: Annotated[float | None, Query()] = None,
     log_days: Annotated[float | None, Query()] = None,
 ) -> RulePreview:
-    """Say what a rule would delete, were it set now. For who may set it."""
+    """Preview the deletions of a rule. Requires permission to set the rule."""
     project = project_of(session, principal.grants, scope)
-    found = retention.preview(session, project, _read(checkpoint_days, log_days))
+    preview = retention.preview(session, project, _read(checkpoint_days, log_days))
     return RulePreview(
-        runs=found.count,
-        stored_bytes=found.stored_bytes,
-        largest=[_pruned(each) for each in found.largest],
-        not_looked_at=found.not_looked_at,
+        runs=preview.count,
+        stored_bytes=preview.stored_bytes,
+        largest=[_pruned(row) for row in preview.largest],
+        not_looked_at=preview.not_looked_at,
     )
 
 
 @router.put("")
 @requires(SIGNED_IN)
 @audited("scope", "checkpoint_days", "log_days")
-def set_rule(wanted: RuleWanted, session: Db, principal: SignedIn) -> Rule:
-    """Set a rule in place of the one before; within the hour it deletes, for good, what a preview
-    tells. For a project's maintainers; that of all for operators.
+def set_rule(body: NewRule, session: Db, principal: SignedIn) -> Rule:
+    """Set or replace a rule; within an hour the files of its preview are permanently deleted.
+
+    For a project's maintainers; the rule of all projects for admins.
     """
-    project = project_of(session, principal.grants, wanted.scope)
-    rules = _read(wanted.checkpoint_days, wanted.log_days)
-    return _told(retention.set_rule(session, principal.user, project, rules))
+    project = project_of(session, principal.grants, body.scope)
+    rules = _read(body.checkpoint_days, body.log_days)
+    return _row(retention.set_rule(session, principal.user, project, rules))
 
 
 @router.delete("", status_code=204)
 @requires(SIGNED_IN)
 @audited("scope")
 def end_rule(session: Db, principal: SignedIn, scope: Annotated[Text, Query()]) -> None:
-    """Let nothing more be deleted by a rule. For who may set it."""
+    """Delete a rule. Requires permission to set the rule."""
     retention.end_rule(session, project_of(session, principal.grants, scope))
 
 
 def _read(checkpoint_days: float | None, log_days: float | None) -> Rules:
-    typed = {"checkpoint_days": checkpoint_days, "log_days": log_days}
-    return retention.checked({name: str(each) for name, each in typed.items() if each is not None})
+    days = {"checkpoint_days": checkpoint_days, "log_days": log_days}
+    return retention.checked({name: str(age) for name, age in days.items() if age is not None})
 
 
-def _told(rule: RetentionRule) -> Rule:
+def _row(rule: RetentionRule) -> Rule:
     days: dict[str, Any] = {"checkpoint_days": rule.checkpoint_days, "log_days": rule.log_days}
     return Rule(scope=scope_of(rule.project), set_at=rule.set_at, **days)
 
 
-def _pruned(found: Pruning) -> PrunedRun:
-    figures = {name: getattr(found, name) for name in PrunedRun.model_fields if name != "steps"}
-    return PrunedRun(steps=len(found.steps), **figures)
+def _pruned(pruning: Pruning) -> PrunedRun:
+    figures = {name: getattr(pruning, name) for name in PrunedRun.model_fields if name != "steps"}
+    return PrunedRun(steps=len(pruning.steps), **figures)

@@ -1,6 +1,4 @@
-"""Rules of retention: whose they are, and that what they let go is deleted, run by run, each in a
-transaction of its own.
-"""
+"""Periodic task that applies retention rules, with one transaction per run."""
 
 import logging
 from threading import Event
@@ -20,17 +18,17 @@ from db.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-#: Of a rule, whose runs: all projects' without a rule of their own, or in:NAME.
+#: Scopes of a rule: all projects without their own rule, or in:NAME.
 ALL, OF_PROJECT = "all", "in:"
 
 
 def scope_of(project: str | None) -> str:
-    """Return what whose runs a rule is about is called."""
+    """Return the scope of a rule."""
     return ALL if project is None else f"{OF_PROJECT}{project}"
 
 
 def project_of(session: Session, grants: Grants, scope: str) -> str | None:
-    """Return whose runs a rule is about, for who may set it; None: the instance's.
+    """Return the project of a scope, None for the instance, if the user may set its rule.
 
     Raises NotFound, Forbidden, Invalid.
     """
@@ -39,17 +37,17 @@ def project_of(session: Session, grants: Grants, scope: str) -> str | None:
             raise Forbidden("Only an admin may do this.")
         return None
     if not scope.startswith(OF_PROJECT):
-        text = f"{scope[:100]!r} is not allowed; allowed: all, or in: and a project"
+        text = f"{scope[:100]!r} is not allowed; allowed: all, or in:PROJECT"
         raise Invalid({"scope": text})
     project = scope.removeprefix(OF_PROJECT)
-    check_project(session, Permission.MANAGE_MEMBERS, project, "set rules of retention of")
+    check_project(session, Permission.MANAGE_MEMBERS, project, "set retention rules of")
     return projects.get(session, project).name
 
 
-def look(settings: Settings, database: Database, stopping: Event) -> None:
-    """Look once; two servers that look at once delete nothing twice.
+def prune_due(settings: Settings, database: Database, stopping: Event) -> None:
+    """Apply all rules once; safe to run on two servers at the same time.
 
-    What one run does keeps none of the others.
+    An error of one run does not affect the others.
     """
     with database.reading() as session:
         due = retention.due(session)
@@ -58,7 +56,7 @@ def look(settings: Settings, database: Database, stopping: Event) -> None:
         if stopping.is_set() or store is None:
             return
         try:
-            with database.reading() as session:  # most have nothing but what is kept
+            with database.reading() as session:  # most have nothing to delete
                 is_due = bool(pruning.of_run(session, runs.get(session, run_id), rules))
             if is_due:
                 pruning.prune(database, store, run_id, rules)

@@ -1,4 +1,4 @@
-"""Rules of retention: what they are, what one would delete, and that it is set."""
+"""Page of retention rules."""
 
 from typing import Annotated
 
@@ -30,7 +30,7 @@ Scope = Annotated[Text, Form()]
 @router.get("")
 @requires(SIGNED_IN)
 def show_rules(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
-    """Show the rules of the projects that one sees."""
+    """Show the rules of visible projects."""
     return _page(request, session, principal, {})
 
 
@@ -40,18 +40,18 @@ def show_rules(request: Request, session: Db, principal: SignedIn) -> HTMLRespon
 def set_rule(
     request: Request, session: Db, principal: SignedIn, posted: Posted, scope: Scope = ""
 ) -> Response:
-    """Set a rule once it is confirmed what it deletes; or say that, or what is wrong."""
+    """Set a rule if its preview is confirmed; otherwise show the preview or the errors."""
     project = project_of(session, principal.grants, scope)
     typed = {"scope": scope} | {name: str(posted.get(name, ""))[:50] for name in FIELDS}
     try:
         rules = retention.checked(typed)
     except Invalid as error:
         return _page(request, session, principal, typed, errors=error.errors)
-    said = repr(rules)
-    if str(posted.get("confirmed", "")) != said:
-        audit.forget(request)  # nothing is done yet
+    confirmed = repr(rules)
+    if str(posted.get("confirmed", "")) != confirmed:
+        audit.discard(request)  # nothing is changed yet
         preview = retention.preview(session, project, rules)
-        return _page(request, session, principal, typed, preview=preview, said=said)
+        return _page(request, session, principal, typed, preview=preview, said=confirmed)
     retention.set_rule(session, principal.user, project, rules)
     return back_to(request, "/retention", "The rule is set.")
 
@@ -60,9 +60,9 @@ def set_rule(
 @requires(SIGNED_IN)
 @audited("scope")
 def end_rule(request: Request, session: Db, principal: SignedIn, scope: Scope = "") -> Response:
-    """Let nothing more be deleted by a rule."""
+    """Delete a rule."""
     retention.end_rule(session, project_of(session, principal.grants, scope))
-    return back_to(request, "/retention", "The rule has ended.")
+    return back_to(request, "/retention", "The rule is deleted.")
 
 
 def _page(
@@ -76,9 +76,9 @@ def _page(
     said: str = "",
 ) -> HTMLResponse:
     seen = projects.listed(session, principal.grants.projects)
-    names = {each.name for each in seen}
+    names = {row.name for row in seen}
     managed = [
-        each.name for each in seen if principal.grants.may(Permission.MANAGE_MEMBERS, each.name)
+        row.name for row in seen if principal.grants.may(Permission.MANAGE_MEMBERS, row.name)
     ]
     rules = retention.listed(session)
     return page(

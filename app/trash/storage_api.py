@@ -1,4 +1,4 @@
-"""What the runs' files take, and what room there is."""
+"""Route of storage usage and free disk space."""
 
 from typing import Annotated
 
@@ -15,19 +15,19 @@ router = APIRouter(tags=["workers"])
 
 
 class DiskSpace(BaseModel):
-    """Of the file system that the data folder is on, whoever fills it."""
+    """Size and free space of the data folder's file system."""
 
     total_bytes: int
     free_bytes: int
 
 
 class Storage(BaseModel):
-    """By run it is the list of runs, by stored_bytes."""
+    """Storage used by runs; `stored_bytes` in the list of runs has the amount of each run."""
 
-    disk: Annotated[DiskSpace | None, Field(description="Null where a bucket has the files")]
+    disk: Annotated[DiskSpace | None, Field(description="Null if files are in a bucket")]
     stored_bytes: Annotated[int, Field(description="Checkpoints and artifacts of all runs")]
     trash_bytes: Annotated[
-        int, Field(description="Of those in the trash, which are not among these")
+        int, Field(description="Of runs in the trash, not included in stored_bytes")
     ]
     trash_runs: int
 
@@ -35,11 +35,11 @@ class Storage(BaseModel):
 @router.get("/storage")
 @requires(SIGNED_IN)
 def get_storage(session: Db, settings: TheSettings, _principal: SignedIn) -> Storage:
-    """Look at the disk."""
-    space, binned = disk(settings), trash.contents(session)
+    """Return the storage used by runs, and the free disk space."""
+    space, in_trash = disk(settings), trash.contents(session)
     return Storage(
         disk=DiskSpace(**vars(space)) if space else None,
         stored_bytes=runs.stored_bytes(session),
-        trash_bytes=binned.stored_bytes,
-        trash_runs=binned.runs,
+        trash_bytes=in_trash.stored_bytes,
+        trash_runs=in_trash.runs,
     )

@@ -1,4 +1,4 @@
-"""The trash: what was deleted, to be restored or erased."""
+"""Routes of the trash: list, delete, restore and erase runs."""
 
 from typing import Annotated
 
@@ -27,15 +27,17 @@ class DeletedRun(BaseModel):
     status: Status
     stored_bytes: Annotated[int, Field(description="Of its checkpoints and artifacts here")]
     deleted_at: float
-    erased_after: Annotated[float, Field(description="When it goes for good")]
-    erasing: Annotated[bool, Field(description="Whether it is going: nothing brings it back")]
+    erased_after: Annotated[float, Field(description="Time of its erasure")]
+    erasing: Annotated[
+        bool, Field(description="The erasure has begun: it can no longer be restored")
+    ]
 
 
 class Trash(ListPage):
     """A page of the trash, newest run first."""
 
     runs: list[DeletedRun]
-    stored_bytes: Annotated[int, Field(description="Of all that is in the trash")]
+    stored_bytes: Annotated[int, Field(description="Of all runs in the trash")]
 
 
 @router.get("/trash")
@@ -44,40 +46,40 @@ def list_trash(
     session: Db, settings: TheSettings, _principal: SignedIn, after: After = "", limit: Limit = 50
 ) -> Trash:
     """List deleted runs that are not erased yet."""
-    found = trash.listed(session, after=after, limit=limit)
+    page = trash.listed(session, after=after, limit=limit)
     return Trash(
-        runs=[deleted(run, owner, settings) for run, owner in found.rows],
+        runs=[deleted(run, owner, settings) for run, owner in page.rows],
         stored_bytes=trash.contents(session).stored_bytes,
-        total=found.total,
-        next=found.next,
+        total=page.total,
+        next=page.next,
     )
 
 
 @router.delete("/runs/{run_id}", status_code=204)
 @requires(Permission.DELETE_RUN)
 def delete_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
-    """Put a run that has ended into the trash. Asked again, it changes nothing."""
+    """Move an ended run to the trash. Idempotent."""
     trash.delete(session, run_id, principal.user)
 
 
 @router.post("/runs/{run_id}/restoration", status_code=204)
 @requires(Permission.DELETE_RUN)
 def restore_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
-    """Take a run out of the trash. Asked again, it changes nothing."""
+    """Restore a run from the trash. Idempotent."""
     trash.restore(session, run_id, principal.user)
 
 
 @router.post("/runs/{run_id}/erasure", status_code=202)
 @requires(Permission.DELETE_RUN)
 def erase_run(run_id: RunId, session: Db, principal: SignedIn) -> None:
-    """Let a run of the trash be erased now, rows and files; nothing brings it back."""
+    """Erase a run in the trash now, with its rows and files; this cannot be undone."""
     trash.erase(session, run_id, principal.user)
 
 
 def deleted(run: Run, owner: str, settings: Settings) -> DeletedRun:
-    """Say of a run in the trash what a page and a program are told."""
+    """Return the representation of a run in the trash, for the API and the page."""
     columns = ("id", "name", "status", "stored_bytes", "deleted_at", "erasing")
-    said = {name: getattr(run, name) for name in columns}
+    fields = {name: getattr(run, name) for name in columns}
     return DeletedRun(
-        **said, owner=owner, erased_after=trash.erased_after(run, settings.trash_days)
+        **fields, owner=owner, erased_after=trash.erased_after(run, settings.trash_days)
     )

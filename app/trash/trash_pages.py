@@ -1,4 +1,4 @@
-"""The page of the trash, and what its buttons and the run page's do."""
+"""Page of the trash, and the forms to delete, restore and erase runs."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -24,7 +24,7 @@ PAGE_SIZE = 50
 def show_trash(
     request: Request, session: Db, settings: TheSettings, principal: SignedIn, after: After = ""
 ) -> HTMLResponse:
-    """Show what was deleted, and until when it can be restored."""
+    """Show deleted runs with the time until which they can be restored."""
     found = trash.listed(session, after=after, limit=PAGE_SIZE)
     return page(
         request,
@@ -41,7 +41,7 @@ def show_trash(
 @router.post("/runs/{run_id}/deletion")
 @requires(Permission.DELETE_RUN)
 def delete_run(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
-    """Put a run into the trash, and lead to the list, which offers to undo it."""
+    """Move a run to the trash, and redirect to the list, which offers to undo it."""
     trash.delete(session, run_id, principal.user)
     return RedirectResponse(f"/runs?deleted={run_id}", status_code=303)
 
@@ -51,7 +51,7 @@ def delete_run(run_id: RunId, session: Db, principal: SignedIn) -> RedirectRespo
 def restore_run(
     run_id: RunId, session: Db, posted: Posted, principal: SignedIn
 ) -> RedirectResponse:
-    """Take a run out of the trash."""
+    """Restore a run from the trash."""
     trash.restore(session, run_id, principal.user)
     back = local_path(str(posted.get("back", f"/runs/{run_id}")))
     return RedirectResponse(back, status_code=303)
@@ -60,6 +60,6 @@ def restore_run(
 @router.post("/runs/{run_id}/erasure")
 @requires(Permission.DELETE_RUN)
 def erase_run(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
-    """Let a run of the trash go for good."""
+    """Erase a run in the trash."""
     trash.erase(session, run_id, principal.user)
     return RedirectResponse("/trash", status_code=303)

@@ -1,4 +1,4 @@
-"""Workers, and the recipes that they offer."""
+"""Routes of workers and recipes."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ router = APIRouter(tags=["workers"])
 
 
 class WorkerState(BaseModel):
-    """A machine that trains."""
+    """A worker with its capabilities."""
 
     id: int
     name: str
@@ -36,30 +36,26 @@ class WorkerState(BaseModel):
     offers_commands: Annotated[bool, Field(description="Whether it runs command lines")]
     is_sandboxed: Annotated[
         bool,
-        Field(description="Whether the sandbox of its runs held when the worker probed it"),
+        Field(description="Whether the sandbox passed the worker's check at its start"),
     ]
     sandbox: Annotated[
         dict[str, str],
         Field(
-            description="users, memory, processes, cpus, if asked for: '' or why it does not "
-            "stand; sandbox, if it does not hold: which place a run could write, or why not"
+            description="State of the requested isolation (users, memory, processes, cpus): '' or "
+            "why it is not active; sandbox, if it failed: the path a run could write, or the error"
         ),
     ]
-    drained_at: Annotated[float | None, Field(description="Since when it takes nothing more")]
-    drain_stops: Annotated[bool, Field(description="Nor goes on with what it has")]
-    only_run_id: Annotated[
-        int | None, Field(description="Of one that a cluster started: the run that it is for")
-    ]
-    placement: Annotated[
-        str | None, Field(description="Of one that trains nothing itself: the cluster that it asks")
-    ]
+    drained_at: Annotated[float | None, Field(description="Since then it claims no runs")]
+    drain_stops: Annotated[bool, Field(description="The drain also stops its runs")]
+    only_run_id: Annotated[int | None, Field(description="The run that a cluster started it for")]
+    placement: Annotated[str | None, Field(description="The cluster that it requests workers from")]
     versions: dict[str, Any]
     started_at: float
     seen_at: float
 
 
 class Workers(ListPage):
-    """Workers, in the order in which they came."""
+    """Workers in order of registration."""
 
     workers: list[WorkerState]
 
@@ -69,35 +65,35 @@ class Workers(ListPage):
 def list_workers(
     session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Workers:
-    """List workers; those that are silent are not alive."""
-    found = workers.page_of_everyone(session, after=after, limit=limit)
-    states = [_state(worker, alive=alive) for worker, alive in found.rows]
-    return Workers(workers=states, total=found.total, next=found.next)
+    """List workers; those that do not report are not alive."""
+    page = workers.page_of_everyone(session, after=after, limit=limit)
+    states = [_state(worker, alive=alive) for worker, alive in page.rows]
+    return Workers(workers=states, total=page.total, next=page.next)
 
 
 class Drain(Body):
-    """How a worker is drained."""
+    """Options of a drain."""
 
     stop: Annotated[
-        bool, Field(description="What runs leaves a checkpoint and goes back to the queue")
+        bool, Field(description="Its runs save a checkpoint and return to the queue")
     ] = False
 
 
 @router.post("/workers/{worker_id}/drain")
 @requires(ADMIN)
 @audited("stop")
-def drain_worker(worker_id: RowId, wanted: Drain, session: Db, _principal: SignedIn) -> WorkerState:
-    """Have a worker take nothing more."""
-    workers.drain(session, worker_id, stop=wanted.stop)
-    return _found(session, worker_id)
+def drain_worker(worker_id: RowId, body: Drain, session: Db, _principal: SignedIn) -> WorkerState:
+    """Drain a worker: it claims no more runs."""
+    workers.drain(session, worker_id, stop=body.stop)
+    return _worker(session, worker_id)
 
 
 @router.post("/workers/{worker_id}/undrain")
 @requires(ADMIN)
 def undrain_worker(worker_id: RowId, session: Db, _principal: SignedIn) -> WorkerState:
-    """Let a worker take runs again."""
+    """Let a worker claim runs again."""
     workers.undrain(session, worker_id)
-    return _found(session, worker_id)
+    return _worker(session, worker_id)
 
 
 @router.get("/workers/live", response_class=EventSourceResponse)
@@ -109,11 +105,11 @@ async def stream_workers(
     after: Cursor = "",
     last_event_id: LastEventId = "",
 ) -> AsyncIterator[ServerSentEvent]:
-    """Send the rows of the page of workers that changed, as HTML."""
-    look = worker_updates.of_workers(database, principal.grants)
-    subject = f"workers {principal.grants.projects}"  # who sees the same shares a look
+    """Stream changed rows of the workers page as HTML."""
+    poll = worker_updates.of_workers(database, principal.grants)
+    subject = f"workers {principal.grants.projects}"  # principals with the same view share a poll
     seconds = worker_updates.LIVE_SECONDS
-    async for event in live.stream(subject, last_event_id or after, look, seconds=seconds):
+    async for event in live.stream(subject, last_event_id or after, poll, seconds=seconds):
         yield event
 
 
@@ -124,7 +120,7 @@ def list_recipes(session: Db, _principal: SignedIn) -> list[dict[str, Any]]:
     return workers.recipes(session)
 
 
-def _found(session: Session, worker_id: int) -> WorkerState:
+def _worker(session: Session, worker_id: int) -> WorkerState:
     worker, is_up = workers.found(session, worker_id)
     return _state(worker, alive=is_up)
 

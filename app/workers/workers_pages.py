@@ -1,4 +1,4 @@
-"""The machines that train."""
+"""Pages of workers."""
 
 from typing import Annotated
 
@@ -27,7 +27,7 @@ MOST_QUEUED = 50
 def list_workers(
     request: Request, session: Db, settings: TheSettings, principal: SignedIn
 ) -> HTMLResponse:
-    """Show which device of which worker is in use for what, and what waits for one, in order."""
+    """Show the devices of workers with their runs, and the queue in order."""
     rows = device_grid.read(session, MOST_FOLLOWED)
     queue = Queue.read(session)
     first = sorted(queue.places, key=queue.places.__getitem__)[:MOST_QUEUED]
@@ -56,7 +56,7 @@ def list_workers(
 def show_worker(
     worker_id: RowId, request: Request, session: Db, principal: SignedIn
 ) -> HTMLResponse:
-    """Show one: its devices, recipes and versions."""
+    """Show a worker with its devices, recipes and versions."""
     worker, is_up = workers.found(session, worker_id)
     return page(request, "workers/worker.html", principal=principal, worker=worker, alive=is_up)
 
@@ -71,7 +71,7 @@ def drain(
     _at_browser: AtBrowser,
     stop: Annotated[bool, Form()] = False,
 ) -> Response:
-    """Have it take nothing more. stop: nor go on with what it has."""
+    """Drain a worker. stop: also stop its runs."""
     workers.drain(session, worker_id, stop=stop)
     return RedirectResponse(f"/workers/{worker_id}", status_code=303)
 
@@ -81,6 +81,6 @@ def drain(
 def undrain(
     worker_id: RowId, session: Db, _principal: SignedIn, _at_browser: AtBrowser
 ) -> Response:
-    """Let it take runs again."""
+    """Let a worker claim runs again."""
     workers.undrain(session, worker_id)
     return RedirectResponse(f"/workers/{worker_id}", status_code=303)

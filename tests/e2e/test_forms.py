@@ -55,10 +55,10 @@ def test_each_form_is_filled_and_answered_by_keyboard(
     while page.evaluate("document.activeElement.name") != "name":
         typed(page, "Name", "vision")
     page.keyboard.press("Enter")
-    heard(page, "The project is made.")
+    heard(page, "The project is created.")
     typed(page, "New name", "sight")
     page.keyboard.press("Enter")
-    heard(page, "The project is called sight now.")
+    heard(page, "The project is renamed to sight.")
     violations += found_on(page)
     tab_to(page, "Delete the project sight")
     page.keyboard.press("Space")

@@ -28,7 +28,7 @@ def test_a_swept_command_comes_to_the_values_that_its_script_logs(site: Site) ->
         sweep_submission.begin(session, site.owner, given)
 
     def is_over() -> bool:
-        sweep_submission.look(site.database)
+        sweep_submission.submit_due(site.database)
         with site.database.reading() as session:
             sweep = session.get_one(Sweep, 1)
             return sweeps.tallies(session, [sweep])[1].open == 0

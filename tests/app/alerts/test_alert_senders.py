@@ -93,7 +93,7 @@ def test_a_receiver_that_says_nothing_is_left(
     """It has so many seconds for all of it; and nobody at all is an answer too."""
     monkeypatch.setattr(alert_senders, "SECONDS", 0.05)
     hook.silent = threading.Event()
-    assert "no answer within" in sent(inside, "slack", hook.url).answer
+    assert "no response within" in sent(inside, "slack", hook.url).answer
     hook.silent.set()
     monkeypatch.undo()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -247,7 +247,7 @@ def test_no_password_leaves_without_tls(inside: Settings, caplog: pytest.LogCapt
             (f"smtp://u:hush@127.0.0.1:{server.port}", "no TLS"),
             (f"smtps://u:hush@127.0.0.1:{server.port}", ""),
             ("smpt://u:hush@127.0.0.1", "HALFSTEP_SMTP_URL: allowed: smtp://"),
-            ("", "HALFSTEP_SMTP_URL: the operator has set none"),
+            ("", "HALFSTEP_SMTP_URL: not set"),
         ):
             settings = inside.model_copy(update={"smtp_url": SecretStr(url)})
             outcome = sent(settings, "email", "ada@x.example")
@@ -303,7 +303,7 @@ def test_an_alert_goes_all_the_way_once(
     alerts = [
         partial(alert_evaluation.evaluate, database, alert_evaluation.Seen(), "") for _ in range(2)
     ]
-    deliverers = [AlertDelivery(inside, database, threading.Event()).look for _ in range(2)]
+    deliverers = [AlertDelivery(inside, database, threading.Event()).deliver_due for _ in range(2)]
     for works in (alerts, deliverers):
         threads = [threading.Thread(target=work) for work in works]
         for thread in threads:
@@ -329,7 +329,7 @@ def test_attempts_are_bounded_with_growing_pauses(
         deliveries.test(session, ada, channel.id, "http://here")
     server, pauses = AlertDelivery(inside, database, threading.Event()), []
     for _ in range(len(PAUSES) + 2):
-        server.look()
+        server.deliver_due()
         with database.writing() as session:
             [row] = session.scalars(select(Delivery))
             if row.ended_at is None:
@@ -353,11 +353,11 @@ def test_what_a_server_took_and_never_answered_is_tried_again(
         [(row, _channel, _is_visible)] = deliveries.take(session)
         assert deliveries.take(session) == []
     server = AlertDelivery(inside, database, threading.Event())
-    server.look()
+    server.deliver_due()
     assert hook.got == []
     with database.writing() as session:
         session.execute(update(Delivery).values(due_at=0.0))
-    server.look()
+    server.deliver_due()
     with database.writing() as session:
         deliveries.note(session, row.id, 1, Outcome(False, "late"))
         session.execute(update(Channel).values(is_on=False))
@@ -387,7 +387,7 @@ def test_one_that_fails_keeps_no_other(
             channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
             deliveries.test(session, ada, channel.id, "http://here")
         channel.ciphertext = "x"
-    AlertDelivery(inside, database, threading.Event()).look()
+    AlertDelivery(inside, database, threading.Event()).deliver_due()
     with database.reading() as session:
         rows = session.scalars(select(Delivery).order_by(Delivery.id)).all()
     assert [row.is_delivered for row in rows] == [True, False]

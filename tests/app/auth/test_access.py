@@ -348,7 +348,7 @@ def test_alerts_of_a_run_end_with_the_role(
     assert left.get("/api/v1/alerts/inbox").json()["total"] == 0
     assert left.get("/api/v1/alerts/inbox/news").json() == {"unread": 0, "newest": []}
     assert MARK not in left.get("/alerts").text
-    AlertDelivery(settings, database, Event()).look()
+    AlertDelivery(settings, database, Event()).deliver_due()
     with database.reading() as session:
         row = session.get_one(Delivery, delivery_id)
         assert row.ended_at is not None

@@ -103,7 +103,7 @@ def test_a_token_does_not_open_the_account(app: FastAPI, script: TestClient, ada
         address = str(path).replace("{token_id}", "1")
         answer = script.request(method, address, data={"password": "a long secret"})
         assert answer.status_code == 403
-        assert "An API token does not open the account" in answer.text
+        assert "An API token gives no access to the account" in answer.text
         assert not answer.cookies
     assert script.get("/api/v1/runs").status_code == 200
 
@@ -142,7 +142,7 @@ def test_account_shows_when_a_token_was_last_used(
 def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> None:
     """The page offers the kind, says of each token what it may, and refuses other kinds."""
     made = browser.post("/account/tokens", data={"name": "gpu-7", "kind": "write"})
-    assert "<td>gpu-7</td><td>send watched runs</td>" in made.text
+    assert "<td>gpu-7</td><td>upload watched runs</td>" in made.text
     wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})
     assert wrong.status_code == 422
     assert (
@@ -178,6 +178,6 @@ def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
         form = {"name": "x", "kind": "run", "run_id": run_id}
         assert browser.post("/account/tokens", data=form).status_code == 422
     made = browser.post("/account/tokens", data={"name": "its", "kind": "run", "run_id": str(mine)})
-    assert f'send one watched run: <a href="/runs/{mine}">' in made.text
+    assert f'upload one watched run: <a href="/runs/{mine}">' in made.text
     wanted = {"name": "its", "kind": "run", "run_id": mine}
     assert browser.post("/api/v1/tokens", json=wanted).json()["run_id"] == mine

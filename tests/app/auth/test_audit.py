@@ -90,7 +90,7 @@ def test_a_deed_says_what_was_done_and_to_which_runs(
     began = "a watched run began"
     assert audit_events[10:] == [
         ("ada", "POST /api/v1/ingest", began, second + 2),
-        ("ada", "POST /api/v1/ingest", f"{began}, and made its project mistyped", second + 3),
+        ("ada", "POST /api/v1/ingest", f"{began}, and created its project mistyped", second + 3),
     ]
     assert "hush" not in str(audit_events)
     page = browser.get(f"/runs/{first}").text.partition('id="history"')[2]

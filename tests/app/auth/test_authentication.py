@@ -136,7 +136,7 @@ def _check_it_only_sends(
         assert answer.status_code == 403, f"{method} {path}: {answer.status_code}"
         if method != "HEAD":
             assert answer.json()["code"] == "write_only"
-            assert "may send what is watched and nothing else" in answer.json()["detail"]
+            assert "may only upload watched runs" in answer.json()["detail"]
 
 
 def test_a_reader_with_a_token_waits_for_no_writer(

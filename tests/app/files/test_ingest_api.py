@@ -199,8 +199,8 @@ def test_what_is_too_large_is_refused(uploader: Uploader) -> None:
     ("piece", "encoding", "message"),
     [
         (b"no spool file at all", "", "is not a spool file of version 1"),
-        (b"no gzip", "gzip", "it is not gzip"),
-        (b"\x1f\x8b\x08\0\0\0\0\0\0\3", "gzip", "not one whole gzip member"),
+        (b"no gzip", "gzip", "not gzip"),
+        (b"\x1f\x8b\x08\0\0\0\0\0\0\3", "gzip", "not exactly one complete gzip member"),
     ],
 )
 def test_a_body_that_is_no_spool_is_named(
@@ -225,7 +225,7 @@ def test_a_body_that_is_no_spool_is_named(
         ("config", [1], "valid dictionary"),
         ("config", {"a": "x" * 10_001}, "at most 10,000"),
         ("config", {"a": 10**30}, "a whole number from"),
-        ("config", {"a": "\0"}, "cannot be kept"),
+        ("config", {"a": "\0"}, "cannot be stored"),
         ("tags", ["t"] * 51, "at most 50 items"),
         ("started", "yesterday", "datetime"),
         ("started", "2026-01-02T03:04:05", "timezone"),
@@ -425,7 +425,7 @@ def test_a_frame_that_cannot_be_recorded_costs_nothing_but_itself(
         [line] = series.log_lines(session, 1)
         assert session.scalars(select(Metric)).one().step == 3
         assert runs.get(session, 1).status == Status.RUNNING
-    assert "it told what cannot be recorded: metric at step -1: " in line.text
+    assert "some data could not be recorded: metric at step -1: " in line.text
     assert line.text.endswith("and 1 more frames")
 
 
@@ -607,7 +607,7 @@ def test_a_file_that_was_not_sent_is_told_of(told: Uploader, script: TestClient)
     assert (file["is_stored"], file["path"], file["sha256"]) == (False, CHECKPOINT, SHA256)
     answer = script.get("/runs/1/checkpoints/1/download")
     assert answer.status_code == 404
-    assert "on the training machine alone" in answer.json()["detail"]
+    assert "only on the training machine" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("path", [CHECKPOINT, PICTURE])
@@ -637,7 +637,7 @@ def test_a_file_that_is_damaged_begins_anew(told: Uploader) -> None:
     size = len(CONTENT)
     answer = told.put_file(CHECKPOINT, bytes(size), offset=0, size=size, sha256=SHA256)
     assert answer.status_code == 422
-    assert "begins anew at offset 0" in answer.json()["errors"]["sha256"]
+    assert "start again at offset 0" in answer.json()["errors"]["sha256"]
     assert put_piece(told, CHECKPOINT, 0, size).json()["stored"]
 
 

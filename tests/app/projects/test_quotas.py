@@ -81,9 +81,9 @@ def test_a_sweep_waits_for_room(
     assert "It waits before it submits more: Default project has 1" in browser.get("/sweeps/1").text
     with database.writing() as session:
         queue.set_aside(session, 1, "over")
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert len(members(database, 1)) == 1
-    sweep_submission.look(database, queued_per_user=1)
+    sweep_submission.submit_due(database, queued_per_user=1)
     assert len(members(database, 1)) == 1
     with database.reading() as session:
         assert sweeps.get(session, 1).status == sweeps.RUNNING

@@ -116,7 +116,7 @@ WRONG = (
     ('""', [1], "it is empty"),
     ("a:b c:d", [1, 2], "word 2, 'c:d'"),
     ("ok OR lr>1", [2], 'all words hold, and there is no OR; allowed: "OR" as a text'),
-    ("ok a\0b", [2], "has the character '\\x00', which cannot be kept"),
+    ("ok a\0b", [2], "has the character '\\x00', which cannot be stored"),
     ("w " * 21, [0], "it has 21 words; allowed: at most 20"),
     ("w" * 1001, [0], "it has 1,001 characters; allowed: at most 1000"),
 )

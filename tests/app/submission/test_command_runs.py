@@ -65,7 +65,7 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
         ({"line": "a " + "{x}" * 9 + "b" * 10_000}, "command.line", "at most 10,000"),
         ({"line": " ".join(f"{{a{n}}}" for n in range(60))}, "command.line", "placeholder"),
         ({"line": "a {" + "x" * 60 + "}"}, "command.line", "names of at most 50"),
-        ({"line": "a\0"}, "command.line", "cannot be kept"),
+        ({"line": "a\0"}, "command.line", "cannot be stored"),
         ({"folder": "project"}, "command.folder", "allowed: an absolute path"),
         ({"venv": ".venv"}, "command.venv", "allowed: an absolute path"),
         ({"git": "git@host:it"}, "command.git", "without a user or a password"),
@@ -90,7 +90,7 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
         ({"parameters": {"lr": {"enum": []}}}, "command.parameters.lr", "1 to 100"),
         ({"parameters": {"lr": {"enum": ["a"], "default": "b"}}}, None, "one of a"),
         ({"parameters": {"lr": {"type": "list"}}}, "command.parameters.lr.type", "'number'"),
-        ({"shell": True}, "command.shell", "no field is called so"),
+        ({"shell": True}, "command.shell", "unknown field"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_its_field(

@@ -101,8 +101,8 @@ def test_an_upload_that_has_gone_is_said_before_a_run_waits_for_it(
         browser.post("/runs", data=typed),
     ):
         assert answer.status_code == 422
-        assert f"{upload} is not there any more" in answer.text
-        assert "allowed: upload it anew" in answer.text
+        assert f"{upload} no longer exists" in answer.text
+        assert "allowed: upload it again" in answer.text
 
 
 def test_a_checkpoints_weights_fill_the_form(saved: Run, browser: TestClient) -> None:

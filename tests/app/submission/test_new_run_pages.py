@@ -55,7 +55,10 @@ def test_a_viewer_gets_a_sentence_in_place_of_the_form(
     for address in ("/runs/new", "/sweeps/new"):
         answer = browser.get(address, headers={"accept": "text/html"})
         assert answer.status_code == 403
-        assert "Your role lets you submit no runs; ask a maintainer of a project." in answer.text
+        assert (
+            "Your role does not allow submitting runs; ask a maintainer of a project."
+            in answer.text
+        )
         assert 'class="run-form' not in answer.text
 
 

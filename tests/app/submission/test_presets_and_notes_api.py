@@ -54,7 +54,7 @@ def test_roles_allow_what_they_do_on_the_pages(
     assert scripts["outsider"].delete("/api/v1/presets/1").status_code == 404
     assert scripts["member"].delete("/api/v1/presets/1").status_code == 204
     wrong = scripts["member"].put("/api/v1/notes", json={"note": "\0", "project": "vision"})
-    assert (wrong.status_code, "cannot be kept" in wrong.text) == (422, True)
+    assert (wrong.status_code, "cannot be stored" in wrong.text) == (422, True)
     with database.reading() as session:
         told = {action.action: action.detail for action in session.scalars(select(AuditEvent))}
     assert told["PUT /api/v1/retention"] == "scope in:vision, log_days 5"

@@ -62,7 +62,7 @@ def test_a_grid_over_placeholders_is_submitted_as_commands(
     assert sweep["command"]["parameters"]["batch"]["type"] == "integer"
     for run_id in (1, 2, 3, 4):
         finish(database, run_id, float(run_id))
-        sweep_submission.look(database)
+        sweep_submission.submit_due(database)
     more = script.post("/api/v1/sweeps/1/extension", json={"space": {"lr": "0.5"}})
     assert more.json()["runs_total"] == 6
     wrong = script.post("/api/v1/sweeps/1/extension", json={"space": {"lr": "2"}}).json()["errors"]
@@ -206,7 +206,7 @@ def test_it_stops_once_its_owner_may_run_no_commands(
     with database.writing() as session:
         session.get_one(User, bob.id).runs_commands = False
     finish(database, 1)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert client.get("/api/v1/sweeps/1").json()["status"] == "failed"
     assert "it needs a right of its own" in str(refusal(database))
     with database.writing() as session:
@@ -230,7 +230,7 @@ def test_each_submission_asks_for_its_secrets(
     assert command["secrets"] == ["API_KEY"]
     assert script.delete("/api/v1/secrets/API_KEY").status_code == 204
     finish(database, 1)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert "there is no secret 'API_KEY'" in str(refusal(database))
 
 

@@ -61,17 +61,17 @@ def test_a_grid_is_submitted_as_its_runs_end(database: Database, ada: User, offe
     space = {"training.max_grad_norm": [0.5, 2.0], "training.batch_size": "16..32 step 16"}
     begin(database, ada, space=space, at_once=2, tags="a, b", priority=3)
     assert len(members(database, 1)) == 2
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert len(members(database, 1)) == 2
     finish(database, 1, 0.25)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert [each[2:] for each in members(database, 1)] == [
         ("complete", 0.25), ("open", None), ("open", None),
     ]  # fmt: skip
     for run_id in (2, 3, 4):
         assert the_sweep(database)[1] == "running"
         finish(database, run_id, float(run_id))
-        sweep_submission.look(database)
+        sweep_submission.submit_due(database)
     assert the_sweep(database)[1] == "finished"
     tried = [(each["training.max_grad_norm"], each["training.batch_size"])
              for _n, each, *_ in members(database, 1)]  # fmt: skip
@@ -97,7 +97,7 @@ def test_two_servers_submit_no_run_twice(database: Database, ada: User, offered:
 
         def serve(start: threading.Barrier = start) -> None:
             start.wait()
-            sweep_submission.look(database)
+            sweep_submission.submit_due(database)
 
         threads = [threading.Thread(target=serve) for _ in range(3)]
         for thread in threads:
@@ -109,7 +109,7 @@ def test_two_servers_submit_no_run_twice(database: Database, ada: User, offered:
             assert len(waiting) == 4 or the_sweep(database)[0].submitted == 12
         for run_id in waiting:
             finish(database, run_id)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert [each[1]["training.batch_size"] for each in members(database, 1)] == list(range(1, 13))
     with database.reading() as session:
         assert len(session.scalars(select(Run.id)).all()) == 12
@@ -125,10 +125,10 @@ def test_a_kill_between_run_and_trial_leaves_neither(
     with monkeypatch.context() as patch:
         patch.setattr(sweeps, "add", _killed)
         with pytest.raises(KeyboardInterrupt):
-            sweep_submission.look(database)
+            sweep_submission.submit_due(database)
     with database.reading() as session:
         assert len(session.scalars(select(Run.id)).all()) == 1
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert [each[2] for each in members(database, 1)] == ["complete", "open"]
 
 
@@ -138,14 +138,14 @@ def test_a_grid_goes_on_after_a_run_of_it_is_erased(
     """What it tried stays tried: only points that no run had are left, and its page says so."""
     begin(database, ada, at_once=1)
     finish(database, 1, 0.25)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     with database.writing() as session:
         trash.delete(session, 1, ada)
         trash.erase(session, 1, ada)
     erasure.erase(database, settings, open_store(settings), 1, threading.Event())
     for run_id in (2, 3):
         finish(database, run_id)
-        sweep_submission.look(database)
+        sweep_submission.submit_due(database)
     tried = [each[1]["training.max_grad_norm"] for each in members(database, 1)]
     assert tried == [0.1, 1.0, None]
     assert the_sweep(database)[1] == "finished"
@@ -187,7 +187,7 @@ def test_trials_without_a_finite_value_have_failed(
             runs.get(session, run_id, lock=True).skipped = 5 if run_id == 5 else 0
             session.add(LatestMetric(run_id=run_id, name="val/accuracy", step=5, value=0.1))
     finish(database, 5, 0.5)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert run.id == 2
     assert [each[2:] for each in members(database, 1)] == [
         ("failed", None), ("complete", 0.75), *3 * [("failed", None)],
@@ -209,7 +209,7 @@ def test_a_script_that_only_logs_has_the_loss_that_it_logs(
             session.add(LatestMetric(run_id=run_id, name="loss", step=5, value=0.25))
         runs.set_status(session, runs.get(session, 1, lock=True), Status.FINISHED)
     finish(database, 2, 0.5)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert [each[2:] for each in members(database, 1)] == [("complete", 0.25), ("complete", 0.5)]
 
 
@@ -224,7 +224,7 @@ def test_random_points_are_those_of_the_seed(database: Database, ada: User, offe
     begin(database, ada, kind="random", space=space, runs=6, at_once=1, seed=7)
     for run_id in range(7, 12):
         finish(database, run_id)
-        sweep_submission.look(database)
+        sweep_submission.submit_due(database)
     first, second = ([each[1] for each in members(database, n)] for n in (1, 2))
     assert first == second
     assert len({str(each) for each in first}) == 6
@@ -246,7 +246,7 @@ def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: Non
             norm = runs.get(session, run_id).config["training"]["max_grad_norm"]
         is_lost = run_id in (3, 8)
         finish(database, run_id, math.nan if is_lost else math.log10(norm) ** 2)
-        sweep_submission.look(database)
+        sweep_submission.submit_due(database)
     assert the_sweep(database)[1] == "finished"
     distances = [each[3] for each in members(database, 1) if each[2] == "complete"]
     assert len(distances) == 28
@@ -278,11 +278,11 @@ def test_hyperband_gives_up_what_falls_behind(
     begin(database, ada, kind="hyperband", space=space, runs=14, at_once=10)
     for run_id in range(1, 11):
         climb(database, run_id, [float(run_id)] * 14)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert not any(rows_of(database, 1, "reports"))  # a 27th of 400 steps is 14.8
     for run_id in range(1, 11):
         more(database, run_id, [float(run_id)] * 36)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     reports = rows_of(database, 1, "reports")
     assert [[each["rung"] for each in told] for told in reports] == [[1, 3]] * 10
     with database.reading() as session:
@@ -293,12 +293,12 @@ def test_hyperband_gives_up_what_falls_behind(
         assert 3 <= len(behind) < 10
         assert asked == set(behind)
         assert {runs.get(session, each).status for each in behind} == {Status.STOPPING}
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert len(members(database, 1)) == 10
     lost = max(behind)
     with database.writing() as session:
         queue.end(session, lost, 1, Status.CANCELLED)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert members(database, 1)[lost - 1][2:] == ("pruned", float(lost))
     assert len(members(database, 1)) == 11
     run = browser.get(f"/api/v1/runs/{lost}").json()
@@ -319,12 +319,12 @@ def test_a_person_who_cancels_gives_nothing_up(
     pytest.importorskip("optuna")
     begin(database, ada, kind="hyperband", space=LRS, runs=3, at_once=1)
     climb(database, 1, [math.nan] * 20)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert rows_of(database, 1, "reports") == [[]]
     with database.writing() as session:
         run_control.cancel(session, 1, ada)
         queue.end(session, 1, 1, Status.CANCELLED)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert members(database, 1)[0][2] == "failed"
     climb(database, 2, [0.5] * 20)
     with database.writing() as session:
@@ -332,7 +332,7 @@ def test_a_person_who_cancels_gives_nothing_up(
         assert not run_control.give_up(session, 2, "again")
         session.get_one(Trial, (1, 2)).pruned_step = 20
         queue.end(session, 2, 1, Status.FINISHED)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert members(database, 1)[1][2:] == ("complete", 0.5)
 
 
@@ -361,15 +361,15 @@ def test_without_optuna_a_search_says_what_to_install(
         sweeps.get(session, 1, lock=True).kind = "tpe"
     for run_id in (1, 2):
         finish(database, run_id)
-    sweep_submission.look(database)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
+    sweep_submission.submit_due(database)
     assert "pip install" in str(the_sweep(database, 1)[0].error)
     assert the_sweep(database, 1)[1] == "failed"
     assert len(members(database, 2)) == 2
     with database.writing() as session:
         sweeps.get(session, 1, lock=True).kind = "random"
         sweeps.resume(sweeps.get(session, 1, lock=True))
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert [each[2] for each in members(database, 1)] == ["complete", "open"]
     assert the_sweep(database, 1)[0].error is None
 
@@ -382,7 +382,7 @@ def test_a_sweep_is_paused_resumed_extended_and_cancelled(
     with database.writing() as session:
         sweeps.pause(session, 1)
     finish(database, 1)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert [each[2] for each in members(database, 1)] == ["complete"]
     with database.writing() as session:
         sweeps.resume(sweeps.get(session, 1, lock=True))
@@ -391,13 +391,13 @@ def test_a_sweep_is_paused_resumed_extended_and_cancelled(
         assert sweep_submission.extend(session, 1, ada, space=space).runs_total == 4
     for run_id in (2, 3):
         finish(database, run_id)
-        sweep_submission.look(database)
+        sweep_submission.submit_due(database)
     assert [each[1]["training.max_grad_norm"] for each in members(database, 1)] == [0.1, 1, None, 5]
     with database.writing() as session:
         sweeps.cancel(session, 1, ada)
         assert sweeps.cancel(session, 1, ada).status == "cancelled"
     assert runs_of(database, 4) == (Status.CANCELLED, "cancelled by ada")
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert [each[2] for each in members(database, 1)] == ["complete"] * 3 + ["failed"]
     with database.writing() as session, pytest.raises(Conflict):
         sweep_submission.extend(session, 1, ada, space=space)
@@ -413,7 +413,7 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
     """A finished one goes on; neither it nor a grid goes beyond what is allowed."""
     begin(database, ada, kind="random", runs=1)
     finish(database, 1)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     assert the_sweep(database)[1] == "finished"
     with database.writing() as session:
         sweep_submission.extend(session, 1, ada, runs=2)

@@ -49,7 +49,7 @@ def test_a_script_begins_a_sweep_and_reads_it(
     assert begun.status_code == 201
     assert script.post("/api/v1/sweeps", json=SWEEP, headers=headers).json() == begun.json()
     finish(database, 1, 0.5)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     found = script.get("/api/v1/sweeps/1").json()
     assert found["status"] == "running"
     assert (found["runs_total"], found["submitted"], found["complete"]) == (3, 2, 1)
@@ -158,7 +158,7 @@ def test_pages_of_sweeps(database: Database, ada: User, offered: None, browser: 
     for run_id, loss in ((1, 0.5), (2, 0.25)):
         finish(database, run_id, loss)
     finish(database, 3, 1.0, Status.FAILED)
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     page = browser.get("/sweeps/1?sort=value").text
     assert "&lt;i&gt;norms&lt;/i&gt;" in page
     assert "<code>0.1, 1, off</code>" in page
@@ -209,6 +209,6 @@ def test_a_look_for_news_tells_of_changes(database: Database, ada: User, offered
     finish(database, 1)
     ended = look(news.cursor)
     assert ended is not None
-    sweep_submission.look(database)
+    sweep_submission.submit_due(database)
     settled = look(ended.cursor)
     assert settled is not None

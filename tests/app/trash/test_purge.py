@@ -41,14 +41,14 @@ def test_what_is_due_goes_and_no_run_keeps_another(
     settings.run_folder(stuck).write_text("not a folder")
     eraser = Purge(settings, database, Event())
     with caplog.at_level(logging.WARNING):
-        eraser.look()
-        eraser.look()
+        eraser.erase_due()
+        eraser.erase_due()
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         f"run {stuck} cannot be erased"
     ]
     assert erased(database) == [next_one]
     settings.run_folder(stuck).unlink()
-    Purge(settings, database, Event()).look()
+    Purge(settings, database, Event()).erase_due()
     assert erased(database) == [stuck, next_one]
-    Purge(settings.model_copy(update={"trash_days": 0.0}), database, Event()).look()
+    Purge(settings.model_copy(update={"trash_days": 0.0}), database, Event()).erase_due()
     assert erased(database) == [stuck, next_one, binned]

@@ -68,12 +68,12 @@ def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
         )
     changed = {**RULE, "log_days": "5", "confirmed": confirmed(page)}
     assert "Set the rule" in browser.post("/retention", data=changed).text
-    retention_job.look(settings, database, threading.Event())
+    retention_job.prune_due(settings, database, threading.Event())
     assert steps(database, old) == [10, 20, 30]
     done = browser.post("/retention", data=RULE | {"confirmed": confirmed(page)})
     assert done.headers["location"] == "/retention"
     for _ in range(2):
-        retention_job.look(settings, database, threading.Event())
+        retention_job.prune_due(settings, database, threading.Event())
         assert steps(database, old) == [30]
     assert sorted(each.name for each in (settings.run_folder(old) / "checkpoints").iterdir()) == [
         "30.pt"

@@ -16,7 +16,7 @@ def test_link_signs_in_once(database: Database, ada: User) -> None:
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
         assert accounts.redeem_link_token(session, token).id == ada.id
-    with pytest.raises(InvalidCredentials, match="used already"), database.writing() as session:
+    with pytest.raises(InvalidCredentials, match="has been used"), database.writing() as session:
         accounts.redeem_link_token(session, token)
 
 
