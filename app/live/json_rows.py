@@ -12,7 +12,7 @@ class _FromRow(BaseModel):
 
 
 class Event(_FromRow):
-    """What the scaler did after a step: skip, growth, backoff or set."""
+    """A scaler event after a step: skip, growth, backoff or set."""
 
     id: int
     step: int
@@ -25,7 +25,7 @@ class Event(_FromRow):
 
 
 class MetricPoint(_FromRow):
-    """A number that the recipe named itself."""
+    """A point of a metric."""
 
     name: str
     step: int
@@ -34,7 +34,7 @@ class MetricPoint(_FromRow):
 
 
 class LogLine(_FromRow):
-    """A line that the training printed."""
+    """A line of the training's output."""
 
     number: int
     attempt: int
@@ -46,7 +46,7 @@ class LogLine(_FromRow):
 class CheckpointFileRow(_FromRow):
     """A file to download from /runs/{run_id}/checkpoints/{id}/download, if it is_stored.
 
-    path: in the run's folder on the machine that trained it; null of files of earlier versions.
+    path: in the run's folder on the training machine; null for files of earlier versions.
     """
 
     id: int

@@ -23,7 +23,7 @@ RECONNECT_MS = 1000
 
 
 @dataclass(frozen=True)
-class News:
+class Update:
     """The encoded changes since a cursor, and the cursor after them.
 
     is_last: there will be no more changes; the stream ends.
@@ -35,7 +35,7 @@ class News:
 
 
 #: Returns the changes since a cursor, or None. Called in a thread.
-Look = Callable[[str], News | None]
+Poll = Callable[[str], Update | None]
 
 
 @dataclass(eq=False)
@@ -43,28 +43,28 @@ class Viewer:
     """One open stream."""
 
     cursor: str
-    news: "asyncio.Queue[News | None]" = field(
+    updates: "asyncio.Queue[Update | None]" = field(
         default_factory=lambda: asyncio.Queue(MESSAGES_WAITING)
     )
     sent_away: bool = False
 
-    def tell(self, news: News) -> None:
+    def send(self, update: Update) -> None:
         """Send changes, or end the stream of a viewer that is too slow."""
-        self.cursor = news.cursor
+        self.cursor = update.cursor
         try:
-            self.news.put_nowait(news)
-            if news.is_last:
+            self.updates.put_nowait(update)
+            if update.is_last:
                 self.sent_away = True
-                self.news.put_nowait(None)
+                self.updates.put_nowait(None)
         except asyncio.QueueFull:
             self.end()
 
     def end(self) -> None:
         """End the stream; the viewer gets pending changes when it reconnects."""
         self.sent_away = True
-        while not self.news.empty():
-            self.news.get_nowait()
-        self.news.put_nowait(None)
+        while not self.updates.empty():
+            self.updates.get_nowait()
+        self.updates.put_nowait(None)
 
 
 class Live:
@@ -81,7 +81,7 @@ class Live:
         return list(self._tasks)
 
     async def stream(
-        self, subject: str, cursor: str, look: Look, *, seconds: float
+        self, subject: str, cursor: str, poll: Poll, *, seconds: float
     ) -> AsyncIterator[ServerSentEvent]:
         """Yield changes of a subject since a cursor as they occur. seconds: polling interval."""
         yield ServerSentEvent(comment="watching", retry=RECONNECT_MS)
@@ -90,10 +90,10 @@ class Live:
         viewer, viewers = Viewer(cursor), self._viewers[subject]
         viewers.add(viewer)
         if subject not in self._tasks:
-            self._tasks[subject] = asyncio.create_task(self._follow(subject, look, seconds))
+            self._tasks[subject] = asyncio.create_task(self._follow(subject, poll, seconds))
         try:
-            while (news := await viewer.news.get()) is not None:
-                yield ServerSentEvent(raw_data=news.data, id=news.cursor)
+            while (update := await viewer.updates.get()) is not None:
+                yield ServerSentEvent(raw_data=update.data, id=update.cursor)
         finally:
             viewers.discard(viewer)
 
@@ -104,7 +104,7 @@ class Live:
             for viewer in viewers:
                 viewer.end()
 
-    async def _follow(self, subject: str, look: Look, seconds: float) -> None:
+    async def _follow(self, subject: str, poll: Poll, seconds: float) -> None:
         viewers = self._viewers[subject]
         try:
             while viewers and not self._closed:
@@ -114,24 +114,24 @@ class Live:
                         by_cursor[viewer.cursor].append(viewer)
                 for cursor, group in by_cursor.items():
                     try:
-                        news = await self._look(look, cursor)
+                        update = await self._poll(poll, cursor)
                     except Exception:  # affects this cursor only
-                        logger.exception("%s: the look from cursor %.200r failed", subject, cursor)
+                        logger.exception("%s: polling from cursor %.200r failed", subject, cursor)
                         for viewer in group:
                             viewer.end()
                         continue
-                    if news is not None:
+                    if update is not None:
                         for viewer in group:
-                            viewer.tell(news)
+                            viewer.send(update)
                 await asyncio.sleep(seconds)
         finally:
             for viewer in viewers:
                 viewer.end()
             del self._viewers[subject], self._tasks[subject]
 
-    async def _look(self, look: Look, cursor: str) -> News | None:
+    async def _poll(self, poll: Poll, cursor: str) -> Update | None:
         try:
-            return await asyncio.to_thread(look, cursor)
+            return await asyncio.to_thread(poll, cursor)
         except Exception as error:
             if not is_outage(error):
                 raise

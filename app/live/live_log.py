@@ -24,13 +24,11 @@ GZIP = 31  # zlib's number for a whole member of gzip
 
 @dataclass(frozen=True)
 class LivePart:
-    """name: what the artifact will be called once the part is complete.  size: when it was opened;
-    what comes later is left out.
-    """
+    """An open part of the log."""
 
-    name: str
+    name: str  # of its artifact once the part is complete
     file: BinaryIO
-    size: int
+    size: int  # when it was opened; later lines are not read
 
     def compressed(self) -> Iterator[bytes]:
         """Yield the part as one member of gzip, and close it."""
@@ -45,20 +43,20 @@ class LivePart:
 
 def live_parts(settings: Settings, run_id: int) -> list[LivePart]:
     """Open the uncompressed parts on this machine, in the order of printing."""
-    found: list[LivePart] = []
+    parts: list[LivePart] = []
     with suppress(OSError), _Folder(str(settings.run_folder(run_id))) as run:
         nodes = [name for name in run.names() if NODE.fullmatch(name)]
-        for words in ((), *((name,) for name in nodes)):
+        for node in (None, *nodes):
             with suppress(OSError):
-                found += _parts(run, words)
-    return sorted(found, key=lambda part: part.name)
+                parts += _parts(run, node)
+    return sorted(parts, key=lambda part: part.name)
 
 
-def _parts(run: "_Folder", words: tuple[str, ...]) -> list[LivePart]:
-    """Open the parts in the folder log of a run, or of one of its nodes."""
-    if words:
-        with _Folder(words[0], run) as node:
-            return _parts(node, ())
+def _parts(run: "_Folder", node: str | None) -> list[LivePart]:
+    """Open the parts in the log folder of a run, or of one of its nodes."""
+    if node is not None:
+        with _Folder(node, run) as folder:
+            return _parts(folder, None)
     parts = []
     with _Folder("log", run) as folder:
         for name in filter(PART.fullmatch, folder.names()):
@@ -91,5 +89,5 @@ class _Folder:
         descriptor = os.open(name, flags, dir_fd=self._descriptor)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(f"{name} is no plain file")
+            raise OSError(f"{name} is not a regular file")
         return os.fdopen(descriptor, "rb")

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from app.html.rendering import fragment
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
-from app.live.live import Look, News
+from app.live.live import Poll, Update
 from app.runs import columns as list_columns
 from app.runs.columns import Column
 from app.runs.key_figures import key_figures, scaler_card
@@ -48,18 +48,18 @@ PARTS = ("steps", "events", "metrics", "log", "checkpoints", "fragments")
 
 @dataclass(frozen=True)
 class SkippedStep:
-    """A skip; replay and retry are events as the spool has them."""
+    """A skipped step."""
 
     skip: ScalerEvent
-    replay: dict[str, Any] | None
-    retry: dict[str, Any] | None
+    replay: dict[str, Any] | None  # event of the spool
+    retry: dict[str, Any] | None  # event of the spool
 
     @property
     def culprits(self) -> list[dict[str, Any]]:
         """The parameters that overflowed, with counts of the step or of its exact replay."""
         replayed = self.replay.get("culprits", []) if self.replay and self.replay["exact"] else []
-        counted = [each for each in replayed if each["optimizer"] == self.skip.optimizer]
-        has_counts = any("inf" in each for each in self.skip.culprits)
+        counted = [row for row in replayed if row["optimizer"] == self.skip.optimizer]
+        has_counts = any("inf" in row for row in self.skip.culprits)
         return self.skip.culprits if has_counts or not counted else counted
 
 
@@ -71,7 +71,7 @@ def of_run(
     parts: Collection[str] = PARTS,
     grants: Grants | None = None,
     chosen: Choice = FIRST,
-) -> Look:
+) -> Poll:
     """Return the function that reads changes of one run.
 
     parts: those to send.  grants: of the viewer; None: everything.  chosen: the metrics to send.
@@ -81,7 +81,7 @@ def of_run(
     """
     mark, marked_at = 0, -math.inf
 
-    def look(cursor: str) -> News | None:
+    def poll(cursor: str) -> Update | None:
         nonlocal mark, marked_at
         since = series.Cursor.parse(cursor)
         with database.glancing() as session:
@@ -94,7 +94,7 @@ def of_run(
                 permissions.limit(session, grants)
             try:
                 run = runs.get(session, run_id)
-            except NotFound:  # it was moved away, and app.http.active_requests ends the stream
+            except NotFound:  # moved to another project: app.http.active_requests ends the stream
                 return None
             if run.status != Status.QUEUED:
                 mark, marked_at = silence, -math.inf
@@ -105,13 +105,13 @@ def of_run(
                 return _the_end(cursor) if run.status in ENDED else None
             message = _message(session, settings, changes, parts, chosen)
         text = json.dumps(message, separators=(",", ":"))
-        return News(text, str(changes.cursor), is_last=changes.is_over)
+        return Update(text, str(changes.cursor), is_last=changes.is_over)
 
-    return look
+    return poll
 
 
-def _the_end(cursor: str) -> News:
-    return News(json.dumps({"is_over": True}), cursor, is_last=True)
+def _the_end(cursor: str) -> Update:
+    return Update(json.dumps({"is_over": True}), cursor, is_last=True)
 
 
 def waiting_mark(session: Session, run: Run, settings: Settings) -> int:
@@ -153,11 +153,11 @@ def _message(
         if name in parts:
             message[name] = _dumped(model, rows)
     if "fragments" in parts:
-        message |= _words(session, summary, run, changes, shown)
+        message |= _fragments(session, summary, run, changes, shown)
     return message
 
 
-def _words(
+def _fragments(
     session: Session,
     summary: RunSummary,
     run: Run,
@@ -173,12 +173,14 @@ def _words(
         "facts": fragment("run/_facts.html", run=summary, figures=key_figures(session, run)),
         "health": fragment("run/_health.html", run=summary, last=runs.last_change(session, run.id)),
     }
-    if changes.statuses:  # it starts, and has noted in what, or ends
-        noted = environment_of(session, run)
-        fragments["environment"] = fragment("run/_environment.html", run=summary, environment=noted)
+    if changes.statuses:  # it has started, with a recorded environment, or ended
+        environment = environment_of(session, run)
+        fragments["environment"] = fragment(
+            "run/_environment.html", run=summary, environment=environment
+        )
     if changes.events or changes.diagnoses or changes.is_over:
-        found = advised(session, run)
-        fragments["findings"] = fragment("run/_findings.html", run=summary, findings=found)
+        findings = advised(session, run)
+        fragments["findings"] = fragment("run/_findings.html", run=summary, findings=findings)
     if changes.events:
         card = fragment("run/_scaler.html", run=summary, scaler=scaler_card(session, run))
         fragments["scaler"] = card
@@ -225,11 +227,11 @@ def _rows(
         whole = [file for file in files if not file.is_shard]
         in_order = sorted(whole, key=lambda file: file.step)
         yield "checkpoints", {"html": html, "keys": [str(file.id) for file in in_order]}
-        kept = artifacts.newest(session, run.id, most=ARTIFACTS_SHOWN)
+        newest = artifacts.newest(session, run.id, most=ARTIFACTS_SHOWN)
         steps = {file.step for file in changes.artifacts}
-        files_by_step = by_step([file for file in kept if file.step in steps])
+        files_by_step = by_step([file for file in newest if file.step in steps])
         html = fragment("run/_artifacts.html", run=run, artifacts=files_by_step)
-        keys = [str(step) for step in sorted(by_step(kept))]
+        keys = [str(step) for step in sorted(by_step(newest))]
         yield "artifacts", {"html": html, "keys": keys}
     if steps := _shown_skips(session, changes):
         skipped = skipped_steps(session, run.id, steps=steps)
@@ -279,10 +281,10 @@ def skipped_steps(
 
 def by_step(files: list[Artifact]) -> dict[int, list[Artifact]]:
     """Return the files of each step, newest step first."""
-    found: dict[int, list[Artifact]] = {}
+    result: dict[int, list[Artifact]] = {}
     for file in files:
-        found.setdefault(file.step, []).append(file)
-    return found
+        result.setdefault(file.step, []).append(file)
+    return result
 
 
 def _dumped(model: Any, rows: list[Any]) -> list[dict[str, Any]]:
@@ -295,7 +297,7 @@ def of_list(
     clock: Callable[[], float] = time.monotonic,
     columns: Sequence[Column] = tuple(list_columns.chosen("")),
     grants: Grants | None = None,
-) -> Look:
+) -> Poll:
     """Return the function that reads changed rows of the list.
 
     columns: of its rows.  grants: of the viewer; None: everything.
@@ -308,7 +310,7 @@ def of_list(
     queue: Queue | None = None
     read_at = -math.inf
 
-    def look(cursor: str) -> News | None:
+    def poll(cursor: str) -> Update | None:
         nonlocal queue, read_at
         seen_newest, seen = _parse(cursor)
         with database.reading() as session:
@@ -340,9 +342,9 @@ def of_list(
             for run in summaries
         }
         message = {"newest": newest, "is_worker_up": is_worker_up, "rows": shown}
-        return News(json.dumps(message), now)
+        return Update(json.dumps(message), now)
 
-    return look
+    return poll
 
 
 def list_cursor(newest: int, marks: dict[int, str], *, is_worker_up: bool) -> str:

@@ -1,4 +1,4 @@
-"""Live streams, as server-sent events. The id of an event is a cursor to come back with."""
+"""Live streams as server-sent events; the id of an event is a cursor to resume from."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -22,25 +22,25 @@ from db.runs import runs
 router = APIRouter(prefix="/runs", tags=["live"])
 
 EVERYTHING = ",".join(run_updates.PARTS)
-RUN_SECONDS = 0.05  # a look that finds nothing takes half a millisecond
+RUN_SECONDS = 0.05  # a poll without changes takes half a millisecond
 LIST_SECONDS = 0.5
 
-After = Annotated[str, Query(description="Cursor of what you have seen")]
-LastEventId = Annotated[str, Header(description="The same, from a browser that comes back")]
+After = Annotated[str, Query(description="Cursor of the last received event")]
+LastEventId = Annotated[str, Header(description="The same, sent by a browser that reconnects")]
 
 
 def _parts(text: str) -> str:
     if unknown := set(text.split(",")) - {*run_updates.PARTS, ""}:
         raise PydanticCustomError(
             "parts",
-            "there is no {unknown}; allowed: {allowed}, with commas between them",
+            "unknown: {unknown}; allowed: {allowed}, separated by commas",
             {"unknown": ", ".join(sorted(unknown)), "allowed": ", ".join(run_updates.PARTS)},
         )
     return text
 
 
 Parts = Annotated[
-    str, AfterValidator(_parts), Query(description="Parts of the news, with commas between them")
+    str, AfterValidator(_parts), Query(description="Parts of the messages, separated by commas")
 ]
 
 
@@ -53,15 +53,15 @@ async def stream_list(
     principal: SignedIn,
     after: After = "",
     last_event_id: LastEventId = "",
-    columns: Annotated[Text, Query(description="Of the rows, with commas between them")] = "",
+    columns: Annotated[Text, Query(description="Columns of the rows, separated by commas")] = "",
 ) -> AsyncIterator[ServerSentEvent]:
-    """Send each row of the list of runs that changed, as HTML."""
+    """Stream changed rows of the list of runs as HTML."""
     shown = list_columns.chosen(columns)
-    look = run_updates.of_list(database, settings, columns=shown, grants=principal.grants)
-    # Viewers of the same columns and projects share a look.
+    poll = run_updates.of_list(database, settings, columns=shown, grants=principal.grants)
+    # Viewers of the same columns and projects share a poll.
     names = ",".join(column.name for column in shown)
     subject = f"runs {names} {principal.grants.projects}"
-    async for event in live.stream(subject, last_event_id or after, look, seconds=LIST_SECONDS):
+    async for event in live.stream(subject, last_event_id or after, poll, seconds=LIST_SECONDS):
         yield event
 
 
@@ -82,16 +82,16 @@ async def stream_run(
     last_event_id: LastEventId = "",
     parts: Parts = EVERYTHING,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Send what is new about a run, of the parts that are asked for.
+    """Stream the requested parts of a run's changes.
 
-    "steps" replaces all that you have from its first step on: after a resume, steps run again.
-    "metrics" are points of a page of metrics, in order of name.
+    "steps" replaces all steps from its first step on, since a resume repeats steps. "metrics" are
+    points of a page of metrics, in order of name.
     """
-    asked = [name for name in run_updates.PARTS if name in parts.split(",")]
-    look = run_updates.of_run(
-        database, settings, run_id, parts=asked, grants=principal.grants, chosen=chosen
+    requested = [name for name in run_updates.PARTS if name in parts.split(",")]
+    poll = run_updates.of_run(
+        database, settings, run_id, parts=requested, grants=principal.grants, chosen=chosen
     )
-    # Viewers of the same parts and projects share a look; all pages ask for the same parts.
-    subject = " ".join((f"run {run_id}", *asked, str(principal.grants.projects), str(chosen)))
-    async for event in live.stream(subject, last_event_id or after, look, seconds=RUN_SECONDS):
+    # Viewers of the same parts and projects share a poll; all pages request the same parts.
+    subject = " ".join((f"run {run_id}", *requested, str(principal.grants.projects), str(chosen)))
+    async for event in live.stream(subject, last_event_id or after, poll, seconds=RUN_SECONDS):
         yield event

@@ -1,18 +1,18 @@
-"""What a sweep's live stream sends: that something is new, and whether it is the last."""
+"""Messages of a sweep's live stream: a marker that changes with its page."""
 
 import json
 
-from app.live.live import Look, News
+from app.live.live import Poll, Update
 from db.database import Database
 from db.sweeps import sweeps
 
 
-def of_sweep(database: Database, sweep_id: int) -> Look:
-    """Return what looks for news of one sweep; who hears them fetches what it shows."""
+def of_sweep(database: Database, sweep_id: int) -> Poll:
+    """Return the function that polls a sweep; clients fetch the page after a change."""
 
-    def look(cursor: str) -> News | None:
+    def poll(cursor: str) -> Update | None:
         with database.glancing() as session:
             mark = sweeps.mark(session, sweep_id)
-        return None if mark == cursor else News(json.dumps({"mark": mark}), mark)
+        return None if mark == cursor else Update(json.dumps({"mark": mark}), mark)
 
-    return look
+    return poll

@@ -1,9 +1,9 @@
-"""Hyperband: prunes the trials of a sweep that fall behind, to free their devices.
+"""Hyperband: pruning of weak trials of a sweep, to free their devices.
 
-A trial is judged after a 27th, a ninth and a third of its steps, by the first finite value of the
-metric from there on: the best third of its bracket at that rung continues. Later brackets judge
-later, and the last one never, so that slow learners survive. Optuna's pruner decides; its study is
-rebuilt in memory from the reports of the trials, in order, so no state is lost with a process.
+A trial reports after a 27th, a ninth and a third of its steps the first finite value of the metric
+from there on: the best third of its bracket at that rung continues. Later brackets report later,
+and the last one never, so that slow learners survive. Optuna's pruner decides; its study is rebuilt
+in memory from the reports of the trials, in order, so no state is lost with a process.
 """
 
 from collections.abc import Sequence
@@ -16,32 +16,32 @@ from db.sweeps import sweeps
 from db.sweeps.sweeps import MAXIMISE, RUNG_FACTOR, RUNGS_WHOLE
 from db.tables import Run, Sweep, Trial
 
-#: Optuna goes through all trials at each report, at 300 for a tenth of a second.
+#: Limit of runs: Optuna scans all trials at each report, which takes 0.1 s for 300.
 MOST_RUNS = 300
 
 
-def look(session: Session, sweep: Sweep) -> None:
-    """Record which trials reached a rung, and prune those that fall behind.
+def prune_weak(session: Session, sweep: Sweep) -> None:
+    """Record the trials that reached a rung, and prune the weak ones.
 
-    The caller holds the lock of the sweep.
+    The caller must hold the lock of the sweep.
     """
     rows = sweeps.under_way(session, sweep)
     reporting = [trial for trial, run in rows if _report(session, sweep, trial, run)]
     if not reporting:
         return
-    behind = fallen_behind(sweep, sweeps.all_trials(session, sweep))
+    weak = weak_trials(sweep, sweeps.all_trials(session, sweep))
     for trial, run in rows:
-        if trial.number in behind and trial.pruned_step is None:
-            why = f"given up by sweep {sweep.id}: {_why(sweep, behind[trial.number])}"
-            trial.pruned_step = run.step if run_control.give_up(session, run.id, why) else None
+        if trial.number in weak and trial.pruned_step is None:
+            reason = f"pruned by sweep {sweep.id}: {_reason(sweep, weak[trial.number])}"
+            trial.pruned_step = run.step if run_control.prune(session, run.id, reason) else None
 
 
-def fallen_behind(sweep: Sweep, trials: Sequence[Trial]) -> dict[int, dict[str, Any]]:
+def weak_trials(sweep: Sweep, trials: Sequence[Trial]) -> dict[int, dict[str, Any]]:
     """Return the pruned trials by number, each with the report that decided it.
 
     trials: all of the sweep, in order: the number of a trial selects its bracket.
     """
-    import optuna  # half a second, of whom it is asked alone
+    import optuna  # deferred: takes half a second
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.HyperbandPruner(
@@ -53,14 +53,16 @@ def fallen_behind(sweep: Sweep, trials: Sequence[Trial]) -> dict[int, dict[str, 
         pruner=pruner,
         sampler=optuna.samplers.RandomSampler(seed=0),  # nothing is drawn
     )
-    asked = {trial.number: study.ask() for trial in trials}
-    reports = [(each["turn"], trial.number, each) for trial in trials for each in trial.reports]
-    behind: dict[int, dict[str, Any]] = {}
-    for _turn, number, report in sorted(reports, key=lambda each: each[0]):
-        asked[number].report(report["value"], report["rung"])
-        if asked[number].should_prune():
-            behind.setdefault(number, report)
-    return behind
+    optuna_trials = {trial.number: study.ask() for trial in trials}
+    reports = [
+        (report["turn"], trial.number, report) for trial in trials for report in trial.reports
+    ]
+    weak: dict[int, dict[str, Any]] = {}
+    for _turn, number, report in sorted(reports, key=lambda row: row[0]):
+        optuna_trials[number].report(report["value"], report["rung"])
+        if optuna_trials[number].should_prune():
+            weak.setdefault(number, report)
+    return weak
 
 
 def _report(session: Session, sweep: Sweep, trial: Trial, run: Run) -> bool:
@@ -75,7 +77,7 @@ def _report(session: Session, sweep: Sweep, trial: Trial, run: Run) -> bool:
     return len(trial.reports) > reports
 
 
-def _why(sweep: Sweep, report: dict[str, Any]) -> str:
+def _reason(sweep: Sweep, report: dict[str, Any]) -> str:
     share = RUNGS_WHOLE // report["rung"]
     value = f"{sweep.metric} {report['value']:.6g}"
     return f"after 1/{share} of its steps its {value} was not among the best third of its bracket"

@@ -1,4 +1,4 @@
-"""The form of a command's sweep: that of a command, whose parameters take what to try as well."""
+"""Form of a command's sweep: a command's form with searches in its parameters."""
 
 import secrets as tokens
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ TAKEN = ("tags", "project", "priority", "devices_per_node")
 @router.get("/sweeps/new/command")
 @requires(RUN_COMMANDS)
 def new_sweep(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
-    """Show the form, empty."""
+    """Show the empty form."""
     return _form(request, session, principal, CommandForm(), FIELDS)
 
 
@@ -42,7 +42,7 @@ def new_sweep(request: Request, session: Db, principal: SignedIn) -> HTMLRespons
 @unaudited
 @requires(RUN_COMMANDS)
 def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn) -> HTMLResponse:
-    """Show it with what was typed into the form of a run."""
+    """Show the form with the values of a run's form."""
     values = {name: str(posted[name])[:TYPED] for name in TAKEN if name in posted}
     form = command_form.typed(posted, {})
     return _form(request, session, principal, form, FIELDS | values)
@@ -53,17 +53,17 @@ def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn)
 def begin(
     request: Request, session: Db, posted: Posted, principal: SignedIn
 ) -> HTMLResponse | RedirectResponse:
-    """Begin the sweep once it is confirmed how many runs it is; or say that, or what is wrong."""
+    """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
     values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
     form = command_form.typed(posted, {})
     command, config, space, errors = command_form.searched(form)
     try:
-        told = {"command": command, "config": config, "space": space, **plan(values)}
-        given = SweepSubmission.model_validate(told)
-        checked = sweep_submission.check(session, principal.user, given)
+        fields = {"command": command, "config": config, "space": space, **plan(values)}
+        submission = SweepSubmission.model_validate(fields)
+        checked = sweep_submission.check(session, principal.user, submission)
         errors |= checked.errors
     except ValidationError as error:
-        errors |= {".".join(map(str, each["loc"])): each["msg"] for each in error.errors()}
+        errors |= {".".join(map(str, flaw["loc"])): flaw["msg"] for flaw in error.errors()}
     except Invalid as error:
         errors |= error.errors
     if errors:
@@ -73,7 +73,7 @@ def begin(
         audit.discard(request)
         return _form(request, session, principal, form, values, runs=checked.runs)
     key = str(posted.get("key", ""))[:64] or None
-    sweep = sweep_submission.begin(session, principal.user, given, idempotency_key=key)
+    sweep = sweep_submission.begin(session, principal.user, submission, idempotency_key=key)
     audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs")
     return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
 

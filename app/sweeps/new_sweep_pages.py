@@ -1,4 +1,4 @@
-"""The form of a sweep: that of a run, whose fields take several values, ranges or distributions."""
+"""Form of a sweep: a run's form with values, ranges or distributions in its fields."""
 
 import secrets
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from db.tables import Sweep
 router = APIRouter()
 
 KIND_TITLES = dict(zip(KINDS, ("Grid", "Random", "TPE", "Hyperband"), strict=True))
-#: What is asked of a sweep beside its recipe's settings, and what stands there at first.
+#: Fields of a sweep besides its recipe's settings, with their initial values.
 FIELDS = {
     "kind": GRID,
     "runs": "",
@@ -62,7 +62,7 @@ def new_sweep(
 @unaudited
 @requires(ANY_SUBMITTER)
 def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn) -> HTMLResponse:
-    """Show it with what was typed into the form of a run."""
+    """Show the form with the values of a run's form."""
     recipe, taken = str(posted.get("recipe", "")), ("tags", "project", "nodes", "devices_per_node")
     values = {name: str(posted[name])[:TYPED] for name in taken if name in posted}
     try:
@@ -72,7 +72,7 @@ def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn)
     typed = _typed(schema, posted)
     for field in config_schema.properties(schema):
         if field.rules.get("type") == "boolean" and not typed[field.path]:
-            typed[field.path] = "false"  # a box that is not ticked sends nothing
+            typed[field.path] = "false"  # an unchecked box sends nothing
     return _form(request, session, principal, recipe, typed, FIELDS | values)
 
 
@@ -81,15 +81,15 @@ def from_run(request: Request, session: Db, posted: Posted, principal: SignedIn)
 def begin(
     request: Request, session: Db, posted: Posted, principal: SignedIn
 ) -> HTMLResponse | RedirectResponse:
-    """Begin the sweep once it is confirmed how many runs it is; or say that, or what is wrong."""
+    """Begin the sweep if its number of runs is confirmed; otherwise show that or the errors."""
     recipe = str(posted.get("recipe", ""))
     values = {name: str(posted.get(name, usual)).strip()[:TYPED] for name, usual in FIELDS.items()}
     typed: dict[str, str] = {}
     try:
         schema = workers.recipe(session, recipe)["schema"]
         typed = _typed(schema, posted)
-        given = _submission(recipe, schema, typed, values)
-        checked = sweep_submission.check(session, principal.user, given)
+        submission = _submission(recipe, schema, typed, values)
+        checked = sweep_submission.check(session, principal.user, submission)
         if checked.errors:
             raise Invalid(checked.errors)
     except NotFound as error:
@@ -101,17 +101,18 @@ def begin(
         audit.discard(request)
         return _form(request, session, principal, recipe, typed, values, runs=checked.runs)
     key = str(posted.get("key", ""))[:64] or None
-    sweep = sweep_submission.begin(session, principal.user, given, idempotency_key=key)
+    sweep = sweep_submission.begin(session, principal.user, submission, idempotency_key=key)
     audit.set_detail(session, f"sweep {sweep.id} of {checked.runs} runs, recipe {sweep.recipe}")
     return RedirectResponse(f"/sweeps/{sweep.id}", status_code=303)
 
 
 def changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
-    """Return the settings of all runs of a sweep that are not the recipe's defaults; of a command
-    all that it does not search.
+    """Return the fixed settings of a sweep that differ from the recipe's defaults.
+
+    For a command all fixed settings.
     """
     if sweep.command is not None:
-        return [each for each in sweep.config.items() if each[0] not in sweep.space]
+        return [(path, value) for path, value in sweep.config.items() if path not in sweep.space]
     try:
         schema = workers.recipe(session, sweep.recipe)["schema"]
     except NotFound:
@@ -125,9 +126,9 @@ def changed(session: Session, sweep: Sweep) -> list[tuple[str, Any]]:
 
 
 def _typed(schema: Schema, posted: FormData) -> dict[str, str]:
-    """Return what each field holds; of boxes those that are ticked, with commas between them."""
+    """Return the text of each field; checked boxes are separated by commas."""
     return {
-        field.path: ", ".join(str(each).strip() for each in posted.getlist(field.path))[:10_000]
+        field.path: ", ".join(str(text).strip() for text in posted.getlist(field.path))[:10_000]
         for field in config_schema.properties(schema)
     }
 
@@ -135,7 +136,7 @@ def _typed(schema: Schema, posted: FormData) -> dict[str, str]:
 def _submission(
     recipe: str, schema: Schema, typed: Mapping[str, str], values: Mapping[str, str]
 ) -> SweepSubmission:
-    """Return the sweep that was typed. Raises Invalid for what is no number."""
+    """Return the submission of the form. Raises Invalid for invalid numbers."""
     config: dict[str, Any] = {}
     space: dict[str, Any] = {}
     for field in config_schema.properties(schema):
@@ -147,22 +148,22 @@ def _submission(
 
 
 def plan(values: Mapping[str, str]) -> dict[str, Any]:
-    """Return what was typed that is asked of every sweep. Raises Invalid for what is no number."""
-    told: dict[str, Any] = dict(values)
+    """Parse the fields that every sweep has. Raises Invalid for invalid numbers."""
+    fields: dict[str, Any] = dict(values)
     errors = {}
     for name in WHOLE_NUMBERS:
         try:
-            told[name] = int(values[name]) if values[name] or name != "runs" else None
+            fields[name] = int(values[name]) if values[name] or name != "runs" else None
         except ValueError:
             errors[name] = f"{values[name][:100]} is not allowed; allowed: a whole number"
     if errors:
         raise Invalid(errors)
-    return told
+    return fields
 
 
 def _value(field: Property, text: str) -> Any:
     if field.rules.get("type") == "boolean" and not text:
-        return text  # no box is ticked, which the schema refuses
+        return text  # no box is checked, which the schema rejects
     return None if text == "off" and field.is_nullable else forms.parsed(field, text)
 
 
@@ -180,12 +181,12 @@ def _form(
     chosen = workers.named(offered, recipe)
     problem = (errors or {}).get("recipe", "")
     if recipe and chosen is None:
-        problem = f"No worker offers the recipe {recipe[:100]!r}. Choose one of those below."
+        problem = f"No worker offers the recipe {recipe[:100]!r}. Choose one below."
     chosen = chosen or (offered[0] if offered else None)
     schema = chosen["schema"] if chosen else {}
     fields = list(config_schema.properties(schema))
     texts = {field.path: forms.input_text(field.default) for field in fields} | dict(typed)
-    precision = next((each for each in fields if each.path == "precision"), None)
+    precision = next((field for field in fields if field.path == "precision"), None)
     up = workers.alive(session)
     able = {name for worker in up for name in workers.precisions(worker.devices)}
     return page(

@@ -1,9 +1,9 @@
 """Search spaces: the notation of values and distributions, and the points of a space.
 
-    0.1, 0.01, 0.001           these values; off: of a setting that may be switched off, nothing
-    16..64 step 16             16, 32, 48, 64; of whole numbers the step is 1 if not told
+    0.1, 0.01, 0.001           these values; off: null, for a nullable setting
+    16..64 step 16             16, 32, 48, 64; the default step of whole numbers is 1
     uniform(0.1, 0.5)          any number between the two
-    loguniform(1e-5, 0.1)      any, each power of ten as likely as the next
+    loguniform(1e-5, 0.1)      any number between the two, uniform in its logarithm
     integers(1, 8)             any whole number from 1 to 8
 
 A space is JSON: by path of a setting {"values": […]} or {"distribution": …, "low": …, "high": …}.
@@ -28,16 +28,16 @@ from db.sweeps.sweeps import HYPERBAND
 
 GRID, RANDOM, TPE = "grid", "random", "tpe"
 KINDS = (GRID, RANDOM, TPE, HYPERBAND)
-#: Those that Optuna is needed for.
+#: Kinds that need Optuna.
 BY_OPTUNA = (TPE, HYPERBAND)
 UNIFORM, LOGUNIFORM, INTEGERS = DISTRIBUTIONS = ("uniform", "loguniform", "integers")
-#: Of one setting.
+#: Limit of values of one setting.
 MOST_VALUES = 1000
-#: Settings of one sweep.
+#: Limit of settings of one sweep.
 MOST_SETTINGS = 20
-#: Of a number that was drawn: as exact as anybody wants to read it.
+#: Significant digits of a drawn number, for readability.
 DIGITS = 6
-NOTATION = "values with commas between them, 1..9 step 2, uniform(a, b), loguniform(a, b) or "
+NOTATION = "comma-separated values, 1..9 step 2, uniform(a, b), loguniform(a, b) or "
 NOTATION += "integers(a, b)"
 
 _RANGE = re.compile(r"^([^,()]+?)\.\.([^,()]+?)(?:\s+step\s+(\S+))?$")
@@ -71,19 +71,19 @@ def read(schema: Schema, given: dict[str, Any], kind: str) -> tuple[Space, dict[
     space: Space = {}
     errors: dict[str, str] = {}
     if not given or len(given) > MOST_SETTINGS:
-        errors["space"] = f"it has {len(given)} settings; allowed: 1 to {MOST_SETTINGS}"
+        errors["space"] = f"{len(given)} settings are searched; allowed: 1 to {MOST_SETTINGS}"
         return space, errors
-    for path, each in given.items():
+    for path, search in given.items():
         if path not in fields:
             errors[path[:100]] = "there is no such setting; allowed: a path of the recipe's schema"
             continue
         try:
-            space[path] = _search(fields[path], each)
+            space[path] = _search(fields[path], search)
         except Unreadable as error:
             errors[path] = str(error)
             continue
         if kind == GRID and "distribution" in space[path]:
-            text = f"{in_words(space[path])} has no end of values"
+            text = f"{in_words(space[path])} has infinitely many values"
             errors[path] = f"{text}; allowed in a grid: values, or a range like 1..9 step 2"
     return space, errors
 
@@ -97,10 +97,10 @@ def guessed(given: Any) -> Schema:
     if isinstance(given, list):
         return {"type": _type_of(given)}
     text = str(given).strip()
-    if found := _DISTRIBUTION.match(text):
-        return {"type": "integer" if found[1] == INTEGERS else "number"}
-    if found := _RANGE.match(text):
-        return {"type": _type_of([_read(part) for part in found.groups() if part])}
+    if match := _DISTRIBUTION.match(text):
+        return {"type": "integer" if match[1] == INTEGERS else "number"}
+    if match := _RANGE.match(text):
+        return {"type": _type_of([_read(part) for part in match.groups() if part])}
     words = [part.strip() for part in text.split(",")]
     kind = _type_of([_read(word) for word in words])
     return {"type": kind, "enum": words} if kind == "string" else {"type": kind}
@@ -152,15 +152,13 @@ def _search(field: Property, given: Any) -> dict[str, Any]:
 
 
 def _of_text(field: Property, text: str) -> dict[str, Any]:
-    if found := _DISTRIBUTION.match(text):
-        ends = [_value(field, part) for part in found[2].split(",")]
-        if len(ends) != 2:
-            raise Unreadable(
-                f"{field.title} is {text[:100]}; allowed: two ends, lowest and highest"
-            )
-        return _distribution(field, found[1], *ends)
-    if found := _RANGE.match(text):
-        return {"values": _checked(field, _steps(field, text, *found.groups()))}
+    if match := _DISTRIBUTION.match(text):
+        bounds = [_value(field, part) for part in match[2].split(",")]
+        if len(bounds) != 2:
+            raise Unreadable(f"{field.title} is {text[:100]}; allowed: two bounds, low and high")
+        return _distribution(field, match[1], *bounds)
+    if match := _RANGE.match(text):
+        return {"values": _checked(field, _steps(field, text, *match.groups()))}
     return {"values": _checked(field, [_value(field, part) for part in text.split(",")])}
 
 
@@ -171,7 +169,7 @@ def _value(field: Property, text: str) -> Any:
     if field.rules.get("type") == "boolean":
         return _WORDS.get(text.lower(), text)
     if field.rules.get("type") == "number" and re.fullmatch(r"-?[0-9]{1,15}", text):
-        return int(text)  # a script that reads whole numbers gets 16, not 16.0
+        return int(text)  # so that a script which parses integers receives 16, not 16.0
     return forms.parsed(field, text) if text else text
 
 
@@ -187,7 +185,7 @@ def _steps(field: Property, text: str, first: str, last: str, step: str | None) 
     if not 1 <= count <= MOST_VALUES:
         text = f"{field.title} is {text[:100]}; allowed: lowest..highest step S, {MOST_VALUES:,}"
         raise Unreadable(f"{text} values at most{', or without a step' if is_whole else ''}")
-    values = [low + apart * place for place in range(int(count))]
+    values = [low + apart * index for index in range(int(count))]
     return [int(value) if value == value.to_integral() else float(value) for value in values]
 
 
@@ -195,31 +193,31 @@ def _checked(field: Property, values: list[Any]) -> list[Any]:
     if not 1 <= len(values) <= MOST_VALUES:
         text = f"{field.title} has {len(values):,} values"
         raise Unreadable(f"{text}; allowed: 1 to {MOST_VALUES:,}")
-    found = [_allowed(field, value) for value in values]
-    for place, value in enumerate(found):
+    checked = [_allowed(field, value) for value in values]
+    for index, value in enumerate(checked):
         if any(
             value == other and isinstance(value, bool) is isinstance(other, bool)
-            for other in found[:place]
+            for other in checked[:index]
         ):
             raise Unreadable(f"{field.title} has {_word(value)} twice; allowed: each value once")
-    return found
+    return checked
 
 
 def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, Any]:
     kind = field.rules.get("type")
     allowed = {"integer": (INTEGERS,), "number": DISTRIBUTIONS}.get(str(kind), ())
     if "enum" in field.rules or name not in allowed:
-        other = f"{' or '.join(f'{each}(a, b)' for each in allowed)}, or " if allowed else ""
-        text = f"{field.title} is {str(name)[:50]}(…); allowed: {other}values with commas"
+        other = f"{' or '.join(f'{known}(a, b)' for known in allowed)}, or " if allowed else ""
+        text = f"{field.title} is {str(name)[:50]}(…); allowed: {other}comma-separated values"
         raise Unreadable(text)
     ends = "two numbers above 0" if name == LOGUNIFORM else "two numbers"
-    is_turned = all(isinstance(each, int | float) for each in (low, high)) and low > high
+    is_turned = all(isinstance(bound, int | float) for bound in (low, high)) and low > high
     if not is_turned:
         low, high = _allowed(field, low), _allowed(field, high)
     is_ordered = low is not None and high is not None and low < high
     if not is_ordered or (name == LOGUNIFORM and low <= 0):
         text = f"{field.title} is {name}({_word(low)}, {_word(high)})"
-        text += ", whose lower bound is above the upper" if is_turned else ""
+        text += ": the first bound is greater than the second" if is_turned else ""
         raise Unreadable(f"{text}; allowed: {ends}, the lower one first")
     if name == INTEGERS:
         if low != int(low) or high != int(high):
@@ -231,20 +229,20 @@ def _distribution(field: Property, name: Any, low: Any, high: Any) -> dict[str, 
 def _allowed(field: Property, value: Any) -> Any:
     """Return a value in the schema's type. Raises Unreadable."""
     is_finite = not isinstance(value, float) or math.isfinite(value)
-    is_kept = not outsized(value) and not flaws(value)
-    if not (is_finite and is_kept and Draft202012Validator(field.schema).is_valid(value)):
-        raise Unreadable(config_schema.refusal(field, _word(value)[:100] if is_kept else "…"))
+    is_storable = not outsized(value) and not flaws(value)
+    if not (is_finite and is_storable and Draft202012Validator(field.schema).is_valid(value)):
+        raise Unreadable(config_schema.refusal(field, _word(value)[:100] if is_storable else "…"))
     return config_schema.parsed(field.schema, value)
 
 
 def grid_size(space: Space) -> int:
     """Return the number of points of a grid."""
-    return math.prod(len(each["values"]) for each in space.values())
+    return math.prod(len(search["values"]) for search in space.values())
 
 
 def grid(space: Space) -> Iterator[dict[str, Any]]:
     """Yield the points of a grid; the last setting varies fastest."""
-    for values in itertools.product(*(each["values"] for each in space.values())):
+    for values in itertools.product(*(search["values"] for search in space.values())):
         yield dict(zip(space, values, strict=True))
 
 
@@ -252,16 +250,17 @@ def drawn(space: Space, seed: int, number: int) -> dict[str, Any]:
     """Return the point of a random search by number; deterministic."""
     generator = np.random.default_rng([seed, number])
     point: dict[str, Any] = {}
-    for path, each in space.items():
-        if "values" in each:
-            point[path] = each["values"][int(generator.integers(len(each["values"])))]
-        elif each["distribution"] == INTEGERS:
-            point[path] = int(generator.integers(each["low"], each["high"], endpoint=True))
+    for path, search in space.items():
+        if "values" in search:
+            point[path] = search["values"][int(generator.integers(len(search["values"])))]
+        elif search["distribution"] == INTEGERS:
+            point[path] = int(generator.integers(search["low"], search["high"], endpoint=True))
         else:
-            is_log = each["distribution"] == LOGUNIFORM
-            low, high = (math.log(each[end]) if is_log else each[end] for end in ("low", "high"))
+            is_log = search["distribution"] == LOGUNIFORM
+            bounds = (search["low"], search["high"])
+            low, high = (math.log(bound) if is_log else bound for bound in bounds)
             value = float(generator.uniform(low, high))
-            point[path] = rounded(math.exp(value) if is_log else value, each)
+            point[path] = rounded(math.exp(value) if is_log else value, search)
     return point
 
 
@@ -271,7 +270,7 @@ def rounded(number: float, search: dict[str, Any]) -> float:
 
 
 def name(point: dict[str, Any]) -> str:
-    """Name a run by what differs: lr=0.003, or training.lr=0.003 where there is another lr."""
+    """Return a run's name from its point: lr=0.003, or training.lr=0.003 if lr is ambiguous."""
     ends = Counter(path.rpartition(".")[2] for path in point)
     labels = {path: path.rpartition(".")[2] for path in point}
     labels = {path: end if ends[end] == 1 else path for path, end in labels.items()}
@@ -279,7 +278,7 @@ def name(point: dict[str, Any]) -> str:
 
 
 def name_of(space: Space) -> str:
-    """Name a sweep by what it searches: lr, batch_size."""
+    """Return a sweep's name from its searched settings: lr, batch_size."""
     return ", ".join(path.rpartition(".")[2] for path in space)
 
 

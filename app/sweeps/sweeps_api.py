@@ -1,4 +1,4 @@
-"""Sweeps: begin one, look at it, hold it, go on with it, end it."""
+"""Routes of sweeps: submit, show, pause, resume, extend and cancel."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -36,7 +36,7 @@ SweepId = RowId
 
 
 class SweepTrial(BaseModel):
-    """A run of a sweep. value: the metric's last one; of a run under way the last so far."""
+    """A trial of a sweep."""
 
     number: int
     run_id: int
@@ -45,13 +45,13 @@ class SweepTrial(BaseModel):
     params: Annotated[dict[str, Any], Field(description="By path of a setting")]
     state: Annotated[
         str,
-        Field(description="open, complete, pruned: given up, or failed: without a finite value"),
+        Field(description="open, complete, pruned, or failed: without a finite value"),
     ]
-    value: Number
+    value: Annotated[Number, Field(description="The metric's last value, of an open one so far")]
 
 
 class SweepSummary(BaseModel):
-    """Where a sweep is."""
+    """A sweep with its progress."""
 
     id: int
     name: str
@@ -59,7 +59,7 @@ class SweepSummary(BaseModel):
     project: str
     recipe: str
     kind: str
-    space: Annotated[dict[str, str], Field(description="What is tried, by path of a setting")]
+    space: Annotated[dict[str, str], Field(description="Searches by path of a setting")]
     metric: str
     goal: str
     seed: int
@@ -68,16 +68,16 @@ class SweepSummary(BaseModel):
     runs_total: int
     at_once: int
     submitted: int
-    open: Annotated[int, Field(description="Runs that wait or train")]
+    open: Annotated[int, Field(description="Runs that are queued or train")]
     complete: int
-    pruned: Annotated[int, Field(description="That Hyperband gave up")]
+    pruned: Annotated[int, Field(description="Pruned by Hyperband")]
     failed: int
     best: Number
     created_at: float
 
 
 class SweepDetail(SweepSummary):
-    """A sweep with what all of its runs have, and its best run."""
+    """A sweep with its common configuration and its best run."""
 
     command: Annotated[Command | None, Field(description="Instead of a recipe")]
     config: dict[str, Any]
@@ -85,23 +85,23 @@ class SweepDetail(SweepSummary):
 
 
 class SweepList(BaseModel):
-    """A page of sweeps. next: what `before` is for the next one, null on the last."""
+    """A page of sweeps."""
 
     sweeps: list[SweepSummary]
-    next: int | None
+    next: Annotated[int | None, Field(description="`before` of the next page; null on the last")]
 
 
 class TrialList(BaseModel):
-    """Trials. next: what `after` is for the next page, null on the last."""
+    """A page of trials."""
 
     trials: list[SweepTrial]
-    next: int | None
+    next: Annotated[int | None, Field(description="`after` of the next page; null on the last")]
 
 
 class Extension(Body):
-    """More of a sweep: so many runs, or of a grid more values of its settings."""
+    """Extension of a sweep: more runs, or more values of a grid's settings."""
 
-    runs: Annotated[int | None, Field(description="How many more")] = None
+    runs: Annotated[int | None, Field(description="Number of additional runs")] = None
     space: SpaceGiven | None = None
 
 
@@ -127,7 +127,7 @@ def _lost(
     return weight_uploads.lost(settings, submission.config)
 
 
-#: Comes before the session: no transaction waits for a bucket.
+#: Checked before the session opens, so that no transaction waits for a bucket.
 Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
@@ -141,10 +141,10 @@ def begin_sweep(
     principal: SignedIn,
     idempotency_key: Annotated[
         Text | None,
-        Header(max_length=200, description="A request that repeats it begins no second sweep"),
+        Header(max_length=200, description="A repeated key returns the first sweep"),
     ] = None,
 ) -> SweepDetail:
-    """Begin a sweep. 422 names each bad field, its value and what is allowed."""
+    """Submit a sweep. Error 422 names each invalid field, its value and what is allowed."""
     sweep = sweep_submission.begin(
         session, principal.user, submission, idempotency_key=idempotency_key, known=lost
     )
@@ -154,7 +154,7 @@ def begin_sweep(
 @router.get("/{sweep_id}")
 @requires(Permission.VIEW_RUN)
 def get_sweep(sweep_id: SweepId, session: Db, _principal: SignedIn) -> SweepDetail:
-    """Look at one sweep."""
+    """Return a sweep."""
     return detail(session, sweeps.get(session, sweep_id))
 
 
@@ -170,7 +170,7 @@ def list_trials(
     after: Annotated[int, Query(ge=0, le=MOST_RUNS)] = 0,
     limit: Annotated[int, Query(ge=1, le=MOST_RUNS)] = 100,
 ) -> TrialList:
-    """List a sweep's runs with what each tried and the value that it came to."""
+    """List a sweep's trials with their parameters and values."""
     sweep = sweeps.get(session, sweep_id)
     rows = sweeps.trials(session, sweep, best_first=sort == "value", after=after, limit=limit)
     return TrialList(
@@ -183,32 +183,32 @@ def list_trials(
 @requires(Permission.MOVE_RUN)
 @audited("project")
 def move_sweep(
-    sweep_id: SweepId, wanted: Destination, session: Db, principal: SignedIn
+    sweep_id: SweepId, body: Destination, session: Db, principal: SignedIn
 ) -> SweepDetail:
-    """Let a sweep and all of its runs belong to another project. For who maintains both."""
-    check_project(session, Permission.MOVE_RUN, wanted.project)
-    projects.move_sweep(session, sweep_id, principal.user, wanted.project)
+    """Move a sweep with its runs to another project. For maintainers of both projects."""
+    check_project(session, Permission.MOVE_RUN, body.project)
+    projects.move_sweep(session, sweep_id, principal.user, body.project)
     return detail(session, sweeps.get(session, sweep_id))
 
 
 @router.post("/{sweep_id}/cancellation")
 @requires(Permission.CONTROL_RUN)
 def cancel_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDetail:
-    """Submit no more runs, and cancel those that wait or train."""
+    """Cancel a sweep and its unended runs."""
     return detail(session, sweeps.cancel(session, sweep_id, principal.user))
 
 
 @router.post("/{sweep_id}/pause")
 @requires(Permission.CONTROL_RUN)
 def pause_sweep(sweep_id: SweepId, session: Db, _principal: SignedIn) -> SweepDetail:
-    """Submit no more runs for now; those that wait or train go on."""
+    """Stop submitting runs until the sweep is resumed; submitted runs continue."""
     return detail(session, sweeps.pause(session, sweep_id))
 
 
 @router.post("/{sweep_id}/resumption")
 @requires(Permission.CONTROL_RUN)
 def resume_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDetail:
-    """Go on with a paused sweep, or with one that failed."""
+    """Resume a paused or failed sweep."""
     sweep_submission.resume(session, sweep_id, principal.user)
     return detail(session, sweeps.get(session, sweep_id))
 
@@ -218,7 +218,7 @@ def resume_sweep(sweep_id: SweepId, session: Db, principal: SignedIn) -> SweepDe
 def extend_sweep(
     sweep_id: SweepId, more: Extension, session: Db, principal: SignedIn
 ) -> SweepDetail:
-    """Add runs to a sweep; a grid takes more values too."""
+    """Add runs to a sweep, or values to the settings of a grid."""
     sweep_submission.extend(session, sweep_id, principal.user, runs=more.runs, space=more.space)
     return detail(session, sweeps.get(session, sweep_id))
 
@@ -237,26 +237,26 @@ async def stream_sweep(
     after: After = "",
     last_event_id: LastEventId = "",
 ) -> AsyncIterator[ServerSentEvent]:
-    """Tell that there is something new about a sweep or its runs, for who then fetches it."""
-    look = sweep_updates.of_sweep(database, sweep_id)
+    """Stream a marker that changes with a sweep or its runs; clients then fetch the sweep."""
+    poll = sweep_updates.of_sweep(database, sweep_id)
     subject, cursor = f"sweep {sweep_id}", last_event_id or after
-    async for event in live.stream(subject, cursor, look, seconds=LIVE_SECONDS):
+    async for event in live.stream(subject, cursor, poll, seconds=LIVE_SECONDS):
         yield event
 
 
 def summary(sweep: Sweep, owner: str, tally: Tally) -> SweepSummary:
-    """Sum up a sweep."""
-    return SweepSummary(**_summed_up(sweep, owner, tally))
+    """Return the summary of a sweep."""
+    return SweepSummary(**_summary_fields(sweep, owner, tally))
 
 
 def detail(session: Session, sweep: Sweep) -> SweepDetail:
-    """Return all of a sweep but its trials."""
+    """Return a sweep without its trials."""
     owner = session.get_one(User, sweep.owner_id).name
     tally = sweeps.tallies(session, [sweep])[sweep.id]
     first = sweeps.trials(session, sweep, best_first=True, limit=1) if tally.complete else []
     best = trials_of(session, sweep, first)
     return SweepDetail(
-        **_summed_up(sweep, owner, tally),
+        **_summary_fields(sweep, owner, tally),
         command=as_submitted(sweep.command) if sweep.command is not None else None,
         config=sweep.config,
         best_trial=best[0] if best else None,
@@ -264,7 +264,7 @@ def detail(session: Session, sweep: Sweep) -> SweepDetail:
 
 
 def trials_of(session: Session, sweep: Sweep, rows: list[tuple[Trial, Run]]) -> list[SweepTrial]:
-    """Return trials as JSON, those under way with the value so far."""
+    """Return trials as JSON; open ones have their latest value."""
     under_way = [run for trial, run in rows if trial.state == sweeps.OPEN]
     so_far = sweeps.values(session, sweep.metric, under_way) if under_way else {}
     return [
@@ -284,11 +284,11 @@ def trials_of(session: Session, sweep: Sweep, rows: list[tuple[Trial, Run]]) -> 
 _COLUMNS = SweepSummary.model_fields.keys() & (set(Sweep.__table__.columns.keys()) - {"space"})
 
 
-def _summed_up(sweep: Sweep, owner: str, tally: Tally) -> dict[str, Any]:
+def _summary_fields(sweep: Sweep, owner: str, tally: Tally) -> dict[str, Any]:
     return {
         **{name: getattr(sweep, name) for name in _COLUMNS},
         "status": sweeps.status(sweep, tally),
         "owner": owner,
-        "space": {path: search_space.in_words(each) for path, each in sweep.space.items()},
+        "space": {path: search_space.in_words(search) for path, search in sweep.space.items()},
         **{name: getattr(tally, name) for name in ("open", "complete", "pruned", "failed", "best")},
     }

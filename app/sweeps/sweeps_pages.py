@@ -1,4 +1,4 @@
-"""Sweeps: the list, and the page of one with what is asked of it."""
+"""Pages of sweeps: the list, and one sweep with its controls."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -26,10 +26,10 @@ from db.tables import Sweep, User
 
 router = APIRouter()
 for module in (new_sweep_pages, new_command_sweep_pages):
-    router.include_router(module.router)  # whose addresses are no numbers
+    router.include_router(module.router)  # first: /sweeps/new must not match /sweeps/{sweep_id}
 
 PAGE_SIZE = 50
-#: What is laid side by side by a click.
+#: Number of best runs that are compared by a click.
 COMPARED = 10
 
 
@@ -60,7 +60,7 @@ def show_sweep(
     sort: Literal["number", "value"] = "number",
     after: int = 0,
 ) -> HTMLResponse:
-    """Show a sweep; the browser fetches the page anew when something has changed."""
+    """Show a sweep; the browser fetches the page again after a change."""
     return _page(request, session, principal, sweep_id, sort=sort, after=max(min(after, 10**6), 0))
 
 
@@ -88,7 +88,7 @@ def _page(
         cursor=sweeps.mark(session, sweep_id),
         destinations=elsewhere(session, principal, sweep.project),
         sweep=shown,
-        waits=_waits(session, sweep, is_wanting=shown.open < shown.at_once),
+        waits=_limits(session, sweep, needs_runs=shown.open < shown.at_once),
         config_changes=new_sweep_pages.changed(session, sweep),
         trials=[
             (trial, run)
@@ -110,9 +110,9 @@ def _page(
     )
 
 
-def _waits(session: Session, sweep: Sweep, *, is_wanting: bool) -> list[str]:
-    """Say which limit keeps a sweep from submitting its next run."""
-    if sweep.status != sweeps.RUNNING or sweep.submitted == sweep.runs_total or not is_wanting:
+def _limits(session: Session, sweep: Sweep, *, needs_runs: bool) -> list[str]:
+    """Return the limits that prevent a sweep from submitting its next run."""
+    if sweep.status != sweeps.RUNNING or sweep.submitted == sweep.runs_total or not needs_runs:
         return []
     owner = session.get_one(User, sweep.owner_id)
     return list(quotas.submission_obstacle(session, owner, sweep.project).values())
@@ -123,7 +123,7 @@ def _waits(session: Session, sweep: Sweep, *, is_wanting: bool) -> list[str]:
 def extend(
     sweep_id: RowId, request: Request, session: Db, posted: Posted, principal: SignedIn
 ) -> HTMLResponse | RedirectResponse:
-    """Add runs, or values of a grid's setting; or show what is wrong with them."""
+    """Add runs, or values of a grid's setting, or show the errors."""
     setting, text = str(posted.get("setting", "")), str(posted.get("more", "")).strip()[:1000]
     try:
         with session.begin_nested():
@@ -146,7 +146,7 @@ def extend(
 def move_to_project(
     sweep_id: RowId, session: Db, principal: SignedIn, project: Annotated[Text, Form()] = ""
 ) -> RedirectResponse:
-    """Let it belong to another project, with all of its runs."""
+    """Move a sweep with its runs to another project."""
     check_project(session, Permission.MOVE_RUN, project)
     projects.move_sweep(session, sweep_id, principal.user, project)
     return _back(sweep_id)
@@ -164,20 +164,20 @@ def _back(sweep_id: int) -> RedirectResponse:
     return RedirectResponse(f"/sweeps/{sweep_id}", status_code=303)
 
 
-def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
+def _control_route(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
     @requires(Permission.CONTROL_RUN)
-    def steer(sweep_id: RowId, session: Db, principal: SignedIn) -> RedirectResponse:
+    def control(sweep_id: RowId, session: Db, principal: SignedIn) -> RedirectResponse:
         act(session, sweep_id, principal.user)
         return _back(sweep_id)
 
-    return steer
+    return control
 
 
-#: What can be asked of a sweep by its number alone; app.sweeps.sweeps_api describes each.
-STEERING: dict[str, Callable[[Session, int, User], object]] = {
+#: Controls without further parameters; app.sweeps.sweeps_api describes each.
+CONTROLS: dict[str, Callable[[Session, int, User], object]] = {
     "cancellation": sweeps.cancel,
     "pause": lambda session, sweep_id, _user: sweeps.pause(session, sweep_id),
     "resumption": sweep_submission.resume,
 }
-for word, act in STEERING.items():
-    router.add_api_route(f"/sweeps/{{sweep_id}}/{word}", _steering(act), methods=["POST"])
+for word, act in CONTROLS.items():
+    router.add_api_route(f"/sweeps/{{sweep_id}}/{word}", _control_route(act), methods=["POST"])

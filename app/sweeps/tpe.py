@@ -1,4 +1,4 @@
-"""TPE by Optuna (extra `sweeps`).
+"""TPE suggestions by Optuna (extra `sweeps`).
 
 The study is rebuilt in memory from the trials at each suggestion: no state is lost with a process.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-NEEDED = "tpe and hyperband need optuna, which the server lacks: "
+NEEDED = "tpe and hyperband need optuna, which is not installed on the server: "
 NEEDED += "pip install 'halfstep-service[sweeps]'"
 
 
@@ -29,23 +29,23 @@ def suggested(
 ) -> dict[str, Any]:
     """Return the point of trial `number`, based on the trials before.
 
-    Deterministic: two servers that run at once suggest the same point.
+    Deterministic: two concurrent servers suggest the same point.
     """
-    import optuna  # half a second, of whom it is asked alone
+    import optuna  # deferred: takes half a second
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    distributions = {path: _distribution(each) for path, each in space.items()}
-    # What is under way counts as if it were bad, lest the same be tried at once.
+    distributions = {path: _distribution(search) for path, search in space.items()}
+    # constant_liar: open trials count as bad, to avoid similar concurrent points.
     sampler = optuna.samplers.TPESampler(seed=(seed + number) % 2**32, constant_liar=True)
     directions = optuna.study.StudyDirection
     direction = directions.MAXIMIZE if goal == MAXIMISE else directions.MINIMIZE
     study = optuna.create_study(direction=direction, sampler=sampler)
-    study.add_trials([_told(trial, space, distributions) for trial in trials])
-    found = study.ask(distributions).params
-    return {path: _of_optuna(found[path], each) for path, each in space.items()}
+    study.add_trials([_frozen(trial, space, distributions) for trial in trials])
+    params = study.ask(distributions).params
+    return {path: _of_optuna(params[path], search) for path, search in space.items()}
 
 
-def _told(
+def _frozen(
     trial: Trial, space: Space, distributions: "dict[str, BaseDistribution]"
 ) -> "FrozenTrial":
     from optuna.trial import TrialState, create_trial
@@ -54,34 +54,36 @@ def _told(
     return create_trial(
         state=states.get(trial.state, TrialState.FAIL),
         value=trial.value,
-        params={path: _to_optuna(trial.params[path], each) for path, each in space.items()},
+        params={path: _to_optuna(trial.params[path], search) for path, search in space.items()},
         distributions=distributions,
     )
 
 
-def _distribution(each: dict[str, Any]) -> "BaseDistribution":
+def _distribution(search: dict[str, Any]) -> "BaseDistribution":
     from optuna.distributions import (
         CategoricalDistribution,
         FloatDistribution,
         IntDistribution,
     )
 
-    if "values" in each:
-        # By place: to Optuna, as to Python, 1 and true are one value.
-        return CategoricalDistribution(range(len(each["values"])))
-    if each["distribution"] == INTEGERS:
-        return IntDistribution(each["low"], each["high"])
-    return FloatDistribution(each["low"], each["high"], log=each["distribution"] == LOGUNIFORM)
+    if "values" in search:
+        # By index: for Optuna, as for Python, 1 and true are equal.
+        return CategoricalDistribution(range(len(search["values"])))
+    if search["distribution"] == INTEGERS:
+        return IntDistribution(search["low"], search["high"])
+    return FloatDistribution(
+        search["low"], search["high"], log=search["distribution"] == LOGUNIFORM
+    )
 
 
-def _to_optuna(value: Any, each: dict[str, Any]) -> Any:
-    if "values" not in each:
+def _to_optuna(value: Any, search: dict[str, Any]) -> Any:
+    if "values" not in search:
         return value
-    places = (i for i, other in enumerate(each["values"]) if other == value)
-    return next(i for i in places if type(each["values"][i]) is type(value))
+    indexes = (i for i, other in enumerate(search["values"]) if other == value)
+    return next(i for i in indexes if type(search["values"][i]) is type(value))
 
 
-def _of_optuna(value: Any, each: dict[str, Any]) -> Any:
-    if "values" in each:
-        return each["values"][value]
-    return value if each["distribution"] == INTEGERS else rounded(value, each)
+def _of_optuna(value: Any, search: dict[str, Any]) -> Any:
+    if "values" in search:
+        return search["values"][value]
+    return value if search["distribution"] == INTEGERS else rounded(value, search)

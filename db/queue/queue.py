@@ -161,13 +161,13 @@ def end(
     if (
         status == Status.CANCELLED
         and run.desired_state == "cancel"
-        and _was_given_up(session, run_id)
+        and _was_pruned(session, run_id)
     ):
         failure_kind = SWEEP
     runs.set_status(session, run, status, reason=reason, failure_kind=failure_kind)
 
 
-def _was_given_up(session: Session, run_id: int) -> bool:
+def _was_pruned(session: Session, run_id: int) -> bool:
     query = select(Trial.pruned_step).where(Trial.run_id == run_id)
     return session.scalar(query) is not None
 

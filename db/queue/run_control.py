@@ -41,7 +41,7 @@ def cancel(session: Session, run_id: int, user: User) -> Run:
     return run
 
 
-def give_up(session: Session, run_id: int, reason: str) -> bool:
+def prune(session: Session, run_id: int, reason: str) -> bool:
     """Prune a training run of a sweep, with a last checkpoint; return whether it was training."""
     run = runs.get(session, run_id, lock=True)
     if run.status not in CONTROLLABLE or run.desired_state != "run":

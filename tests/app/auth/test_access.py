@@ -148,7 +148,7 @@ def test_an_upload_of_one_project_stays_there(
     searched = {"recipe": "digits", "project": OPEN, "goal": "minimise"}
     searched |= {"space": {"weights.upload": [upload]}}
     answer = limited.post("/api/v1/sweeps", json=searched)
-    assert "a token of one project does not search weights" in answer.text
+    assert "a token of one project cannot search weights" in answer.text
 
 
 def test_records_of_uploads_go_with_their_files(
@@ -179,7 +179,7 @@ def test_a_sweep_goes_on_with_what_its_owner_may_download(
         ended = update(Run).where(Run.id.in_(trials)).values(status=Status.FINISHED, ended_at=1.0)
         session.execute(ended)
     with pytest.raises(Invalid, match="you may download nothing of"), database.writing() as session:
-        sweep_submission.continue_run(session, sweep_id)
+        sweep_submission.continue_sweep(session, sweep_id)
 
 
 @pytest.mark.parametrize("kind", ["full", "control", "submit", "read"])
@@ -314,7 +314,7 @@ def test_an_idempotency_key_belongs_to_one_request(
         for other in (*others, first | {"project": OPEN}):
             answer = client.post(address, json=other, **options)
             assert answer.status_code == 422
-            assert "sent before with another request" in answer.json()["errors"]["idempotency_key"]
+            assert "already used for another request" in answer.json()["errors"]["idempotency_key"]
         assert limited.post(address, json=first, **options).status_code == 422
         assert limited.post(address, json=first | {"project": OPEN}, **options).status_code == 422
     address = f"/api/v1/runs/{installed.open.runs[0]}/continuation"

@@ -64,7 +64,7 @@ def test_runs_stand_in_the_order_asked_for(
     ("query", "sentence"),
     [
         ({}, "runs: no run is named; allowed: comma-separated run ids"),
-        ({"runs": "1,two"}, "runs: 'two' is not allowed; allowed: numbers of runs"),
+        ({"runs": "1,two"}, "runs: 'two' is not allowed; allowed: comma-separated run ids"),
         ({"runs": "1,-2"}, "runs: '-2' is not allowed"),
         ({"runs": "0"}, "runs: '0' is not allowed"),
         ({"runs": "99999999999999999999"}, "runs: '999999999999' is not allowed"),

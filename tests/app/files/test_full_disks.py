@@ -167,7 +167,7 @@ def test_a_full_disk_of_sqlite_is_told_and_changes_nothing(
     note = {"note": "n" * 20_000}
     for answer in (uploader.send(), client.patch("/api/v1/runs/1", json=note)):
         assert (answer.status_code, answer.json()["code"]) == (507, "storage_full")
-        assert "disk that holds the database is full" in answer.json()["detail"]
+        assert "disk of the database is full" in answer.json()["detail"]
     run = client.get("/api/v1/runs/1").json()
     assert (run["status"], run["step"]) == ("running", 0)
     disk.grow("32m")

@@ -649,7 +649,7 @@ def test_a_file_that_nothing_named_is_refused(told: Uploader) -> None:
     assert "allowed: as its event says" in wrong.json()["errors"]["size, sha256"]
     size = len(CONTENT)
     longer = told.put_file(CHECKPOINT, CONTENT + b"x", offset=0, size=size, sha256=SHA256)
-    assert "allowed: at most size" in longer.json()["errors"]["body"]
+    assert "allowed: at most the size" in longer.json()["errors"]["body"]
 
 
 def test_a_file_of_a_cancelled_or_fenced_run_is_refused(told: Uploader, script: TestClient) -> None:

@@ -93,11 +93,17 @@ def test_a_file_is_stored_by_its_hash_and_starts_a_run(
 @pytest.mark.parametrize(
     ("name", "body", "most", "status", "message"),
     [
-        ("net.bin", BODY, None, 422, "'net.bin' is not a weights file; allowed: .safetensors or .pt"),
+        (
+            "net.bin",
+            BODY,
+            None,
+            422,
+            "'net.bin' is not a weights file; allowed: .safetensors or .pt",
+        ),
         ("net.pt", b"", None, 422, "net.pt is empty"),
         ("net.pt", b"{" * 99, None, 422, "net.pt does not have the format of torch.save"),
         ("n.safetensors", b"x" * 99, None, 422, "does not have the format of safetensors"),
-        ("..%2Fnet.pt", BODY, None, 422, "'../net.pt' names a folder"),
+        ("..%2Fnet.pt", BODY, None, 422, "'../net.pt' contains a folder"),
         ("net.pt", BODY, len(BODY) - 1, 413, "net.pt is too large; allowed by HALFSTEP_UPLOAD_GIB"),
         ("net.pt", [BODY[:-1], b"x"], len(BODY) - 1, 413, "allowed by HALFSTEP_UPLOAD_GIB"),
         ("net.pt", b"x", 0, 413, "allowed by HALFSTEP_UPLOAD_GIB: none"),

@@ -7,7 +7,7 @@ import pytest
 from fastapi.sse import ServerSentEvent
 from sqlalchemy.exc import OperationalError
 
-from app.live.live import MESSAGES_WAITING, Live, News
+from app.live.live import MESSAGES_WAITING, Live, Update
 
 
 class Story:
@@ -18,13 +18,13 @@ class Story:
         self.looks: list[str] = []
         self.told: list[str] = []
 
-    def look(self, cursor: str) -> News | None:
+    def look(self, cursor: str) -> Update | None:
         self.looks.append(cursor)
         seen = int(cursor or 0)
         if seen >= self.last:
             return None
         self.told.append(cursor)
-        return News(",".join(map(str, range(seen + 1, self.last + 1))), str(self.last))
+        return Update(",".join(map(str, range(seen + 1, self.last + 1))), str(self.last))
 
 
 Stream = AsyncIterator[ServerSentEvent]
@@ -45,7 +45,7 @@ def _run(play: Callable[[Live, Story], Awaitable[None]]) -> None:
 
 
 def test_viewer_gets_what_is_new_and_its_cursor() -> None:
-    """News arrive as they come; the id of each is a cursor."""
+    """Updates arrive as they come; the id of each is a cursor."""
 
     async def play(live: Live, story: Story) -> None:
         stream = await _open(live, story, "3")
@@ -103,7 +103,7 @@ def test_the_last_news_end_the_stream_and_the_task() -> None:
     async def play(live: Live, story: Story) -> None:
         story.last = 1
         stream = live.stream(
-            "story", "", lambda _cursor: News("the end", "1", is_last=True), seconds=0.001
+            "story", "", lambda _cursor: Update("the end", "1", is_last=True), seconds=0.001
         )
         assert [event.raw_data for event in await _all(stream)] == [None, "the end"]
         while live.subjects:
@@ -149,7 +149,7 @@ def test_streams_outlive_an_outage_of_the_database() -> None:
     async def play(live: Live, story: Story) -> None:
         failures = iter([True, True])
 
-        def look(cursor: str) -> News | None:
+        def look(cursor: str) -> Update | None:
             if next(failures, False):
                 raise OperationalError("SELECT", {}, Exception("away"))
             return story.look(cursor)
@@ -179,4 +179,4 @@ def test_one_viewers_error_ends_its_own_stream_only(caplog: pytest.LogCaptureFix
         assert (await anext(good)).raw_data == "2"
 
     _run(play)
-    assert "the look from cursor 'not a number' failed" in caplog.text
+    assert "polling from cursor 'not a number' failed" in caplog.text

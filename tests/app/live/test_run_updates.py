@@ -18,7 +18,7 @@ from tests.app.conftest import offer_digits, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 
 
-def _told(found: run_updates.News | None) -> tuple[dict[str, Any], str]:
+def _told(found: run_updates.Update | None) -> tuple[dict[str, Any], str]:
     assert found is not None
     return json.loads(found.data), found.cursor
 

@@ -246,7 +246,7 @@ def test_a_sweep_is_moved_with_all_of_its_runs(
     with database.writing() as session:
         run_control.cancel(session, 1, ada)
         trash.delete(session, 1, ada)
-        sweep_submission.continue_run(session, sweep.id)
+        sweep_submission.continue_sweep(session, sweep.id)
     alone = client.put("/api/v1/runs/2/project", json={"project": "speech"})
     assert (alone.status_code, "move the sweep" in alone.text) == (409, True)
     address = f"/api/v1/sweeps/{sweep.id}/project"
@@ -376,7 +376,7 @@ def test_who_makes_more_of_a_project_waits_for_who_renames_it(
             if what == "watched":
                 make_watched(session, ada, project="vision")
             elif what == "sweep":
-                sweep_submission.continue_run(session, sweep.id)
+                sweep_submission.continue_sweep(session, sweep.id)
             else:
                 continue_run.continue_run(session, ada, 1)
 

@@ -287,7 +287,7 @@ def test_hyperband_gives_up_what_falls_behind(
     assert [[each["rung"] for each in told] for told in reports] == [[1, 3]] * 10
     with database.reading() as session:
         sweep = sweeps.get(session, 1)
-        behind = hyperband.fallen_behind(sweep, sweeps.all_trials(session, sweep))
+        behind = hyperband.weak_trials(sweep, sweeps.all_trials(session, sweep))
         asked = {run.id for run in session.scalars(select(Run)) if run.desired_state == "cancel"}
         assert 1 not in behind
         assert 3 <= len(behind) < 10
@@ -303,7 +303,7 @@ def test_hyperband_gives_up_what_falls_behind(
     assert len(members(database, 1)) == 11
     run = browser.get(f"/api/v1/runs/{lost}").json()
     assert (run["status"], run["ending"]) == ("cancelled", "pruned")
-    assert "given up by sweep 1: after 1/" in browser.get(f"/runs/{lost}").text
+    assert "pruned by sweep 1: after 1/" in browser.get(f"/runs/{lost}").text
     listed = browser.get("/api/v1/runs?filter=status:pruned").json()["runs"]
     assert [each["id"] for each in listed] == [lost]
     page = browser.get("/sweeps/1?sort=value").text
@@ -328,8 +328,8 @@ def test_a_person_who_cancels_gives_nothing_up(
     assert members(database, 1)[0][2] == "failed"
     climb(database, 2, [0.5] * 20)
     with database.writing() as session:
-        assert run_control.give_up(session, 2, "why")
-        assert not run_control.give_up(session, 2, "again")
+        assert run_control.prune(session, 2, "why")
+        assert not run_control.prune(session, 2, "again")
         session.get_one(Trial, (1, 2)).pruned_step = 20
         queue.end(session, 2, 1, Status.FINISHED)
     sweep_submission.submit_due(database)
@@ -386,7 +386,7 @@ def test_a_sweep_is_paused_resumed_extended_and_cancelled(
     assert [each[2] for each in members(database, 1)] == ["complete"]
     with database.writing() as session:
         sweeps.resume(sweeps.get(session, 1, lock=True))
-        sweep_submission.continue_run(session, 1)
+        sweep_submission.continue_sweep(session, 1)
         space = {"training.max_grad_norm": "0.1, 5"}
         assert sweep_submission.extend(session, 1, ada, space=space).runs_total == 4
     for run_id in (2, 3):
