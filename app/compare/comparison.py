@@ -1,7 +1,7 @@
 """Comparisons of runs: any runs, or a group with ratios to one of them.
 
-A group is one configuration in several precisions, queued here, with ratios to fp32; or a run and
-its forks with a module in fp32, with ratios to the run.
+A group is one configuration in several precisions, with ratios to fp32; or a run and its forks with
+a module in fp32, with ratios to the run.
 """
 
 import math
@@ -28,86 +28,72 @@ from db.settings import Settings
 from db.tables import ENDED, RECIPE, Run, User
 from db.telemetry import windows
 
-#: What is measured of every recipe; the recipe's own metrics follow.
+#: Metrics of every recipe; the recipe's own metrics follow.
 MEASURED = {"run/seconds": "Time", "run/peak_memory_bytes": "Peak memory"}
-#: Of the last steps: runs of unlike length, a run and its fork say, are compared by it.
+#: Time of the last steps, comparable between runs of different length, such as a run and its fork.
 STEP = "run/step_ms"
 LABELS = {STEP: "Time a step", **MEASURED, "seconds": "Duration", "loss": "Last loss"}
-#: Best where they are low, but of whole runs of one length only.
+#: Lower is better, but only between complete runs of the same length.
 OF_LENGTH = ("run/seconds", "seconds")
-#: In place of a setting that a run has not.
+#: Value of a setting that a run does not have.
 MISSING = object()
 MOST_RUNS = 50
-#: Beyond, runs are the rows of the table.
+#: With more runs, runs are the rows of the table.
 MOST_COLUMNS = 8
-#: Of more metrics those are compared that most of the runs have.
+#: Limit of compared metrics; those that most of the runs have are preferred.
 MOST_METRICS = 100
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A value of one run. ratio: to the reference, if both are finite."""
+    """A value of one run."""
 
     value: float | None
-    ratio: float | None
+    ratio: float | None  # to the reference, if both are finite
 
 
 @dataclass(frozen=True)
 class Column:
-    """One run of a comparison. device: empty until it has trained.  figures: the last value, by
-    name of the metric, or loss.  best: the best one, where it is known which way that is.
-    """
+    """One run of a comparison."""
 
     label: str
     run: RunSummary
-    device: str
-    figures: dict[str, Figure]
-    best: dict[str, Figure]
+    device: str  # empty until it has trained
+    figures: dict[str, Figure]  # last values by name of the metric, or loss
+    best: dict[str, Figure]  # best values, if the direction is known
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table, one cell a run. kind: how a cell is shown; name: of a figure or setting.
+    """A row of the table, with one cell per run."""
 
-    winners: the places of the runs that have the best.
-    """
-
-    kind: str
-    name: str
+    kind: str  # format of the cells
+    name: str  # of a figure or setting
     label: str
     values: list[Any]
-    winners: frozenset[int] = frozenset()
+    winners: frozenset[int] = frozenset()  # indexes of the runs with the best value
 
     @property
     def key(self) -> str:
-        """What it is known by while the page changes."""
+        """Key of the row in updates of the page."""
         return self.name if self.kind in ("figure", "fact") else f"{self.kind}.{self.name}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """names: of the figures, in order; differences: fields of which runs have unequal values.
-
-    settings: all fields.  winners: by name of a figure, or of a best one in `best_winners`, which
-    runs have the best, by their places.
-    reference: the label of the run that ratios are to: fp32's, or the first of runs of one
-    precision.  left_out: precisions that no worker offered when such a comparison was queued.
-    is_on_cpu: some run trains on a CPU, or all will.
-    missing: numbers of runs that there are not.
-    step_metrics: metrics that some run's script has defined as x axes.
-    """
+    """A comparison of runs."""
 
     columns: list[Column]
-    names: list[str]
-    settings: list[tuple[str, list[Any]]]
-    winners: dict[str, frozenset[int]]
-    best_winners: dict[str, frozenset[int]]
-    reference: str = ""
-    left_out: list[str] = field(default_factory=list)
-    is_on_cpu: bool = False
+    names: list[str]  # of the figures, in order
+    settings: list[tuple[str, list[Any]]]  # all settings with the value of each run
+    winners: dict[str, frozenset[int]]  # indexes of the best runs by figure
+    best_winners: dict[str, frozenset[int]]  # likewise by best value of a figure
+    reference: str = ""  # label of the run for ratios: fp32's, or the first with one precision
+    left_out: list[str] = field(default_factory=list)  # precisions that no worker offered
+    is_on_cpu: bool = False  # a run trains on a CPU, or all will
     is_of_precisions: bool = False
-    missing: list[int] = field(default_factory=list)
-    step_metrics: list[str] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)  # ids of runs that do not exist
+    step_metrics: list[str] = field(default_factory=list)  # x axes that scripts have defined
 
     @property
     def ids(self) -> list[int]:
@@ -116,9 +102,9 @@ class Comparison:
 
     @property
     def differences(self) -> list[tuple[str, list[Any]]]:
-        """Return the settings that differ; None where a run lacks one."""
+        """Settings that differ; None for a run without the setting."""
         return [
-            (path, [None if each is MISSING else each for each in values])
+            (path, [None if value is MISSING else value for value in values])
             for path, values in self._differing
         ]
 
@@ -128,15 +114,15 @@ class Comparison:
 
     @property
     def is_sideways(self) -> bool:
-        """Whether runs are rows of the table: many columns of numbers read better than of runs."""
+        """Whether runs are the rows of the table, which is more readable for many runs."""
         return len(self.columns) > MOST_COLUMNS
 
     def rows(self, *, every_setting: bool = False) -> Iterator[Row]:
-        """Yield the rows of the table. every_setting: those too that are the same in all runs."""
-        nobody: list[Any] = [None] * len(self.columns)
+        """Yield the rows of the table. every_setting: also settings that are equal in all runs."""
+        empty: list[Any] = [None] * len(self.columns)
         for name, label in (("status", "Status"), ("verdict", "Health"), ("step", "Steps")):
-            yield Row("fact", name, label, nobody)
-        yield Row("fact", "skipped", "Skipped", nobody, self.winners["skipped"])
+            yield Row("fact", name, label, empty)
+        yield Row("fact", "skipped", "Skipped", empty, self.winners["skipped"])
         for name in self.names:
             label = LABELS.get(name, name)
             figures = [column.figures[name] for column in self.columns]
@@ -146,7 +132,7 @@ class Comparison:
                 label = "Lowest loss" if name == "loss" else f"{label}, best"
                 yield Row("best", name, label, best, self.best_winners[name])
         for path, values in self.settings if every_setting else self._differing:
-            texts = ["–" if each is MISSING else formats.value(each) for each in values]
+            texts = ["–" if value is MISSING else formats.value(value) for value in values]
             yield Row("config", path, path, texts)
         yield Row("fact", "device", "Device", [column.device for column in self.columns])
 
@@ -157,15 +143,15 @@ class Comparison:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether all runs have ended."""
         return all(column.run.is_over for column in self.columns)
 
 
 def queue(session: Session, user: User, source: Run) -> list[Run]:
-    """Queue a run's configuration and seed in each precision; the first is named by their group.
+    """Queue a run's configuration and seed in each precision, as a group.
 
-    Raises Invalid if the recipe no longer takes this configuration, Conflict if
-    the run has no recipe.
+    Raises Invalid if the recipe no longer accepts this configuration, Conflict if the run has no
+    recipe.
     """
     runs.check_has_recipe(source, "be compared with others of its configuration")
     has_own_name = source.name != f"{source.recipe}-{source.precision}"
@@ -228,7 +214,7 @@ def of_runs(session: Session, run_ids: Sequence[int], settings: Settings) -> Com
     labels = [
         run.name if names[run.name] == 1 else f"{run.name} ({run.id})" for run, _owner in members
     ]
-    return replace(_laid_out(session, members, labels, None, settings), missing=missing)
+    return replace(_compared(session, members, labels, None, settings), missing=missing)
 
 
 def of_group(session: Session, group_id: int, settings: Settings) -> Comparison:
@@ -239,14 +225,14 @@ def of_group(session: Session, group_id: int, settings: Settings) -> Comparison:
     is_of_precisions = len(set(variants)) > 1
     first = variants.index("fp32") if "fp32" in variants else 0
     has_reference = variants[first] == "fp32" or not is_of_precisions
-    # Few devices have fp8, and TF32 is no precision to ask for, but a setting of fp32.
+    # Few devices support fp8, and TF32 is a setting of fp32 and not a precision.
     shown = {*variants, TF32, FP8}
     return replace(
-        _laid_out(
+        _compared(
             session, members, groups.labels(configs), first if has_reference else None, settings
         ),
         reference=variants[first],
-        left_out=[each for each in groups.VARIANTS if each not in shown]
+        left_out=[variant for variant in groups.VARIANTS if variant not in shown]
         if is_of_precisions
         else [],
         is_on_cpu=groups.is_on_cpu(session, group_id),
@@ -254,7 +240,7 @@ def of_group(session: Session, group_id: int, settings: Settings) -> Comparison:
     )
 
 
-def _laid_out(
+def _compared(
     session: Session,
     members: list[tuple[Run, str]],
     labels: list[str],
@@ -266,15 +252,15 @@ def _laid_out(
     ids, configs = [run.id for run in some_runs], [run.settings for run in some_runs]
     names = comparisons.metric_names(session, ids, most=MOST_METRICS)
     measured = windows.measured_of(session, ids, names={*names, *MEASURED})
-    told = {run.id: _not_ours(run, measured[run.id]) for run in some_runs}
+    metrics = {run.id: _own_metrics(run, measured[run.id]) for run in some_runs}
     losses = comparisons.lowest_losses(session, ids)
     summaries = summarise_all(session, members, settings)
     is_low = {name: metric_direction.lowest(name, configs) for name in ("loss", *names)}
     last = [
-        _last(run, told[run.id], summary.seconds)
+        _last(run, metrics[run.id], summary.seconds)
         for run, summary in zip(some_runs, summaries, strict=True)
     ]
-    best = [_best(losses.get(run.id), told[run.id], is_low) for run in some_runs]
+    best = [_best(losses.get(run.id), metrics[run.id], is_low) for run in some_runs]
     base, base_best = ({}, {}) if reference is None else (last[reference], best[reference])
     own = dict.fromkeys(name for figures in last for name in figures)
     shown = [STEP, *MEASURED, "seconds", "loss", *(name for name in own if name not in LABELS)]
@@ -302,15 +288,17 @@ def _laid_out(
     )
 
 
-def _not_ours(run: Run, told: list[windows.Measured]) -> list[windows.Measured]:
-    """Return the metrics that do not go by the name of what is recorded of the run itself."""
-    ours = {STEP, "seconds", "loss"} if run.step else {STEP, "seconds"}
-    return [each for each in told if each.name not in ours]
+def _own_metrics(run: Run, measured: list[windows.Measured]) -> list[windows.Measured]:
+    """Return the metrics without those that have the name of a recorded figure of the run."""
+    reserved = {STEP, "seconds", "loss"} if run.step else {STEP, "seconds"}
+    return [metric for metric in measured if metric.name not in reserved]
 
 
-def _last(run: Run, told: list[windows.Measured], seconds: float | None) -> dict[str, float | None]:
+def _last(
+    run: Run, measured: list[windows.Measured], seconds: float | None
+) -> dict[str, float | None]:
     """Return the latest value of metrics and loss; time and memory for complete runs only."""
-    metrics = {each.name: each.value for each in told}
+    metrics = {metric.name: metric.value for metric in measured}
     if run.step:
         metrics["loss"] = math.nan if run.loss is None else run.loss
     if run.steps_per_second:
@@ -324,16 +312,16 @@ def _last(run: Run, told: list[windows.Measured], seconds: float | None) -> dict
 
 
 def _best(
-    lowest_loss: float | None, told: list[windows.Measured], is_low: dict[str, bool | None]
+    lowest_loss: float | None, measured: list[windows.Measured], is_low: dict[str, bool | None]
 ) -> dict[str, float | None]:
     """Return the best value of the loss and of each metric with a known direction."""
-    found = {} if lowest_loss is None else {"loss": lowest_loss}
-    for each in told:
-        value = each.low if is_low.get(each.name) else each.high
-        is_known = is_low.get(each.name) is not None and not each.name.startswith("run/")
+    best = {} if lowest_loss is None else {"loss": lowest_loss}
+    for metric in measured:
+        value = metric.low if is_low.get(metric.name) else metric.high
+        is_known = is_low.get(metric.name) is not None and not metric.name.startswith("run/")
         if is_known and value is not None:
-            found[each.name] = value
-    return dict(found)
+            best[metric.name] = value
+    return dict(best)
 
 
 def _figure(name: str, mine: dict[str, float | None], base: dict[str, float | None]) -> Figure:
@@ -354,15 +342,15 @@ def _winners(
     if is_low is None:
         return frozenset()
     if name in OF_LENGTH and len({(run.own_steps, run.status) for run in some_runs}) > 1:
-        return frozenset()  # the one that did less was not faster for it
-    return metric_direction.best([each.get(name) for each in figures], is_lowest=is_low)
+        return frozenset()  # runs of different length are not comparable
+    return metric_direction.best([values.get(name) for values in figures], is_lowest=is_low)
 
 
 def _least_skipped(summaries: list[RunSummary]) -> frozenset[int]:
     """Return the runs with the lowest share of skips; only runs with a loss scale count."""
     shares = [
-        each.skipped / each.own_steps if each.own_steps and each.is_scaled else None
-        for each in summaries
+        run.skipped / run.own_steps if run.own_steps and run.is_scaled else None
+        for run in summaries
     ]
     return metric_direction.best(shares, is_lowest=True)
 
@@ -370,16 +358,16 @@ def _least_skipped(summaries: list[RunSummary]) -> frozenset[int]:
 def _settings(some_runs: list[Run]) -> list[tuple[str, list[Any]]]:
     """Return all settings by path, each with the value of every run, or MISSING."""
     flat = [_flat(run) for run in some_runs]
-    paths = dict.fromkeys(path for each in flat for path in each)
-    return [(path, [each.get(path, MISSING) for each in flat]) for path in paths]
+    paths = dict.fromkeys(path for config in flat for path in config)
+    return [(path, [config.get(path, MISSING) for config in flat]) for path in paths]
 
 
 def _flat(run: Run) -> dict[str, Any]:
-    found: dict[str, Any] = {"recipe": run.recipe} if run.recipe else {}
+    flat: dict[str, Any] = {"recipe": run.recipe} if run.recipe else {}
     if run.command:
-        found |= {"command": run.command["line"], "commit": run.command["commit"]}
-    found |= {"precision": run.precision} | dict(config_schema.flat(run.whole_config))
-    if run.source == RECIPE and "scaler.enabled" in found:
-        # What a precision without a scale is told is not so.
-        found["scaler.enabled"] = verdict.is_scaled(run.config)
-    return found
+        flat |= {"command": run.command["line"], "commit": run.command["commit"]}
+    flat |= {"precision": run.precision} | dict(config_schema.flat(run.whole_config))
+    if run.source == RECIPE and "scaler.enabled" in flat:
+        # The setting has no effect in a precision without a loss scale.
+        flat["scaler.enabled"] = verdict.is_scaled(run.config)
+    return flat

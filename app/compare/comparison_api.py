@@ -1,4 +1,4 @@
-"""Any runs side by side, and groups: one configuration in several precisions."""
+"""Routes of comparisons: any runs, and groups of one configuration in several precisions."""
 
 from typing import Annotated, Any
 
@@ -21,74 +21,86 @@ from db.settings import Settings
 
 router = APIRouter(tags=["comparisons"])
 
-#: Series of one answer.
+#: Limit of series in one response.
 MOST_SERIES = 30
 
 Runs = Annotated[
     str,
     Query(
-        description=f"Run IDs, with commas between them, {comparison.MOST_RUNS} at most",
+        description=f"Comma-separated run ids, at most {comparison.MOST_RUNS}",
         examples=["1,3,8"],
     ),
 ]
 
 
 class Figure(BaseModel):
-    """A number; null is NaN or not measured yet. ratio: to the fp32 run's, or the first run's, of
-    a group.
-    """
+    """A number; null is NaN or not measured yet."""
 
     value: Number
-    ratio: float | None
+    ratio: Annotated[
+        float | None, Field(description="In a group: to the fp32 run, or to the first run")
+    ]
 
 
 class ComparedRun(BaseModel):
-    """One run. figures: run/step_ms, run/seconds, run/peak_memory_bytes, seconds, loss, and the
-    last metrics. best: the lowest loss, and of metrics the lowest or the highest, where the run's
-    best checkpoint or the metric's name says which is the better.
-    """
+    """One run of a comparison."""
 
     label: str
     run: RunSummary
-    device: Annotated[str, Field(description="What it trained on; empty until it has")]
-    figures: dict[str, Figure]
-    best: dict[str, Figure]
+    device: Annotated[str, Field(description="Device; empty until it has trained")]
+    figures: Annotated[
+        dict[str, Figure],
+        Field(
+            description="run/step_ms, run/seconds, run/peak_memory_bytes, seconds, loss, and the "
+            "last value of each metric"
+        ),
+    ]
+    best: Annotated[
+        dict[str, Figure],
+        Field(
+            description="The lowest loss, and the best value of each metric whose direction is "
+            "known from the policy for the best checkpoint or from its name"
+        ),
+    ]
 
 
 class RunComparison(BaseModel):
-    """Runs side by side, in the order asked for; differences: configuration fields with each run's
-    value, in that order. missing: runs that there are not.
-    """
+    """A comparison of runs, in the requested order."""
 
     runs: list[ComparedRun]
-    differences: Annotated[dict[str, list[Any]], Field(description="By path of the field")]
-    missing: list[int]
+    differences: Annotated[
+        dict[str, list[Any]],
+        Field(description="Settings that differ, by path, with the values in the order of runs"),
+    ]
+    missing: Annotated[list[int], Field(description="Ids of runs that do not exist")]
 
 
 class Comparison(RunComparison):
-    """A group."""
+    """A comparison of a group."""
 
     id: int
     left_out: Annotated[list[str], Field(description="Precisions that no worker offered")]
 
 
 class Examples(BaseModel):
-    """What steps are in examples. before: of a fork, those of its parents."""
+    """Conversion of steps to examples."""
 
-    before: int
-    each: int
+    before: Annotated[int, Field(description="Examples of a fork's parents")]
+    each: Annotated[int, Field(description="Examples per step")]
 
 
 class ComparedSeries(SeriesWindow):
-    """Series of one run of several. examples: null where they are not known."""
+    """Series of one run of several."""
 
-    examples: Examples | None
+    examples: Annotated[Examples | None, Field(description="Null if unknown")]
 
 
 class SeriesOfRuns(BaseModel):
-    """By number of the run; those that there are not are missing."""
+    """Series of several runs."""
 
-    runs: dict[int, ComparedSeries]
+    runs: Annotated[
+        dict[int, ComparedSeries], Field(description="By run id, without runs that do not exist")
+    ]
 
 
 @router.post("/runs/{run_id}/comparison", status_code=201)
@@ -96,9 +108,9 @@ class SeriesOfRuns(BaseModel):
 def compare(run_id: RunId, session: Db, settings: TheSettings, principal: SignedIn) -> Comparison:
     """Queue a run's configuration and seed as fp32, fp16 without a scaler, fp16, and bf16.
 
-    Precisions that no worker offers are left out, and named in the answer. Where all devices that
-    may train it have TF32, fp32 comes a second time, with training.tf32; where some have fp8, so
-    does that.
+    Precisions that no worker offers are left out, and listed in the response. If all possible
+    devices support TF32, fp32 is queued a second time with training.tf32; if some support fp8, fp8
+    is queued too.
     """
     queued = comparison.queue(session, principal.user, runs.get(session, run_id))
     session.flush()
@@ -110,7 +122,7 @@ def compare(run_id: RunId, session: Db, settings: TheSettings, principal: Signed
 def get_group(
     group_id: RowId, session: Db, settings: TheSettings, _principal: SignedIn
 ) -> Comparison:
-    """Look at a group."""
+    """Return the comparison of a group."""
     return _group(session, group_id, settings)
 
 
@@ -119,9 +131,9 @@ def get_group(
 def get_comparison(
     runs: Runs, session: Db, settings: TheSettings, _principal: SignedIn
 ) -> RunComparison:
-    """Lay runs side by side: how each went, and the settings in which they differ."""
+    """Compare runs: results of each, and the settings in which they differ."""
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
-    return RunComparison(**_told(comparison.of_runs(session, ids, settings)))
+    return RunComparison(**_fields(comparison.of_runs(session, ids, settings)))
 
 
 @router.get("/comparison/series", response_model=SeriesOfRuns)
@@ -133,12 +145,12 @@ def get_series_of_runs(
     series: Annotated[
         list[Text],
         Query(description=f"Any of {', '.join(SERIES)}, and names of metrics"),
-    ] = ["loss"],  # noqa: B006 - as FastAPI wants it
+    ] = ["loss"],  # noqa: B006 - FastAPI copies it
     first: Step = 1,
     last: Step | None = None,
     points: Annotated[int, Query(ge=LEAST_POINTS, le=MOST_POINTS)] = 1000,
 ) -> Response:
-    """Return some series of several runs, from step first to step last."""
+    """Return series of several runs, from step first to step last."""
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
     return written(series_of(session, ids, series, first, last, points))
 
@@ -146,13 +158,13 @@ def get_series_of_runs(
 def series_of(
     session: Session, ids: list[int], names: list[str], first: int, last: int | None, points: int
 ) -> SeriesOfRuns:
-    """Read what charts of runs side by side draw. Raises Invalid."""
+    """Read the data for the charts of a comparison. Raises Invalid."""
     if len(names) > MOST_SERIES:
-        text = f"it names {len(names):,} series; allowed: {MOST_SERIES} at most"
+        text = f"{len(names):,} series are named; allowed: at most {MOST_SERIES}"
         raise Invalid({"series": text})
-    found = {run.id: run for run in comparisons.drawn(session, ids)}
-    counted = comparisons.examples(session, list(found.values()))
-    drawn = windows_of(session, found.values(), first, last, points, names)
+    rows = {run.id: run for run in comparisons.drawn(session, ids)}
+    counted = comparisons.examples(session, list(rows.values()))
+    drawn = windows_of(session, rows.values(), first, last, points, names)
     series = {
         run_id: ComparedSeries(
             **dict(drawn[run_id]),
@@ -161,21 +173,21 @@ def series_of(
             else None,
         )
         for run_id in ids
-        if run_id in found
+        if run_id in rows
     }
     return SeriesOfRuns(runs=series)
 
 
 def _group(session: Session, group_id: int, settings: Settings) -> Comparison:
-    laid_out = comparison.of_group(session, group_id, settings)
-    return Comparison(id=group_id, left_out=laid_out.left_out, **_told(laid_out))
+    compared = comparison.of_group(session, group_id, settings)
+    return Comparison(id=group_id, left_out=compared.left_out, **_fields(compared))
 
 
-def _told(laid_out: comparison.Comparison) -> dict[str, Any]:
+def _fields(compared: comparison.Comparison) -> dict[str, Any]:
     return {
         "runs": [
-            ComparedRun.model_validate(column, from_attributes=True) for column in laid_out.columns
+            ComparedRun.model_validate(column, from_attributes=True) for column in compared.columns
         ],
-        "differences": dict(laid_out.differences),
-        "missing": laid_out.missing,
+        "differences": dict(compared.differences),
+        "missing": compared.missing,
     }

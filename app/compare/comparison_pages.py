@@ -1,4 +1,4 @@
-"""Any runs side by side, and groups, which are such a comparison with a heading of their own."""
+"""Pages of comparisons: any runs, and groups."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from db.runs import comparisons, notes, runs
 
 router = APIRouter()
 
-#: What can be drawn of steps; what else there is are metrics, by their names.
+#: Series of steps that can be drawn, with their labels; metrics are drawn by name.
 SERIES = {
     "loss": "Loss",
     "scale": "Loss scale",
@@ -37,14 +37,14 @@ SERIES = {
     "data_us": "Waiting for data, ms",
 }
 MOST_DRAWN = 12
-#: What x may count, besides `metric:NAME` of a metric that a run's script defined as an axis.
+#: X axes, in addition to `metric:NAME` of a metric that a run's script has defined as an axis.
 AXES = ("step", "applied", "time", "examples")
 LIKELY_SHOWN = 16
 
 
 @dataclass(frozen=True)
 class View:
-    """What of the page's view the server has to know; the browser keeps the rest of it."""
+    """View options of the page that the server needs; the browser manages the others."""
 
     x: str
     loss: str
@@ -59,17 +59,17 @@ def _view(
     x: Text = "step",
     loss: Literal["linear", "log"] = "linear",
     smooth: Annotated[float, Query(ge=0, le=0.99)] = 0,
-    draw: Annotated[list[Text], Query()] = [],  # noqa: B006 - as FastAPI wants it
+    draw: Annotated[list[Text], Query()] = [],  # noqa: B006 - FastAPI copies it
     by: Text = "",
     band: Literal["range", "deviation"] = "range",
     settings: Literal["differing", "all"] = "differing",
 ) -> View:
-    """Read the view out of the address. Raises Invalid."""
+    """Parse the view options of the URL. Raises Invalid."""
     if x not in AXES and not x.startswith("metric:"):
         text = f"{x[:100]!r} is not allowed; allowed: {', '.join(AXES)}, metric:NAME"
         raise Invalid({"x": text})
     if len(set(draw)) > MOST_DRAWN:
-        text = f"it names {len(set(draw)):,} charts; allowed: {MOST_DRAWN} at most"
+        text = f"{len(set(draw)):,} charts are named; allowed: at most {MOST_DRAWN}"
         raise Invalid({"draw": text})
     return View(x, loss, smooth, draw, by, band, settings)
 
@@ -80,7 +80,7 @@ TheView = Annotated[View, Depends(_view)]
 @router.post("/runs/{run_id}/comparison")
 @requires(Permission.SUBMIT_RUN)
 def queue_comparison(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
-    """Queue the run in each precision, and lead to where they are compared."""
+    """Queue the run in each precision, and redirect to the comparison."""
     queued = comparison.queue(session, principal.user, runs.get(session, run_id))
     return RedirectResponse(f"/groups/{queued[0].group_id}", status_code=303)
 
@@ -95,27 +95,27 @@ def compare(
     view: TheView,
     runs: Annotated[str, Query()] = "",
 ) -> HTMLResponse:
-    """Lay the runs side by side; the browser fetches the page anew while they change."""
+    """Compare runs; the browser fetches the page again while they change."""
     ids = as_run_ids("runs", runs, most=MOST_RUNS)
-    laid_out = comparison.of_runs(session, ids, settings)
+    compared = comparison.of_runs(session, ids, settings)
     return _page(
         request,
         session,
         principal,
         "compare/compare.html",
-        laid_out,
+        compared,
         view,
         is_free=True,
-        note="" if laid_out.missing else notes.read(session, notes.of_runs(ids)),
+        note="" if compared.missing else notes.read(session, notes.of_runs(ids)),
         note_of=f"runs={','.join(map(str, ids))}",
-        may_write=not laid_out.missing and _may_write(principal, laid_out),
+        may_write=not compared.missing and _may_write(principal, compared),
     )
 
 
-def _may_write(principal: Principal, laid_out: Comparison) -> bool:
+def _may_write(principal: Principal, compared: Comparison) -> bool:
     return all(
         principal.grants.may(Permission.SUBMIT_RUN, column.run.project)
-        for column in laid_out.columns
+        for column in compared.columns
     )
 
 
@@ -129,14 +129,14 @@ def show_group(
     principal: SignedIn,
     view: TheView,
 ) -> HTMLResponse:
-    """Lay a group side by side in the same way, with ratios."""
-    laid_out = comparison.of_group(session, group_id, settings)
+    """Compare the runs of a group, with ratios."""
+    compared = comparison.of_group(session, group_id, settings)
     return _page(
         request,
         session,
         principal,
         "compare/group.html",
-        laid_out,
+        compared,
         view,
         is_free=False,
         group_id=group_id,
@@ -148,11 +148,11 @@ def _page(
     session: Session,
     principal: Principal,
     template: str,
-    laid_out: Comparison,
+    compared: Comparison,
     view: View,
     **values: Any,
 ) -> HTMLResponse:
-    ids = laid_out.ids
+    ids = compared.ids
     queue = Queue.read(session)
     marks = pending_reasons.live_marks(session, ids, queue)
     newest = runs.newest_id(session)
@@ -163,38 +163,38 @@ def _page(
         likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
-        sharing=sharing_of(session, principal, [column.run for column in laid_out.columns]),
-        **shown_of(laid_out, view),
+        sharing=sharing_of(session, principal, [column.run for column in compared.columns]),
+        **shown_of(compared, view),
         **values,
     )
 
 
-def shown_of(laid_out: Comparison, view: View) -> dict[str, Any]:
-    """Return what is shown of runs side by side, to whomever."""
-    drawable = SERIES | {name: name for name in laid_out.names if name not in comparison.LABELS}
-    drawn = [name for name in drawable if name in view.draw] or _usual(laid_out, drawable)
+def shown_of(compared: Comparison, view: View) -> dict[str, Any]:
+    """Return the template values of a comparison, for signed-in users and read-only links."""
+    drawable = SERIES | {name: name for name in compared.names if name not in comparison.LABELS}
+    drawn = [name for name in drawable if name in view.draw] or _usual(compared, drawable)
     return {
-        "comparison": laid_out,
+        "comparison": compared,
         "view": replace(view, draw=drawn),
         "every_setting": view.settings == "all",
         "drawable": drawable,
-        "notices": list(_notices(laid_out, view, drawable)),
+        "notices": list(_notices(compared, view, drawable)),
     }
 
 
-def _notices(laid_out: Comparison, view: View, drawable: dict[str, str]) -> Iterator[str]:
+def _notices(compared: Comparison, view: View, drawable: dict[str, str]) -> Iterator[str]:
     for name in view.draw:
         if name not in drawable:
             yield f"None of these runs has {name[:100]!r}, so it is not drawn."
-    if view.by and view.by not in dict(laid_out.differences):
-        yield f"These runs do not differ in {view.by[:100]!r}, so each has a line of its own."
-    if len(laid_out.names) >= comparison.MOST_METRICS:
+    if view.by and view.by not in dict(compared.differences):
+        yield f"These runs do not differ in {view.by[:100]!r}, so they are not grouped."
+    if len(compared.names) >= comparison.MOST_METRICS:
         most = comparison.MOST_METRICS
-        yield f"Of their metrics those are here that most of these runs have, {most} at most."
+        yield f"Only the {most} metrics that most of these runs have are shown."
 
 
-def _usual(laid_out: Comparison, drawable: dict[str, str]) -> list[str]:
-    """Return what is drawn if nobody says: the loss; of runs that have none, their first metric."""
-    has_loss = any(column.run.step for column in laid_out.columns)
+def _usual(compared: Comparison, drawable: dict[str, str]) -> list[str]:
+    """Return the charts to draw by default: the loss, or without one the first metric."""
+    has_loss = any(column.run.step for column in compared.columns)
     metrics = [name for name in drawable if name not in SERIES]
     return ["loss"] if has_loss or not metrics else metrics[:1]

@@ -1,4 +1,4 @@
-"""Notes on projects and on runs side by side: what one is on, for who may read or write it."""
+"""Subjects of notes on projects and comparisons, with permission checks."""
 
 from sqlalchemy.orm import Session
 
@@ -12,19 +12,19 @@ from db.runs import notes, runs
 
 
 def subject_of(
-    session: Session, permission: Permission, project: str | None, typed: str = ""
+    session: Session, permission: Permission, project: str | None, run_ids: str = ""
 ) -> tuple[str, str]:
-    """Return what a note is on, a project or runs, and the page that shows it.
+    """Return the subject of a note, a project or runs, and the path of its page.
 
-    right: that is asked for in the project, or in that of each of the runs.  typed: the runs, with
-    commas between them. Raises NotFound, Forbidden, Invalid.
+    permission: required in the project, or in the project of each run.  run_ids: comma-separated.
+    Raises NotFound, Forbidden, Invalid.
     """
-    if project is not None and typed:
-        raise Invalid({"runs": f"{typed[:100]!r} beside a project; allowed: one of the two"})
+    if project is not None and run_ids:
+        raise Invalid({"runs": f"{run_ids[:100]!r} and a project; allowed: one of the two"})
     if project is not None:
         check_project(session, permission, project)
         return notes.of_project(projects.get(session, project).name), "/projects"
-    ids = as_run_ids("runs", typed, most=comparison.MOST_RUNS)
+    ids = as_run_ids("runs", run_ids, most=comparison.MOST_RUNS)
     for name in {runs.get(session, run_id).project for run_id in ids}:
         check_project(session, permission, name)
     return notes.of_runs(ids), f"/compare?runs={','.join(map(str, ids))}"

@@ -1,4 +1,4 @@
-"""The note on a project, or on runs side by side; a run has its own."""
+"""Routes of notes on projects and comparisons; a run's note is part of the run."""
 
 from typing import Annotated
 
@@ -18,26 +18,26 @@ from db.runs import notes
 router = APIRouter(prefix="/notes", tags=["runs"])
 
 Project = Annotated[
-    Text | None, Field(description="'' is the one that there always is; null: on runs")
+    Text | None, Field(description="'' is the Default project; null: the note is on runs")
 ]
-Runs = Annotated[Text, Field(description="Numbers with commas between them, in whatever order")]
+Runs = Annotated[Text, Field(description="Comma-separated run ids, in any order")]
 
 
 class Note(BaseModel):
-    """A text in Markdown; empty where there is no note."""
+    """A note in Markdown; empty if there is none."""
 
     note: str
 
 
-class NoteWanted(Body):
-    """What a note on a project, or on runs, shall be; an empty one takes it away."""
+class NewNote(Body):
+    """New text of a note on a project or on runs; an empty text deletes the note."""
 
     note: str
     project: Project = None
     runs: Runs = ""
     seen: Annotated[
         str | None,
-        Field(description="What it was to whoever wrote this: 409 if it is another; null: any"),
+        Field(description="The text that was edited: 409 if it has changed; null: no check"),
     ] = None
 
 
@@ -49,7 +49,7 @@ def read_note(
     project: Annotated[Text | None, Query()] = None,
     runs: Annotated[Text, Query()] = "",
 ) -> Note:
-    """Read the note on a project, or on these runs side by side."""
+    """Return the note on a project, or on a comparison of runs."""
     subject, _page = subject_of(session, Permission.VIEW_RUN, project, runs)
     return Note(note=notes.read(session, subject))
 
@@ -57,12 +57,12 @@ def read_note(
 @router.put("")
 @requires(SIGNED_IN)
 @audited("project", "runs")
-def write_note(wanted: NoteWanted, session: Db, principal: SignedIn) -> Note:
-    """Put a text in a note's place. For who may submit to the project, or to that of each run."""
-    subject, _page = subject_of(session, Permission.SUBMIT_RUN, wanted.project, wanted.runs)
-    if wrong := flaw(wanted.note):
+def write_note(body: NewNote, session: Db, principal: SignedIn) -> Note:
+    """Replace a note. Requires permission to submit to the project, or to that of each run."""
+    subject, _page = subject_of(session, Permission.SUBMIT_RUN, body.project, body.runs)
+    if wrong := flaw(body.note):
         raise Invalid({"note": wrong})
-    seen = notes.read(session, subject) if wanted.seen is None else wanted.seen
-    notes.write(session, principal.user, subject, wanted.note, seen)
+    seen = notes.read(session, subject) if body.seen is None else body.seen
+    notes.write(session, principal.user, subject, body.note, seen)
     session.flush()
     return Note(note=notes.read(session, subject))

@@ -1,4 +1,4 @@
-"""The note on a project, or on runs side by side: where it is written."""
+"""Page to edit the note on a project or on a comparison of runs."""
 
 from typing import Annotated
 
@@ -30,7 +30,7 @@ def edit_note(
     project: Annotated[Text | None, Query()] = None,
     runs: Annotated[Text, Query()] = "",
 ) -> HTMLResponse:
-    """Show what a note is, to be written anew. project: whose; or runs: of these side by side."""
+    """Show the form to edit the note of a project, or of a comparison of runs."""
     subject, back = subject_of(session, Permission.SUBMIT_RUN, project, runs)
     text = notes.read(session, subject)
     return _page(request, principal, project, runs, back, text=text, seen=text)
@@ -48,7 +48,7 @@ def write_note(
     note: Annotated[str, Form()] = "",
     seen: Annotated[str, Form()] = "",
 ) -> Response:
-    """Save it, or show what was typed and what is wrong with it."""
+    """Save a note, or show the form with its errors."""
     subject, back = subject_of(session, Permission.SUBMIT_RUN, project, runs)
     problem = flaw(note)
     try:
@@ -59,8 +59,8 @@ def write_note(
         problem = error.errors["note"]
     except Changed:
         seen = notes.read(session, subject)
-        text = "Somebody else has changed this meanwhile: theirs is shown above. Save again to put"
-        problem = f"{text} yours in its place."
+        text = "Another user has changed this in the meantime: their text is shown above. Save"
+        problem = f"{text} again to replace it with yours."
         return _page(request, principal, project, runs, back, note, seen, problem, others=seen)
     return _page(request, principal, project, runs, back, note, seen, problem)
 

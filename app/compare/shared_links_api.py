@@ -1,4 +1,4 @@
-"""Read-only links: runs, alone or side by side, for whoever has one."""
+"""Routes of read-only links to runs and comparisons."""
 
 from typing import Annotated, Any
 
@@ -22,24 +22,24 @@ router = APIRouter(prefix="/links", tags=["links"])
 
 
 class LinkRow(BaseModel):
-    """A read-only link; its secret is not kept."""
+    """A read-only link; its secret is not stored."""
 
     id: int
-    user: Annotated[str, Field(description="Its maker, whose rights it lasts as long as")]
-    runs: Annotated[int, Field(description="How many runs it shows")]
+    user: Annotated[str, Field(description="Its creator; it ends with the creator's permission")]
+    runs: Annotated[int, Field(description="Number of its runs")]
     created_at: float
     expires_at: float
 
 
 class NewLink(Body):
-    """What a link is to show, and for how long."""
+    """Runs and lifetime of a new link."""
 
     runs: Annotated[list[RunId], Field(min_length=1, max_length=MOST_RUNS)]
     days: Annotated[int, Field(description="1, 7, 30 or 90")] = 7
 
 
 class MadeLink(LinkRow):
-    """A link just made."""
+    """A newly created link."""
 
     address: Annotated[str, Field(description="Its path, with the secret. It is not shown again")]
 
@@ -55,39 +55,37 @@ class Links(ListPage):
 def list_links(
     session: Db,
     _principal: SignedIn,
-    runs: Annotated[str, Query(description="Run IDs, with commas between them")],
+    runs: Annotated[str, Query(description="Comma-separated run ids")],
     after: After = "",
     limit: Limit = 1000,
 ) -> Links:
-    """List the links that show all of these runs, which are yours to share."""
+    """List the links that show all of these runs. Requires permission to share them."""
     ids = check_shareable(session, as_run_ids("runs", runs, most=MOST_RUNS))
-    found = shared_links.of_runs(session, ids, after=after, limit=limit)
-    return Links(links=[_row(*each) for each in found.rows], total=found.total, next=found.next)
+    page = shared_links.of_runs(session, ids, after=after, limit=limit)
+    return Links(links=[_row(*row) for row in page.rows], total=page.total, next=page.next)
 
 
 @router.post("", status_code=201)
 @requires(ACCOUNT)
 @audited("runs", "days")
-def make_link(
-    wanted: NewLink, session: Db, principal: SignedIn, _at_browser: AtBrowser
-) -> MadeLink:
-    """Make a link. Only a browser may: what a stolen token made would outlive its revocation."""
-    ids = check_shareable(session, list(dict.fromkeys(wanted.runs)))
-    secret, link = shared_links.make(session, principal.user, ids, wanted.days)
+def make_link(body: NewLink, session: Db, principal: SignedIn, _at_browser: AtBrowser) -> MadeLink:
+    """Create a link. Requires a browser: a link made by a stolen token would outlive the token."""
+    ids = check_shareable(session, list(dict.fromkeys(body.runs)))
+    secret, link = shared_links.make(session, principal.user, ids, body.days)
     audit.set_runs(session, ids)
-    told = _row(link, principal.user.name, len(ids)).model_dump()
-    return MadeLink(**told, address=address_of(secret))
+    fields = _row(link, principal.user.name, len(ids)).model_dump()
+    return MadeLink(**fields, address=address_of(secret))
 
 
 @router.delete("/{link_id}", status_code=204)
 @requires(ACCOUNT)
 def revoke_link(link_id: RowId, session: Db, principal: SignedIn) -> None:
-    """End a link of yours, or to a run of a project that you maintain."""
+    """Revoke one of the user's links, or one to a run of a project that the user maintains."""
     shared_links.revoke(session, link_id, principal.grants)
 
 
 def check_shareable(session: Session, run_ids: list[int]) -> list[int]:
-    """See that somebody may share runs. Raises NotFound, Forbidden."""
+    """Check that the user may share runs, and return their ids. Raises NotFound, Forbidden."""
     for run_id in run_ids:
         runs.get(session, run_id)
         check(session, Permission.SHARE_RUN, run_id)
@@ -95,7 +93,7 @@ def check_shareable(session: Session, run_ids: list[int]) -> list[int]:
 
 
 def address_of(secret: str) -> str:
-    """Return the path of a link: what follows # no browser sends, and so no log keeps."""
+    """Return the path of a link, with its secret in the fragment, which browsers do not send."""
     return f"/shared#{secret}"
 
 

@@ -1,4 +1,4 @@
-"""Making and revoking read-only links, from the pages of runs and of runs side by side."""
+"""Forms to create and revoke read-only links, on the pages of runs and comparisons."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -39,7 +39,7 @@ def make_link(
     runs: Annotated[Text, Form()] = "",
     days: Annotated[Text, Form()] = "",
 ) -> HTMLResponse:
-    """Make one and show it, this once."""
+    """Create a link and show it once."""
     ids = check_shareable(session, as_run_ids("runs", runs, most=MOST_RUNS))
     secret, errors = "", dict[str, str]()
     try:
@@ -64,7 +64,7 @@ def make_link(
 def revoke_link(
     link_id: RowId, session: Db, principal: SignedIn, back: Annotated[Text, Form()] = "/runs"
 ) -> RedirectResponse:
-    """End one, and lead back."""
+    """Revoke a link, and redirect back."""
     shared_links.revoke(session, link_id, principal.grants)
     return RedirectResponse(local_path(back), status_code=303)
 
@@ -72,7 +72,7 @@ def revoke_link(
 def sharing_of(
     session: Session, principal: Principal, some_runs: Sequence[Run | RunSummary]
 ) -> dict[str, Any] | None:
-    """Return what the panel of a page needs; None of who may not share these runs."""
+    """Return the values of the sharing panel; None if the user may not share these runs."""
     may = principal.grants.may
     if not some_runs or not all(may(Permission.SHARE_RUN, run.project) for run in some_runs):
         return None
@@ -80,10 +80,10 @@ def sharing_of(
 
 
 def _sharing(session: Session, run_ids: list[int]) -> dict[str, Any]:
-    found = shared_links.of_runs(session, run_ids, limit=SHOWN)
+    links = shared_links.of_runs(session, run_ids, limit=SHOWN)
     return {
         "runs": ",".join(map(str, run_ids)),
-        "links": found.rows,
+        "links": links.rows,
         "days": shared_links.DAYS,
         "back": _page_of(run_ids),
     }

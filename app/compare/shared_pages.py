@@ -1,8 +1,8 @@
-"""What a read-only link shows, to whoever has it: as of when its page was made, and nothing else.
+"""Pages of a read-only link: a snapshot of its runs.
 
-The secret follows the # of the link, which browsers send to nobody: the page that it opens posts
-it, and gets it back as a cookie of the one address that shows what the link shows. No log has it,
-no chat's preview, no Referer.
+The secret is in the fragment of the link, which browsers do not send: the page that it opens posts
+the secret, and receives it back as a cookie for the path of the link's runs. So it does not appear
+in logs, chat previews or Referer headers.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ TABS = {
     "configuration": "Configuration",
     "history": "History",
 }
-#: Of a command they may say what is nobody's business.
+#: Settings of a command that may be confidential.
 NOT_SHOWN = ("command", "commit")
 
 
@@ -56,15 +56,15 @@ def _cookie_of(settings: Settings) -> str:
 
 
 def _shown(request: Request, session: Db, settings: TheSettings, link_id: RowId) -> Shown:
-    """Let whoever has the link see its runs, as the request's session does from here on."""
-    found = shared_links.find(session, request.cookies.get(_cookie_of(settings), ""))
+    """Authorize the holder of a link, and limit the session to the link's runs."""
+    shown = shared_links.find(session, request.cookies.get(_cookie_of(settings), ""))
     is_open = access_of(request.scope["endpoint"]).need == SHARED_LINK
-    if found is None or found.link.id != link_id or not is_open:
+    if shown is None or shown.link.id != link_id or not is_open:
         raise LinkNeeded
-    permissions.limit(session, found.grants)
+    permissions.limit(session, shown.grants)
     if "run_id" in request.path_params:
         check(session, Permission.VIEW_RUN, int(request.path_params["run_id"]))
-    return found
+    return shown
 
 
 ByLink = Annotated[Shown, Depends(_shown)]
@@ -72,7 +72,7 @@ ByLink = Annotated[Shown, Depends(_shown)]
 
 @router.get("")
 def open_link(request: Request) -> HTMLResponse:
-    """Take the secret of a link out of the address."""
+    """Show the page that posts the secret of a link and removes it from the URL."""
     return page(request, "compare/shared_open.html")
 
 
@@ -83,15 +83,15 @@ def redeem(
     settings: TheSettings,
     secret: Annotated[Text, Form()] = "",
 ) -> Response:
-    """Move a link's secret, or the link as it was pasted, into a cookie, as often as one likes."""
+    """Move a link's secret, or a pasted link, into a cookie. Can be repeated."""
     check_came_from_here(request)
     secret = secret.strip().rpartition("#")[2]
-    with database.reading() as session:  # a stranger is not to keep others from writing
-        found = shared_links.find(session, secret)
+    with database.reading() as session:  # anonymous requests must not block writers
+        shown = shared_links.find(session, secret)
         moment = session.scalars(select(now())).one()
-    if found is None:
+    if shown is None:
         raise LinkNeeded
-    link = found.link
+    link = shown.link
     response = RedirectResponse(f"/shared/{link.id}", status_code=303)
     response.set_cookie(
         _cookie_of(settings),
@@ -115,14 +115,14 @@ def show(
     view: TheView,
     chosen: Chosen,
 ) -> HTMLResponse:
-    """Show the run, or the runs side by side."""
+    """Show the run, or the comparison of the runs."""
     moment = session.scalars(select(now())).one()
     if len(shown.runs) == 1:
         template, values = "compare/shared_run.html", _run(session, settings, shown.runs[0], chosen)
     else:
         template, values = (
             "compare/shared_compare.html",
-            shown_of(_laid_out(session, shown.runs, settings), view),
+            shown_of(_compared(session, shown.runs, settings), view),
         )
     return page(request, template, shown=shown, moment=moment, by_link=True, **values)
 
@@ -137,23 +137,23 @@ def get_series(
     first: Step = 1,
     last: Step | None = None,
 ) -> SeriesPage:
-    """Return what the charts of the run draw."""
+    """Return the data for the charts of the run."""
     return page_of_series(session, run_id, first, last, MOST_POINTS, chosen)
 
 
 @router.get("/{link_id}/comparison")
 @requires(SHARED_LINK)
 def get_comparison(session: Db, settings: TheSettings, shown: ByLink) -> JSONResponse:
-    """Return what is drawn of the runs, one against another."""
-    laid_out = _laid_out(session, shown.runs, settings)
+    """Return the figures and settings for scatter plots of the runs."""
+    compared = _compared(session, shown.runs, settings)
     columns = [
         ComparedRun.model_validate(column, from_attributes=True).model_dump(
             mode="json",
             include={"figures": True, "best": True, "run": {"skipped": True, "step": True}},
         )
-        for column in laid_out.columns
+        for column in compared.columns
     ]
-    return JSONResponse({"runs": columns, "differences": dict(laid_out.differences)})
+    return JSONResponse({"runs": columns, "differences": dict(compared.differences)})
 
 
 @router.get("/{link_id}/comparison/series")
@@ -167,7 +167,7 @@ def get_series_of_runs(
     last: Step | None = None,
     points: Annotated[int, Query(ge=32, le=MOST_POINTS)] = 1000,
 ) -> SeriesOfRuns:
-    """Return what the charts of the runs draw."""
+    """Return the data for the charts of the runs."""
     ids = as_run_ids("runs", runs, most=comparison.MOST_RUNS)
     return series_of(session, ids, series, first, last, points)
 
@@ -180,7 +180,7 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
     return {
         "tabs": TABS,
         "tab": next(iter(TABS)),
-        "run": _told(summarise(session, run, owner, settings)),
+        "run": _redacted(summarise(session, run, owner, settings)),
         "status_seconds": moment - last.time if last else 0.0,
         "statuses": runs.statuses(session, run_id),
         "figures": key_figures(session, run),
@@ -196,17 +196,17 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
     }
 
 
-def _laid_out(session: Session, run_ids: Sequence[int], settings: Settings) -> Comparison:
-    found = comparison.of_runs(session, list(run_ids), settings)
+def _compared(session: Session, run_ids: Sequence[int], settings: Settings) -> Comparison:
+    compared = comparison.of_runs(session, list(run_ids), settings)
     return replace(
-        found,
-        columns=[replace(each, run=_told(each.run)) for each in found.columns],
-        settings=[row for row in found.settings if row[0] not in NOT_SHOWN],
+        compared,
+        columns=[replace(column, run=_redacted(column.run)) for column in compared.columns],
+        settings=[row for row in compared.settings if row[0] not in NOT_SHOWN],
     )
 
 
-def _told(run: RunSummary) -> RunSummary:
-    """Leave out what names other runs, workers and their machines."""
+def _redacted(run: RunSummary) -> RunSummary:
+    """Remove fields that name other runs, workers and their machines."""
     return run.model_copy(
         update={"waiting": None, "waiting_for": [], "ahead": None, "error": None, "workers": []}
     )

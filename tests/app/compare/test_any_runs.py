@@ -71,7 +71,7 @@ def test_runs_stand_in_the_order_asked_for(
         ({"runs": ",".join(map(str, range(1, 52)))}, "runs: 51 runs are named; allowed"),
         ({"runs": "1", "x": "colour"}, "x: 'colour' is not allowed; allowed: step, applied, time"),
         ({"runs": "1", "smooth": "2"}, "smooth: '2': Input should be less than or equal to 0.99"),
-        ({"runs": "1", "draw": list("abcdefghijklm")}, "draw: it names 13 charts; allowed: 12"),
+        ({"runs": "1", "draw": list("abcdefghijklm")}, "draw: 13 charts are named; allowed: at most 12"),
     ],
 )
 def test_bad_addresses_are_told_what_is_allowed(
@@ -109,7 +109,7 @@ def test_series_are_those_of_each_run(
     assert (part["x"], part["skips"]["before"]) == (list(range(2900, 2951)), 1)
     query["series"] = [str(n) for n in range(31)]
     refused = script.get("/api/v1/comparison/series", params=query)
-    assert refused.json()["errors"] == {"series": "it names 31 series; allowed: 30 at most"}
+    assert refused.json()["errors"] == {"series": "31 series are named; allowed: at most 30"}
 
 
 def test_best_of_each_row_is_marked_where_it_is_known(

@@ -130,7 +130,7 @@ def test_the_form_says_what_is_wrong_and_keeps_what_was_typed(
     assert page.status_code == 422
     assert "&lt;b&gt; is not allowed; allowed: a whole number" in page.text
     page = browser.post("/sweeps", data=typed | {"at_once": "1"})
-    assert "Steps is uniform(…); allowed: integers(a, b), or values with commas" in page.text
+    assert "Steps is uniform(…); allowed: integers(a, b), or comma-separated values" in page.text
     assert 'value="uniform(1, 5)"' in page.text
     nothing = {"training.batch_size": "16", "training.fused": "true"}
     assert "allowed: 1 to 20" in browser.post("/sweeps", data=FORM | nothing).text
