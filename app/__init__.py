@@ -1,1 +1,1 @@
-"""The server: pages, JSON API, live streams, downloads, sign-in. Neither torch nor trainer."""
+"""The server: pages, JSON API, live streams, downloads, sign-in. Imports no torch."""

@@ -1,4 +1,4 @@
-"""The JSON API: all that the pages show and do, for scripts."""
+"""Routes of the JSON API, which covers everything that the pages show and do."""
 
 from fastapi import APIRouter
 from starlette.routing import Match
@@ -20,10 +20,10 @@ from app.workers import workers_api
 
 
 class _Api(APIRouter):
-    """Looks at no address of a page: a hundred patterns are a noticeable part of a short answer."""
+    """Router that skips paths of pages, since matching a hundred patterns takes noticeable time."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Tell whether one of its routes matches."""
+        """Match a request against the routes, if its path is below /api/."""
         return super().matches(scope) if scope["path"].startswith("/api/") else (Match.NONE, {})
 
 

@@ -1,4 +1,4 @@
-"""What an operator types: joins the `halfstep` command by its entry points (pyproject.toml)."""
+"""Commands of the server, added to `halfstep` by entry points (pyproject.toml)."""
 
 import gc
 import io
@@ -20,7 +20,7 @@ from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
 from app.html import formats
-from app.server_address import telling, where
+from app.server_address import published_address, running_address
 from app.trash.disk import disk
 from db.access import accounts, audit
 from db.database import Database, open_database
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from app.serve import Server
 
 OPERATOR = "operator"
-#: After which a thread of the server that computes gives way to the others.
+#: Interval at which Python switches between threads.
 SWITCH_SECONDS = 0.001
 
 
 class ServiceCommand(Command):
-    """A command of the service: a mistake of the user ends in one sentence."""
+    """A command of the service: expected errors end in one sentence."""
 
     expected_errors: ClassVar[tuple[type[Exception], ...]] = (HalfstepError,)
 
 
 class ServerCommand(ServingCommand):
-    """A command that serves until it is ended; settings that are wrong end in one sentence."""
+    """A command that serves until it is stopped; invalid settings end in one sentence."""
 
     expected_errors: ClassVar[tuple[type[Exception], ...]] = (HalfstepError,)
 
@@ -71,9 +71,10 @@ def up() -> None:
     check_store(settings)
     listening = _listen(settings)
     server = _server(settings, database)
-    _heed_signals(server)  # before there is a worker that could be left behind
-    # A session of its own, so that a Ctrl-C reaches the worker once: from us. It is killed with us,
-    # lest it keep its name from the next one, which finds what it trained, and that goes on.
+    _handle_signals(server)  # before the worker starts, so that it is never orphaned
+    # A session of its own, so that a Ctrl-C reaches the worker only once, from this process. The
+    # worker is killed with this process, to release its name for the next one, which continues its
+    # runs.
     worker = subprocess.Popen(
         [sys.executable, "-m", "halfstep.cli.main", "worker"],
         start_new_session=True,
@@ -86,9 +87,9 @@ def up() -> None:
     finally:
         if worker.poll() is None:
             worker.terminate()
-            say("Stopping: runs leave a checkpoint and will go on from it at the next start.")
+            say("Stopping: runs save a checkpoint and continue from it at the next start.")
         worker.wait()
-    # One that we stopped before it was ready has died of our signal, and had no runs yet.
+    # A worker that is stopped during its start is killed by our signal, and has no runs yet.
     if worker.returncode not in (0, -signal.SIGTERM):
         raise typer.Exit(1)
 
@@ -101,7 +102,7 @@ def server() -> None:
     check_store(settings)
     listening = _listen(settings)
     server = _server(settings, database)
-    _heed_signals(server)
+    _handle_signals(server)
     _serve(server, listening, settings, database)
 
 
@@ -124,7 +125,7 @@ def migrate(
     if sql:
         printed, database = io.StringIO(), Database(Settings.read().database_url)
         if database.engine.dialect.name == "sqlite":
-            # Some changes there copy a table as it is found.
+            # Some migrations on SQLite copy a table as it exists.
             allowed = "allowed: with PostgreSQL, by HALFSTEP_DATABASE_URL"
             raise Invalid({"--sql": f"{database.name} has no SQL that can be printed; {allowed}"})
         upgrade(database.migrations(printed), "head", sql=True)
@@ -151,10 +152,10 @@ def _list_storage(
             count, total = runs.count(session), runs.stored_bytes(session)
             bin_ = trash.contents(session)
         for run, owner in largest:
-            told = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
+            fields = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
             size = formats.size(run.stored_bytes)
             text = f"{size:>8}  {run.id:>6}  {run.status:<10} {run.name}  {owner}"
-            print_result(told | {"stored_bytes": run.stored_bytes}, text, as_json=as_json)
+            print_result(fields | {"stored_bytes": run.stored_bytes}, text, as_json=as_json)
         space = disk(settings)
         text = (
             f"{formats.size(total)} of {count:,} runs, those shown included\n"
@@ -190,36 +191,36 @@ def _prune_storage(
     ] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List what of ended runs is older than some days, and delete it after confirmation.
+    """List old files of ended runs, and delete them after confirmation.
 
-    Kept are a run's last checkpoint and its best by checkpoints.keep_best, and all of a run that
-    another started from, or that is tagged `pinned`.
+    Never deleted: a run's last checkpoint, its best one by checkpoints.keep_best, and files of runs
+    that another run started from, or that are tagged `pinned`.
     """
     if checkpoints is None and logs is None:
-        raise Invalid({"--checkpoints, --logs": "none is told; allowed: at least one of them"})
+        raise Invalid({"--checkpoints, --logs": "not given; allowed: at least one of them"})
     if as_json and not (dry_run or yes):
-        raise Invalid({"--json": "asks nobody; allowed: with --dry-run or --yes"})
+        raise Invalid({"--json": "cannot ask for confirmation; allowed: with --dry-run or --yes"})
     with installed() as (settings, database):
         rules = pruning.Rules(checkpoint_days=checkpoints, log_days=logs)
         with database.reading() as session:
-            found = list(pruning.plan(session, rules))
-        by_size = sorted(found, key=lambda each: each.stored_bytes, reverse=True)
-        for each in by_size[:limit]:
-            size = formats.size(each.stored_bytes)
-            text = f"{size:>8}  {each.run_id:>6}  {each.name}: {each.in_words}"
-            told = {"run": each.run_id, "name": each.name, "stored_bytes": each.stored_bytes}
-            print_result(told | {"goes": each.in_words}, text, as_json=as_json)
-        total = sum(each.stored_bytes for each in found)
-        text = f"and {len(found) - limit:,} more runs\n" if len(found) > limit else ""
-        text += f"{len(found):,} runs, {formats.size(total)} of files"
-        print_result({"runs": len(found), "stored_bytes": total}, text, as_json=as_json)
-        if dry_run or not found or not (yes or typer.confirm("Delete this for good?")):
+            plan = list(pruning.plan(session, rules))
+        by_size = sorted(plan, key=lambda row: row.stored_bytes, reverse=True)
+        for row in by_size[:limit]:
+            size = formats.size(row.stored_bytes)
+            text = f"{size:>8}  {row.run_id:>6}  {row.name}: {row.in_words}"
+            fields = {"run": row.run_id, "name": row.name, "stored_bytes": row.stored_bytes}
+            print_result(fields | {"goes": row.in_words}, text, as_json=as_json)
+        total = sum(row.stored_bytes for row in plan)
+        text = f"and {len(plan) - limit:,} more runs\n" if len(plan) > limit else ""
+        text += f"{len(plan):,} runs, {formats.size(total)} of files"
+        print_result({"runs": len(plan), "stored_bytes": total}, text, as_json=as_json)
+        if dry_run or not plan or not (yes or typer.confirm("Delete this permanently?")):
             return
         store = open_store(settings)
-        pruned = [pruning.prune(database, store, each.run_id, rules) for each in found]
-        count, freed = sum(map(bool, pruned)), sum(each.stored_bytes for each in pruned)
-        said = {"checkpoints": checkpoints, "logs": logs}
-        days = [f"{name} {each:g}" for name, each in said.items() if each is not None]
+        pruned = [pruning.prune(database, store, row.run_id, rules) for row in plan]
+        count, freed = sum(map(bool, pruned)), sum(row.stored_bytes for row in pruned)
+        ages = {"checkpoints": checkpoints, "logs": logs}
+        days = [f"{name} {age:g}" for name, age in ages.items() if age is not None]
         with database.writing() as session:
             audit.note_typed(session, "storage prune", *days, f"of {count} runs")
         text = f"{count:,} runs pruned, {formats.size(freed)} freed"
@@ -238,15 +239,16 @@ def _check_storage(
     with installed() as (settings, database):
         store = open_store(settings)
         with database.reading() as session:
-            found = mismatches(session, store, deep=deep)
+            mismatched = mismatches(session, store, deep=deep)
         if mend:
-            mend_storage(database, store, found)
-        for mismatch in found:
+            mend_storage(database, store, mismatched)
+        for mismatch in mismatched:
             text = f"{mismatch.key}: {mismatch.problem}{'; deleted' if mend else ''}"
-            told = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
-            print_result(told, text, as_json=as_json)
-        print_result({"mismatches": len(found)}, f"{len(found)} do not match.", as_json=as_json)
-        raise typer.Exit(1 if found and not mend else 0)
+            fields = {"key": mismatch.key, "problem": mismatch.problem, "deleted": mend}
+            print_result(fields, text, as_json=as_json)
+        count = len(mismatched)
+        print_result({"mismatches": count}, f"{count} do not match.", as_json=as_json)
+        raise typer.Exit(1 if mismatched and not mend else 0)
 
 
 @command
@@ -256,19 +258,19 @@ def backup(
 ) -> None:
     """Back up database and checkpoints, while everything runs."""
     with installed(migrates=False) as (settings, database):
-        if not database.is_current():  # what is backed up is what there is
+        if not database.is_current():  # a backup must not change the database
             raise Conflict(
-                f"{database.name} is not of this version: `halfstep migrate` changes that."
+                f"{database.name} has an older version of the tables: run `halfstep migrate` first."
             )
         saved = back_up(database, open_store(settings), folder)
         with database.writing() as session:
             audit.note_typed(session, "backup", str(folder))
-        kept_in = "the bucket" if settings.storage_url else "the data folder"
+        storage_name = "the bucket" if settings.storage_url else "the data folder"
         lines = [f"left out, because it is missing or damaged: {key}" for key in saved["left_out"]]
         lines += [
             f"{folder}: {saved['rows']} rows, {saved['files']} files",
-            f"not in it: all of {kept_in} that no run names; the key of secrets; settings, and",
-            "what opens the bucket",
+            f"not included: files of {storage_name} that no run names; the secrets' key; settings;",
+            "credentials of the bucket",
         ]
         print_result({"folder": str(folder)} | saved, "\n".join(lines), as_json=as_json)
 
@@ -288,15 +290,15 @@ def restore(
         audit.note_typed(session, "restore", str(folder), *(["--revoke"] if revoke else []))
     lines = [
         f"{folder}: {restored['rows']} rows, {restored['files']} files restored",
-        "All browsers are signed out; `halfstep link NAME` makes a sign-in link.",
-        f"Deliveries of alerts that were due, and are not sent: {restored['unsent']}",
+        "All browsers are signed out; `halfstep link NAME` prints a sign-in link.",
+        f"Alert deliveries that were due and will not be sent: {restored['unsent']}",
         *_valid_secrets(restored),
     ]
     print_result({"folder": str(folder)} | restored, "\n".join(lines), as_json=as_json)
 
 
 def _valid_secrets(restored: dict[str, Any]) -> list[str]:
-    """Describe the tokens and links that work again, among them those revoked since the backup."""
+    """Describe the tokens and links that are valid again, including those revoked since."""
     tokens, links = restored["tokens"], restored["shared_links"]
     if not tokens and not links:
         return ["No API token and no shared link works."]
@@ -319,19 +321,19 @@ def rebuild(run: RunId, as_json: AsJson = False) -> None:
     """Rebuild the summaries of a run's steps and metrics."""
     with installed() as (_settings, database):
         with database.writing() as session:
-            row = runs.get(session, run, lock=True)  # its recorder waits meanwhile
+            row = runs.get(session, run, lock=True)  # blocks its recorder
             pyramid.rebuild(session, run)
             metric_pyramids.rebuild(session, run)
             audit.note_typed(session, "rebuild", f"run {run}")
             skipped = pyramid.count_skips(session.connection(), run)
             steps = f"{row.step:,} steps, {skipped:,} of them skipped"
-        text = f"run {run} ({row.name}): rebuilt what its charts are drawn from: {steps}"
-        told = {"run": run, "name": row.name, "steps": row.step, "skipped": skipped}
-        print_result(told, text, as_json=as_json)
+        text = f"run {run} ({row.name}): rebuilt the data of its charts: {steps}"
+        fields = {"run": run, "name": row.name, "steps": row.step, "skipped": skipped}
+        print_result(fields, text, as_json=as_json)
 
 
 def _open() -> tuple[Settings, Database]:
-    """Read the settings and bring the database up to date. Raises Invalid, DatabaseUnreachable."""
+    """Read the settings and migrate the database. Raises Invalid, DatabaseUnreachable."""
     settings = Settings.read()
     database = open_database(settings)
     database.migrate()
@@ -340,16 +342,13 @@ def _open() -> tuple[Settings, Database]:
 
 @contextmanager
 def installed(*, migrates: bool = True) -> Iterator[tuple[Settings, Database]]:
-    """Do the same where an installation is already; elsewhere it would make a new one, and empty.
-
-    Raises NotFound.
-    """
+    """Open an existing installation, instead of creating an empty one. Raises NotFound."""
     settings = Settings.read()
     url = make_url(settings.database_url)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         raise NotFound(
-            f"There is no installation here: {url.database} is not there. Go to the folder that "
-            "`halfstep up` was started in, or name its data by HALFSTEP_DATA."
+            f"There is no installation here: {url.database} does not exist. Run this in the folder "
+            "where `halfstep up` was started, or set HALFSTEP_DATA."
         )
     database = open_database(settings)
     try:
@@ -361,7 +360,7 @@ def installed(*, migrates: bool = True) -> Iterator[tuple[Settings, Database]]:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Take the port before anything else starts. Raises Invalid."""
+    """Bind the port before anything else starts. Raises Invalid."""
     listening = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -373,21 +372,22 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def _server(settings: Settings, database: Database) -> "Server":
-    from app.serve import Server  # half a second that the other commands need not wait
+    from app.serve import Server  # deferred: takes half a second, which other commands save
 
     server = Server(settings, database)
     gc.collect()
-    gc.freeze()  # what is loaded stays: to go through it took 0.15 s of one large page in ten
-    # While a run sends many points, one edit in ten took 0.13 s at Python's 5 ms, 0.08 s at this.
+    gc.freeze()  # scanning the loaded modules took 0.15 s of one large page in ten
+    # While a run uploads many points, one edit in ten took 0.13 s with Python's 5 ms, 0.08 s with
+    # this.
     sys.setswitchinterval(SWITCH_SECONDS)
     return server
 
 
-def _heed_signals(server: "Server") -> None:
-    """Let each signal that means the end stop the server, and nothing else.
+def _handle_signals(server: "Server") -> None:
+    """Stop the server on SIGINT, SIGTERM and SIGHUP.
 
-    When uvicorn has stopped it sends itself once more what it was stopped by, which by default
-    would end this process there and then.
+    uvicorn raises the signal again when it has stopped, which would end this process with the
+    default handler.
     """
 
     def stop(*_signal: Any) -> None:
@@ -401,53 +401,54 @@ def _heed_signals(server: "Server") -> None:
 def _serve(
     server: "Server", listening: socket.socket, settings: Settings, database: Database
 ) -> None:
-    with telling(settings):
+    with published_address(settings):
         _print_link(settings, database)
         server.run(sockets=[listening])
 
 
 def _stop_with(worker: "subprocess.Popen[bytes]", server: "Server") -> None:
-    """Stop the server when the worker ends: neither is of use alone."""
+    """Stop the server when the worker ends."""
     code = worker.wait()
     if not server.should_exit:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        say(f"The worker {how}, so that the server stops too. What trained goes on at a new start.")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        say(f"The worker {how}, so the server stops too. Runs continue at the next start.")
     server.should_exit = True
 
 
 def _print_link(
     settings: Settings, database: Database, name: str | None = None, *, as_json: bool = False
 ) -> None:
-    """Print a link for somebody, or else for the first operator."""
+    """Print a sign-in link for a user, by default for the first admin."""
     with database.writing() as session:
-        who = accounts.first_admin(session) if name is None else None
-        who = who or _named(session, name or OPERATOR)
-        if who.deactivated_at is not None:
-            raise Conflict(f"{who.name} was shut out: `halfstep user change {who.name} activate`.")
-        token = accounts.make_link_token(session, who)
-        audit.note_typed(session, "link", who.name)
-    print_link(settings, who.name, token, as_json=as_json)
+        user = accounts.first_admin(session) if name is None else None
+        user = user or _named(session, name or OPERATOR)
+        if user.deactivated_at is not None:
+            text = f"{user.name} is deactivated: `halfstep user change {user.name} activate`."
+            raise Conflict(text)
+        token = accounts.make_link_token(session, user)
+        audit.note_typed(session, "link", user.name)
+    print_link(settings, user.name, token, as_json=as_json)
 
 
 def _named(session: Session, name: str) -> User:
-    """Return the user of that name; the very first is made. Raises NotFound, Invalid."""
+    """Return a user by name; the first user is created. Raises NotFound, Invalid."""
     if accounts.has_users(session) and accounts.find_user(session, name) is None:
-        called = name[: accounts.NAME_CHARACTERS]
-        raise NotFound(f"There is no user {called!r}: `halfstep user add NAME` makes one.")
+        shown = name[: accounts.NAME_CHARACTERS]
+        raise NotFound(f"There is no user {shown!r}: `halfstep user add NAME` creates one.")
     return accounts.user_named(session, name)
 
 
 def _local_address(settings: Settings) -> str:
-    """Return the address of the server that runs on this machine."""
-    host, port = where(settings)
+    """Return the URL of the server on this machine."""
+    host, port = running_address(settings)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def print_link(settings: Settings, name: str, token: str, *, as_json: bool = False) -> None:
-    """Print a link that signs a user in once, at the public address if there is one."""
+    """Print a one-time sign-in link, with the public address if there is one."""
     link = f"{settings.public_url.rstrip('/') or _local_address(settings)}/?token={token}"
-    text = "The link signs you in once, within a day. `halfstep link NAME` makes another."
+    text = "The link signs you in once, within a day. `halfstep link NAME` prints another."
     print_result(
         {"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json
     )

@@ -110,8 +110,8 @@ async def _ended_in_thread(opened: AbstractContextManager[Session]) -> AsyncIter
 
 
 async def _end(opened: AbstractContextManager[Session], *error: Any) -> None:
-    # Also of a request that is given up; and whatever the limit of threads, since who waits for
-    # one may wait for this connection.
+    # Shielded, so that it also runs for an aborted request; with its own limiter, since a request
+    # that holds a thread may wait for this connection.
     with CancelScope(shield=True):
         await to_thread.run_sync(opened.__exit__, *error, limiter=CapacityLimiter(1))
 

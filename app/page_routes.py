@@ -1,4 +1,4 @@
-"""The pages."""
+"""Routes of the HTML pages."""
 
 from fastapi import APIRouter
 

@@ -23,8 +23,8 @@ def repeating(
     stopping: set at the end, for long tasks to check.
     """
     threads = [
-        Thread(target=_repeat, args=(name, *each, stopping), name=name, daemon=True)
-        for name, each in works.items()
+        Thread(target=_repeat, args=(name, *work, stopping), name=name, daemon=True)
+        for name, work in works.items()
     ]
     for thread in threads:
         thread.start()

@@ -14,7 +14,7 @@ from halfstep.telemetry.folder_lock import FolderLock
 
 
 @contextmanager
-def telling(settings: Settings) -> Iterator[None]:
+def published_address(settings: Settings) -> Iterator[None]:
     """Write this server's address to the data folder while it runs."""
     lock = FolderLock(_file(settings))
     if not lock.acquire():  # another server of this folder has written its own
@@ -28,8 +28,8 @@ def telling(settings: Settings) -> Iterator[None]:
         lock.release()
 
 
-def where(settings: Settings) -> tuple[str, int]:
-    """Return host and port: as set, else those of the running server."""
+def running_address(settings: Settings) -> tuple[str, int]:
+    """Return host and port: as configured, else those of the running server."""
     running = _running(settings)
     for name in settings.model_fields_set & running.keys():
         del running[name]
@@ -37,7 +37,7 @@ def where(settings: Settings) -> tuple[str, int]:
 
 
 def _running(settings: Settings) -> dict[str, Any]:
-    with suppress(OSError, ValueError):  # it has just begun to write, or ended
+    with suppress(OSError, ValueError):  # being written, or just deleted
         if FolderLock(_file(settings)).is_held():
             return dict(json.loads(_file(settings).read_text()))
     return {}

@@ -1,4 +1,4 @@
-"""`halfstep user`: who may sign in, from a terminal of the server's machine."""
+"""`halfstep user`: user administration on the server's machine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ user = App("Manage users: accounts, roles, sign-in links and tokens.", cls=Servi
 
 @contextmanager
 def _installed() -> Iterator[tuple[Settings, Session]]:
-    """Give the settings and a session, whose changes are committed if nothing is raised."""
+    """Yield the settings and a session, which is committed unless an error is raised."""
     with installed() as (settings, database), database.writing() as session:
         yield settings, session
 
@@ -55,15 +55,15 @@ def _add(
 def _list(as_json: AsJson = False) -> None:
     """List accounts with their roles."""
     with _installed() as (_settings, session):
-        for who, roles in people.listed(session):
-            told = [f"{role} of {name or 'Default project'}" for name, role in roles.items()]
-            told = ["operator"] if who.is_admin else told
-            told += ["may run commands"] if who.runs_commands else []
-            told += ["deactivated"] if who.deactivated_at is not None else []
-            facts = {"name": who.name, "roles": roles, "operator": who.is_admin}
-            facts["runs_commands"] = who.runs_commands
-            facts["deactivated"] = who.deactivated_at is not None
-            print_result(facts, f"{who.name}: {', '.join(told) or 'no role'}", as_json=as_json)
+        for account, roles in people.listed(session):
+            texts = [f"{role} of {name or 'Default project'}" for name, role in roles.items()]
+            texts = ["operator"] if account.is_admin else texts
+            texts += ["may run commands"] if account.runs_commands else []
+            texts += ["deactivated"] if account.deactivated_at is not None else []
+            facts = {"name": account.name, "roles": roles, "operator": account.is_admin}
+            facts["runs_commands"] = account.runs_commands
+            facts["deactivated"] = account.deactivated_at is not None
+            print_result(facts, f"{account.name}: {', '.join(texts) or 'no role'}", as_json=as_json)
 
 
 @user.command("role")
@@ -75,13 +75,13 @@ def _give_role(
 ) -> None:
     """Set a user's role in a project; `none` revokes it."""
     with _installed() as (_settings, session):
-        who = people.named(session, name)
-        audit.note_typed(session, "user role", who.name, role, project)
+        account = people.named(session, name)
+        audit.note_typed(session, "user role", account.name, role, project)
         if role == "none":
-            projects.take_role(session, who, project)
+            projects.take_role(session, account, project)
         else:
-            projects.set_role(session, who, project, role)
-        print_result({"name": who.name, "project": project, "role": role}, "", as_json=as_json)
+            projects.set_role(session, account, project, role)
+        print_result({"name": account.name, "project": project, "role": role}, "", as_json=as_json)
 
 
 @user.command("change")
@@ -95,11 +95,11 @@ def _change(
         allowed = ", ".join(people.CHANGES)
         raise Invalid({"change": f"{change[:100]!r} is not allowed; allowed: {allowed}"})
     with _installed() as (settings, session):
-        who = people.named(session, name)
-        people.CHANGES[change](session, who)  # type: ignore[index]
-        audit.note_typed(session, "user change", who.name, change)
-        token = accounts.make_link_token(session, who) if change == "reset" else ""
-        changed = who.name
+        account = people.named(session, name)
+        people.CHANGES[change](session, account)  # type: ignore[index]
+        audit.note_typed(session, "user change", account.name, change)
+        token = accounts.make_link_token(session, account) if change == "reset" else ""
+        changed = account.name
     if token:
         print_link(settings, changed, token, as_json=as_json)
     else:
@@ -117,10 +117,10 @@ def _set_subject(
 ) -> None:
     """Link an account to an identity provider: "https://provider 1234"."""
     with _installed() as (_settings, session):
-        who = people.named(session, name)
-        people.set_subject(session, who, subject.strip())
-        audit.note_typed(session, "user subject", who.name, subject.strip())
-        print_result({"name": who.name, "subject": subject.strip()}, "", as_json=as_json)
+        account = people.named(session, name)
+        people.set_subject(session, account, subject.strip())
+        audit.note_typed(session, "user subject", account.name, subject.strip())
+        print_result({"name": account.name, "subject": subject.strip()}, "", as_json=as_json)
 
 
 @user.command("token")
@@ -131,13 +131,13 @@ def _make_token(
     days: Annotated[int, typer.Option(help="Days until it expires")] = accounts.TOKEN_DAYS,
     as_json: AsJson = False,
 ) -> None:
-    """Print a token that may only send one watched run, as its owner."""
+    """Print a token that may only upload one watched run, as its owner."""
     with _installed() as (_settings, session):
         owner = session.get_one(User, runs.get(session, run).owner_id)
         token, row = accounts.make_api_token(
             session, owner, f"run {run}", ONE_RUN, run_id=run, days=days
         )
         audit.note_typed(session, "user token", owner.name, f"run {run}")
-        told = {"id": row.id, "run": run, "name": owner.name, "token": token}
-    said = f"It sends run {run} in {told['name']}'s name for {days} days. It is not shown again."
-    print_result(told, f"{token}\n\n{said}", as_json=as_json)
+        fields = {"id": row.id, "run": run, "name": owner.name, "token": token}
+    text = f"It uploads run {run} as {fields['name']} for {days} days. It is not shown again."
+    print_result(fields, f"{token}\n\n{text}", as_json=as_json)

@@ -1,1 +1,1 @@
-"""HTML: templates, formats, Markdown, charts as pictures and the documentation."""
+"""HTML: templates, formats, Markdown, chart images and the documentation."""

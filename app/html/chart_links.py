@@ -1,4 +1,4 @@
-"""Charts that notes embed: which addresses are a chart's, and the chart as a picture."""
+"""Charts embedded in notes: recognition of chart URLs, and charts as SVG images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from markupsafe import Markup
 
 from app.html import formats
 
-#: Runs of one picture.
+#: Limit of runs in one image.
 MOST_RUNS = 10
 POINTS = 300
 WIDTH, HEIGHT = 480, 220
-#: Legible on a light and on a dark ground.
+#: Legible on light and dark backgrounds.
 COLORS = (
     *("#3b82d6", "#d9702b", "#2f9e6b", "#b8559a", "#7d6be0"),
     *("#a98a12", "#1f97ad", "#d2504c", "#76838f", "#5a9a2c"),
@@ -26,26 +26,26 @@ _STYLE = Markup(
 
 @dataclass(frozen=True)
 class Chart:
-    """One series, or metric, of some runs."""
+    """A chart of one series or metric of some runs."""
 
     run_ids: tuple[int, ...]
     series: str
 
     @property
     def address(self) -> str:
-        """Where its picture is."""
+        """Path of its image."""
         runs = ",".join(map(str, self.run_ids))
         return f"/charts.svg?{urlencode({'runs': runs, 'series': self.series})}"
 
     @property
     def words(self) -> str:
-        """What stands for the picture where it is not seen."""
+        """Alternative text of the image."""
         several = "run" if len(self.run_ids) == 1 else "runs"
         return f"Chart: {self.series} of {several} {', '.join(map(str, self.run_ids))}"
 
 
 def chart_of(address: str) -> Chart | None:
-    """Return the chart whose address this is: /runs/3?chart=loss, /compare?runs=1,3&draw=loss."""
+    """Return the chart of a URL: /runs/3?chart=loss, /compare?runs=1,3&draw=loss; else None."""
     try:
         parts = urlsplit(address.strip())
         query = parse_qs(parts.query, max_num_fields=30)
@@ -60,8 +60,8 @@ def chart_of(address: str) -> Chart | None:
         numbers, series = query["runs"][0].split(","), query.get("draw", ["loss"])[0]
     else:
         return None
-    is_whole = all(each.isascii() and each.isdecimal() and len(each) < 10 for each in numbers)
-    if not is_whole or len(series) > 200:
+    are_ids = all(text.isascii() and text.isdecimal() and len(text) < 10 for text in numbers)
+    if not are_ids or len(series) > 200:
         return None
     return Chart(tuple(map(int, numbers[:MOST_RUNS])), series)
 
@@ -69,7 +69,7 @@ def chart_of(address: str) -> Chart | None:
 def picture(
     title: str, lines: Mapping[str, tuple[Sequence[int], Sequence[float | str | None]]]
 ) -> Markup:
-    """Draw lines by their labels: steps and values, of which those that are no numbers are gaps."""
+    """Draw lines of steps and values by label; values that are not numbers are gaps."""
     points = [
         (x, y) for xs, ys in lines.values() for x, y in zip(xs, ys, strict=True) if _is_number(y)
     ]
@@ -93,19 +93,19 @@ def picture(
 
     drawn = Markup("").join(
         Markup('<path d="{}" fill="none" stroke="{}" stroke-width="1.6"/>').format(
-            path(*line), COLORS[place % len(COLORS)]
+            path(*line), COLORS[index % len(COLORS)]
         )
-        for place, line in enumerate(lines.values())
+        for index, line in enumerate(lines.values())
     )
     share = (right - left) / len(lines)
     labels = Markup("").join(
         Markup('<circle cx="{}" cy="16" r="4" fill="{}"/><text x="{}" y="20">{}</text>').format(
-            left + place * share + 4,
-            COLORS[place % len(COLORS)],
-            left + place * share + 13,
+            left + index * share + 4,
+            COLORS[index % len(COLORS)],
+            left + index * share + 13,
             _cut(label, share),
         )
-        for place, label in enumerate(lines)
+        for index, label in enumerate(lines)
     )
     edges = Markup(
         '<path class="edge" d="M{0} {1}V{2}H{3}" fill="none"/><text x="{4}" y="{5}" '

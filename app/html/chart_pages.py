@@ -1,4 +1,4 @@
-"""A chart as a picture, for notes that embed it."""
+"""Route of chart images, for notes."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from db.runs import runs as runs_of
 
 router = APIRouter()
 
-#: It brings its own style, and nothing else.
+#: The image has its own style, and loads nothing else.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 
@@ -26,12 +26,12 @@ def show_chart(
     runs: Annotated[Text, Query()],
     series: Annotated[Text, Query(max_length=200)] = "loss",
 ) -> Response:
-    """Draw one series, or metric, of the runs that one sees of these."""
+    """Draw one series or metric of the visible runs among these."""
     ids = as_run_ids("runs", runs, most=chart_links.MOST_RUNS)
-    found = series_of(session, ids, [series], 1, None, chart_links.POINTS).runs
+    windows = series_of(session, ids, [series], 1, None, chart_links.POINTS).runs
     names = {run.id: run.name for run, _owner in runs_of.with_owners(session, ids)}
     lines = {}
-    for run_id, window in found.items():
+    for run_id, window in windows.items():
         recorded = window.series.get(series)
         line = recorded if recorded and recorded.y else window.metrics.get(series)
         if line:

@@ -1,4 +1,4 @@
-"""The documents, one a page."""
+"""Pages of the documentation."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -15,18 +15,19 @@ router = APIRouter(prefix="/help")
 @router.get("")
 @requires(SIGNED_IN)
 def show_first(_principal: SignedIn) -> RedirectResponse:
-    """Lead to the first of them, which lists the others."""
+    """Redirect to the first document, which lists the others."""
     return RedirectResponse(f"/help/{NAMES[0]}")
 
 
 @router.get("/{name}")
 @requires(SIGNED_IN)
 def show_document(request: Request, name: str, principal: SignedIn) -> HTMLResponse:
-    """Show one of them, with the others beside it."""
-    found = documents()
-    if name not in found:
+    """Show a document, with links to the others."""
+    by_name = documents()
+    if name not in by_name:
         known = ", ".join(NAMES)
-        raise NotFound(f"There is no page of help called {name[:50]}; there are {known}.")
+        raise NotFound(f"There is no help page {name[:50]}; there are {known}.")
+    document = by_name[name]
     return page(
-        request, "base/help.html", principal=principal, document=found[name], documents=found
+        request, "base/help.html", principal=principal, document=document, documents=by_name
     )

@@ -1,6 +1,6 @@
-"""The documents of docs/ as pages, as they come with the wheel, and where a word stands in them.
+"""Documents of docs/ as pages, as shipped in the wheel, and links to glossary entries.
 
-Their links lead to each other's pages; what they link to of the source alone is no link here.
+Links between documents lead to their pages; links to other files of the source are removed.
 """
 
 import re
@@ -17,7 +17,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
-#: By their addresses, in the order in which they are listed.
+#: Names in URLs, in the order of the list.
 NAMES = (
     *("first-run", "watch-a-script"),
     *("watch", "recipes", "commands", "alerts", "teams", "operations", "clusters"),
@@ -31,11 +31,11 @@ _SETTINGS = re.compile(r"Settings?: ")
 
 @dataclass(frozen=True)
 class Document:
-    """A document. headings: of its sections, by anchor."""
+    """A document."""
 
     name: str
     title: str
-    headings: dict[str, str]
+    headings: dict[str, str]  # of its sections, by anchor
     html: Markup
 
 
@@ -46,25 +46,25 @@ def documents() -> MappingProxyType[str, Document]:
 
 
 def term(path: str) -> str:
-    """Return the address that explains a setting, by its path, scaler.growth_interval; or empty."""
+    """Return the URL that explains a setting, such as scaler.growth_interval; or empty."""
     return _terms().get(path, "")
 
 
 @cache
 def _terms() -> dict[str, str]:
-    found, anchor = {}, ""
+    urls, anchor = {}, ""
     tokens = _parser.parse(_text("glossary"))
     for heading, token in pairwise(tokens):
         if heading.type == "heading_open":
             anchor = slug(token)
         elif token.type == "inline" and _SETTINGS.match(token.content):
-            codes = (each.content for each in token.children or () if each.type == "code_inline")
-            found.update(dict.fromkeys(codes, f"/help/glossary#{anchor}"))
-    return found
+            codes = (child.content for child in token.children or () if child.type == "code_inline")
+            urls.update(dict.fromkeys(codes, f"/help/glossary#{anchor}"))
+    return urls
 
 
 def slug(heading: Token) -> str:
-    """Return the anchor of a heading, as GitHub makes it."""
+    """Return the anchor of a heading, in GitHub's format."""
     return re.sub(r"[^\w\- ]", "", _plain(heading).lower()).replace(" ", "-")
 
 
@@ -86,7 +86,7 @@ def _read(name: str) -> Document:
 
 
 def _plain(heading: Token) -> str:
-    return "".join(each.content for each in heading.children or ())
+    return "".join(child.content for child in heading.children or ())
 
 
 class _Renderer(RendererHTML):
@@ -100,16 +100,16 @@ class _Renderer(RendererHTML):
         self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
     ) -> str:
         target = str(tokens[idx].attrGet("href"))
-        if found := _DOCUMENT.fullmatch(target):
-            tokens[idx].attrSet("href", f"/help/{found[1]}{found[2] or ''}")
+        if match := _DOCUMENT.fullmatch(target):
+            tokens[idx].attrSet("href", f"/help/{match[1]}{match[2] or ''}")
         elif not target.startswith(("#", "https://")):
-            closing = next(each for each in tokens[idx:] if each.type == "link_close")
+            closing = next(token for token in tokens[idx:] if token.type == "link_close")
             tokens[idx].tag = closing.tag = "span"
             tokens[idx].attrs = {}
         return self.renderToken(tokens, idx, options, env)
 
     def image(self, *_: Any) -> str:
-        return ""  # pictures are the README's
+        return ""  # images are only for the README
 
     def fence(self, *arguments: Any) -> str:
         return super().fence(*arguments).replace("<pre>", '<pre tabindex="0">', 1)

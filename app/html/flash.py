@@ -1,6 +1,6 @@
-"""Announce on the next page what a form has done: page.js shows it, where a screen reader hears it.
+"""Flash messages: the next page announces the result of a form, also to screen readers.
 
-A page that is loaded anew announces nothing by itself, however its list has changed.
+A page load by itself announces nothing, even if its list has changed.
 """
 
 from urllib.parse import quote
@@ -10,18 +10,18 @@ from fastapi.responses import RedirectResponse
 
 from app.auth.authentication import is_secure
 
-#: Read and deleted by page.js; one that no page has read by then is late.
+#: Read and deleted by page.js; expires if no page reads it in time.
 COOKIE, SECONDS = "halfstep-done", 30
 
 
-def back_to(request: Request, address: str, said: str) -> RedirectResponse:
-    """Lead to a page that announces what was done."""
-    answer = RedirectResponse(address, status_code=303)
-    answer.set_cookie(
+def back_to(request: Request, address: str, message: str) -> RedirectResponse:
+    """Redirect to a page that announces a message."""
+    response = RedirectResponse(address, status_code=303)
+    response.set_cookie(
         COOKIE,
-        quote(said, safe=""),
+        quote(message, safe=""),
         max_age=SECONDS,
         samesite="strict",
         secure=is_secure(request),
     )
-    return answer
+    return response

@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as people read them. formats.js says the same in the browser."""
+"""Formats of numbers, times and sizes for display; formats.js has the same in the browser."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from db.telemetry.scales import exponent
 
 
 def number(value: float | None) -> str:
-    """Four significant digits; what is missing is a NaN, or was never measured."""
+    """Format a number with four significant digits; None is a NaN or not measured."""
     if value is None:
         return "–"
     if math.isinf(value):
@@ -25,22 +25,22 @@ def number(value: float | None) -> str:
 
 
 def measured(value: float | None) -> str:
-    """A number that was measured for certain: what is missing is a NaN."""
+    """Format a number that was measured: None is a NaN."""
     return "NaN" if value is None or math.isnan(value) else number(value)
 
 
 def spooled(value: float | str) -> str:
-    """A number of an event, where what JSON lacks is a word."""
+    """Format a number of an event, in which NaN and infinities are texts."""
     return measured(float(value))
 
 
 def count(value: int) -> str:
-    """A whole number with its thousands apart."""
+    """Format an integer with thousands separators."""
     return f"{value:,}"
 
 
 def scale(value: float | None) -> Markup:
-    """A loss scale: powers of two as such, since the scaler halves and doubles."""
+    """Format a loss scale: powers of two as such, since the scaler halves and doubles."""
     power = None if value is None else exponent(value)
     if power is None:
         return Markup(number(value))  # noqa: S704 - digits only
@@ -48,7 +48,7 @@ def scale(value: float | None) -> Markup:
 
 
 def duration(seconds: float | None) -> str:
-    """The two largest units."""
+    """Format a duration in its two largest units."""
     if seconds is None:
         return "–"
     if seconds < 10:
@@ -64,31 +64,31 @@ def duration(seconds: float | None) -> str:
 
 
 def memory(size_bytes: float) -> str:
-    """Memory in the trashary unit that fits, as devices and settings have it."""
+    """Format memory in the binary unit that fits, as devices and settings use it."""
     value, unit = size_bytes / 2**20, "MiB"
     if value >= 1024:
         value, unit = value / 1024, "GiB"
     return f"{float(f'{value:.3g}'):g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
 
 
-#: Codes for a terminal's colours, cursor, links and titles; log.js takes them out too.
+#: Terminal codes of colours, cursor, links and titles; log.js removes them too.
 _CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|[@-Z\\-_])")
 
 
 def printed(text: str) -> str:
-    """A line as it would be read, without codes for a terminal."""
+    """Remove terminal codes from a line."""
     return _CODES.sub("", text)
 
 
 def metric(value: float | None, name: str) -> str:
-    """A metric, whose name may end with its unit."""
+    """Format a metric; its name may end with its unit."""
     if name.endswith("_bytes") and value is not None and math.isfinite(value):
         return memory(value)
     return measured(value)
 
 
 def size(size_bytes: int) -> str:
-    """Bytes of a file in the unit that fits."""
+    """Format a file size in the unit that fits."""
     if size_bytes < 1000:
         return f"{size_bytes} B"
     value = float(size_bytes)
@@ -100,7 +100,7 @@ def size(size_bytes: int) -> str:
 
 
 def time(seconds: float | None) -> Markup:
-    """A moment, in UTC; the browser shows it in its own zone."""
+    """Format a time in UTC; the browser shows it in its own time zone."""
     if seconds is None:
         return Markup("–")
     moment = datetime.fromtimestamp(seconds, UTC)
@@ -111,19 +111,19 @@ def time(seconds: float | None) -> Markup:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON, to be copied."""
+    """Format a value as JSON, to be copied."""
     return json.dumps(value, indent=2)
 
 
 def value(value: Any) -> str:
-    """Return a value of a configuration as JSON has it; a text without quotes."""
+    """Format a value of a configuration as JSON; a text without quotes."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e16:
         return str(int(value))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
-    """A small line of the loss; gaps where it is not finite."""
+    """Draw a small line of the loss; non-finite values are gaps."""
     numbers = [v if isinstance(v, int | float) else None for v in values]
     finite = [v for v in numbers if v is not None]
     if len(finite) < 2:
@@ -146,25 +146,25 @@ def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
 
 
 def recipe_name(name: str) -> str:
-    """A recipe's name; runs of earlier versions have its file's path, of which the end is shown."""
+    """Return a recipe's name; runs of earlier versions have a path, whose last part is shown."""
     return name.rpartition("/")[2]
 
 
 def sentence(text: str) -> str:
-    """A text with a capital, unless it begins with a name, as of a setting: weights.path."""
+    """Capitalize a text, unless it begins with the name of a setting, such as weights.path."""
     first = text.partition(" ")[0].rstrip(",:;")
     return text[:1].upper() + text[1:] if first.isalpha() else text
 
 
 def linked(text: str, named: Iterable[Any]) -> Markup:
-    """Return a text with links to the runs that it names; each has an id and a label, in order."""
-    found = Markup()
-    for each in named:
-        before, label, text = text.partition(each.label)
-        found += before
+    """Add links to the runs that a text names. named: their ids and labels, in order."""
+    html = Markup()
+    for run in named:
+        before, label, text = text.partition(run.label)
+        html += before
         if label:
-            found += Markup('<a href="/runs/{}">{}</a>').format(each.id, label)
-    return found + text
+            html += Markup('<a href="/runs/{}">{}</a>').format(run.id, label)
+    return html + text
 
 
 FILTERS = {

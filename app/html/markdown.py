@@ -1,8 +1,8 @@
-"""Notes as people write them, in Markdown, as HTML that can do nothing.
+"""Rendering of notes from Markdown to safe HTML.
 
-HTML in a note is text; a link leads to a page, an address of mail or a place here, and to no
-script; a picture would be fetched from elsewhere, so that it is a link. A chart's address, or a
-link there, on a line of its own is that chart's picture.
+HTML in a note is shown as text; links lead only to web pages, e-mail addresses and paths here;
+images, which would be loaded from other servers, become links. A chart's URL, or a link to it, on a
+line of its own becomes the chart's image.
 """
 
 import re
@@ -17,9 +17,9 @@ from markupsafe import Markup
 
 from app.html.chart_links import Chart, chart_of
 
-#: Of the page, the heading below which a note stands.
+#: Level of the page's heading above a note.
 LEVEL = 1
-#: Of one note, more or less: those of its last paragraph all are.
+#: Approximate limit of charts in a note: the last paragraph may exceed it.
 MOST_CHARTS = 20
 _PLACE = re.compile(r"(?:https?://|mailto:|/(?!/)|#)", re.IGNORECASE)
 
@@ -78,17 +78,17 @@ class _Parser(MarkdownIt):
 
 
 def _embed(state: StateCore) -> None:
-    """Put charts in the place of lines that are nothing but a chart's address."""
+    """Replace lines that contain only a chart's URL by the chart."""
     left = MOST_CHARTS
     for token in state.tokens:
         if token.type == "inline" and token.children and left:
             lines = [_charted(line) for line in _lines(token.children)]
-            token.children = [each for line in lines for each in line]
+            token.children = [child for line in lines for child in line]
             left -= min(sum(line[0].type == "chart" for line in lines if line), left)
 
 
 def _lines(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """Part what stands in a paragraph at its breaks, which are lines of their own here."""
+    """Split a paragraph into lines at its breaks; a break is a line of its own."""
     line: list[Token] = []
     for token in tokens:
         if token.type in ("softbreak", "hardbreak"):

@@ -1,4 +1,4 @@
-"""Turn templates into pages, and into the fragments that live streams send."""
+"""Rendering of templates to pages, and to fragments for live streams."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from app.http.path_prefix import with_prefix
 from app.telemetry.step_metrics import step_metrics
 
 _FOLDER = Path(__file__).parents[1] / "templates"
-#: Read once: an upgrade replaces them under a server that is still the old one.
+#: Read once: an upgrade replaces the files of a running server.
 _TEMPLATES = {
     path.relative_to(_FOLDER).as_posix(): path.read_text() for path in _FOLDER.rglob("*.html")
 }

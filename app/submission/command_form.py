@@ -1,7 +1,7 @@
 """The form of a command: converts form fields to a submission and back.
 
 The row of a placeholder has its type, value, and bounds or choices. Values that cannot be parsed
-stay text, are shown as typed, and are refused like any other invalid value.
+stay text, are shown unchanged, and are rejected like any other invalid value.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from app.submission.forms import input_text
 from app.sweeps import search_space
 from halfstep.cli import command_line
 
-#: What a row calls the types of JSON Schema.
+#: Labels of the JSON Schema types.
 KINDS = {
     "number": "number",
     "integer": "whole number",
@@ -24,7 +24,7 @@ KINDS = {
     "boolean": "true or false",
 }
 TEXTS = ("line", "folder", "git", "commit", "venv")
-#: Of a row; each is the name of an input, before it "parameter.lr.".
+#: Inputs of a row; their names begin with "parameter.lr.".
 PARTS = ("kind", "value", "minimum", "maximum", "choices")
 
 
@@ -43,9 +43,9 @@ class Row:
 
 @dataclass(frozen=True)
 class CommandForm:
-    """The shown values. texts: by field."""
+    """The values of the form."""
 
-    texts: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # by field
     variables: str = ""
     secrets: tuple[str, ...] = ()
     rows: tuple[Row, ...] = ()
@@ -118,7 +118,7 @@ def searched(
 def _parameter(row: Row) -> dict[str, Any]:
     stated: dict[str, Any] = {"type": "string" if row.kind == "choice" else row.kind}
     if row.kind == "choice":
-        stated["enum"] = [each.strip() for each in row.choices.split(",") if each.strip()]
+        stated["enum"] = [text.strip() for text in row.choices.split(",") if text.strip()]
     if row.kind in ("number", "integer"):
         ends = {"minimum": row.minimum, "maximum": row.maximum}
         stated |= {end: _number(text) for end, text in ends.items() if text}

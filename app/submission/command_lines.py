@@ -19,7 +19,7 @@ MOST_PARAMETERS, MOST_VARIABLES, MOST_CHOICES = 50, 100, 100
 LINE_CHARACTERS, VALUE_CHARACTERS = 10_000, 10_000
 COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
-#: What the worker says itself.
+#: Environment variables that the worker sets.
 SET_BY_US = {queued_run.RUN, queued_run.ATTEMPT, queued_run.FOLDER}
 SET_BY_US |= {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HALFSTEP_PARENT_PID"}
 
@@ -51,11 +51,15 @@ class Command(BaseModel):
     venv: Annotated[
         str, Field(description="Virtual environment on the worker; empty: the worker's own")
     ] = ""
-    variables: Annotated[dict[str, str], Field(description="Environment, which all may see")] = {}
-    secrets: Annotated[list[str], Field(description="Names; their values go into it too")] = []
+    variables: Annotated[
+        dict[str, str], Field(description="Environment variables, visible to all")
+    ] = {}
+    secrets: Annotated[
+        list[str], Field(description="Names of secrets, which become environment variables too")
+    ] = []
     parameters: Annotated[
         dict[str, Parameter],
-        Field(description="By placeholder; one that is not here is what its value in config is"),
+        Field(description="By placeholder; by default inferred from its value in config"),
     ] = {}
 
 
@@ -64,13 +68,13 @@ def schema(parameters: dict[str, Any]) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": parameters}
 
 
-def as_submitted(kept: dict[str, Any]) -> Command:
-    """Return a command in the form of a submission."""
+def as_submitted(stored: dict[str, Any]) -> Command:
+    """Convert a stored command to a submission."""
     parameters = {
-        name: {field: value for field, value in each.items() if field != "title"}
-        for name, each in kept["parameters"].items()
+        name: {field: value for field, value in rules.items() if field != "title"}
+        for name, rules in stored["parameters"].items()
     }
-    return Command.model_validate(kept | {"parameters": parameters})
+    return Command.model_validate(stored | {"parameters": parameters})
 
 
 def default_name(line: str) -> str:
@@ -86,37 +90,35 @@ def check(
     session: Session, command: Command, config: dict[str, Any], devices: int
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """Return the command to store, all parameter values, and errors by path."""
-    kept = command.model_dump(exclude={"parameters"}) | {"parameters": {}}
-    given = {"command": command.model_dump(), "config": config}
-    if errors := outsized(given) or flaws(given):
-        return kept, config, errors
+    stored = command.model_dump(exclude={"parameters"}) | {"parameters": {}}
+    submitted = {"command": command.model_dump(), "config": config}
+    if errors := outsized(submitted) or flaws(submitted):
+        return stored, config, errors
     errors = _mistakes(session, command, devices)
     if "command.line" in errors:
-        return kept, config, errors
+        return stored, config, errors
     names = command_line.placeholders(command.line)
     for name in command.parameters.keys() - set(names):
         errors[f"command.parameters.{name}"] = f"the line has no placeholder {{{name}}}"
     for name in names:
         parameter = command.parameters.get(name) or _inferred(config.get(name))
-        kept["parameters"][name] = _property(name, parameter)
+        stored["parameters"][name] = _property(name, parameter)
         errors |= _mistakes_of_parameter(name, parameter)
     if errors:
-        return kept, config, errors
-    whole = schema(kept["parameters"])
+        return stored, config, errors
+    whole = schema(stored["parameters"])
     config = config_schema.with_defaults(whole, config)
     wrong = config_schema.mistakes(whole, config)
     for name in wrong.keys() - set(names):
-        there = ", ".join(f"{{{each}}}" for each in names) or "none"
-        wrong[name] = f"the line names no {{{name}}}; it names: {there}"
+        known = ", ".join(f"{{{known}}}" for known in names) or "none"
+        wrong[name] = f"the line has no placeholder {{{name}}}; allowed: {known}"
     for name in wrong.keys() & set(names):
         if config.get(name) is None:
-            wrong[name] = (
-                f"the line names {{{name}}}, which has no value; allowed: one, or a default"
-            )
+            wrong[name] = f"the placeholder {{{name}}} needs a value or a default"
     if not wrong:
         config = config_schema.parsed(whole, config)
         wrong = outsized(config)
-    return kept, config, {f"config.{path}": text for path, text in wrong.items()}
+    return stored, config, {f"config.{path}": text for path, text in wrong.items()}
 
 
 def _mistakes(session: Session, command: Command, devices: int) -> dict[str, str]:
@@ -149,7 +151,7 @@ def _place_mistakes(command: Command) -> dict[str, str]:
         allowed = "a commit's hash, or at least 7 of its first digits"
         errors["command.commit"] = f"it is {commit[:100]!r}; allowed: {allowed}"
     if commit and not git:
-        errors["command.commit"] = f"{commit[:100]!r} says nothing without git, the repository"
+        errors["command.commit"] = f"{commit[:100]!r} has no effect without git, the repository"
     if git and (folder.startswith("/") or ".." in folder.split("/")):
         allowed = "a folder of the repository, such as src"
         errors["command.folder"] = f"it is {folder[:200]!r}; allowed: {allowed}"
@@ -184,13 +186,13 @@ def _environment_mistakes(session: Session, command: Command) -> dict[str, str]:
         elif name in SET_BY_US:
             errors[path] = "the worker sets it; allowed: other names"
         elif name in command.secrets:
-            errors[path] = "it is among the secrets too; allowed: one of the two"
+            errors[path] = "it is also a secret; allowed: one of the two"
         elif len(value) > VALUE_CHARACTERS:
             errors[path] = f"it has {len(value):,} characters; allowed: {VALUE_CHARACTERS:,}"
     known = secrets.names(session) if command.secrets else []
     if unknown := [name for name in command.secrets if name not in known]:
-        there = ", ".join(known)[:500] or "none"
-        errors["command.secrets"] = f"there is no secret {unknown[0][:100]!r}; there are: {there}"
+        allowed = ", ".join(known)[:500] or "none"
+        errors["command.secrets"] = f"there is no secret {unknown[0][:100]!r}; allowed: {allowed}"
     return errors
 
 
@@ -200,25 +202,27 @@ def _inferred(value: Any) -> Parameter:
     return Parameter(type="number" if isinstance(value, int | float) else "string")
 
 
-def _property(name: str, given: Parameter) -> Schema:
+def _property(name: str, parameter: Parameter) -> Schema:
     """Return a placeholder's JSON Schema."""
-    stated = given.model_dump(exclude_none=True, exclude={"description"})
-    return {"title": name, "description": given.description, **stated}
+    stated = parameter.model_dump(exclude_none=True, exclude={"description"})
+    return {"title": name, "description": parameter.description, **stated}
 
 
-def _mistakes_of_parameter(name: str, given: Parameter) -> dict[str, str]:
+def _mistakes_of_parameter(name: str, parameter: Parameter) -> dict[str, str]:
     path = f"command.parameters.{name}"
-    bounds = [bound for bound in (given.minimum, given.maximum) if bound is not None]
-    if bounds and given.type not in ("number", "integer"):
-        return {path: f"it has bounds and is a {given.type}; allowed: of a number or an integer"}
+    bounds = [bound for bound in (parameter.minimum, parameter.maximum) if bound is not None]
+    if bounds and parameter.type not in ("number", "integer"):
+        return {path: f"a {parameter.type} has no bounds; allowed: for numbers and integers"}
     if not all(map(math.isfinite, bounds)) or bounds != sorted(bounds):
         return {path: f"its bounds are {bounds}; allowed: finite ones, the minimum first"}
-    choices = given.enum
-    if choices is not None and given.type != "string":
-        return {path: f"it has choices and is a {given.type}; allowed: of a string"}
+    choices = parameter.enum
+    if choices is not None and parameter.type != "string":
+        return {path: f"a {parameter.type} has no choices; allowed: for strings"}
     if choices is not None and not 1 <= len(set(choices)) == len(choices) <= MOST_CHOICES:
         return {path: f"it has {len(choices)} choices; allowed: 1 to {MOST_CHOICES}, all different"}
-    if given.default is None:
+    if parameter.default is None:
         return {}
-    wrong = config_schema.mistakes(schema({name: _property(name, given)}), {name: given.default})
+    wrong = config_schema.mistakes(
+        schema({name: _property(name, parameter)}), {name: parameter.default}
+    )
     return {path: f"its default: {'; '.join(wrong.values())}"} if wrong else {}

@@ -1,4 +1,4 @@
-"""A recipe's JSON Schema: its fields, defaults and allowed values in words.
+"""JSON Schema of a recipe: fields, defaults and descriptions of allowed values.
 
 A configuration is an object of groups; a group is an object of plain fields and lists of strings.
 `precision` is next to the groups.
@@ -16,10 +16,10 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True)
 class Property:
-    """One field of a configuration. path: "training.batch_size"; group: "training", or empty."""
+    """One field of a configuration."""
 
-    path: str
-    group: str
+    path: str  # "training.batch_size"
+    group: str  # "training", or empty
     schema: Schema
 
     @property
@@ -41,7 +41,7 @@ class Property:
     def rules(self) -> Schema:
         """The schema of a value that is not null."""
         options = self.schema.get("anyOf", ())
-        return next((each for each in options if each.get("type") != "null"), self.schema)
+        return next((option for option in options if option.get("type") != "null"), self.schema)
 
     @property
     def is_list(self) -> bool:
@@ -50,7 +50,7 @@ class Property:
 
     @property
     def kind(self) -> str:
-        """The type in words."""
+        """Label of the type."""
         if "enum" in self.rules:
             return "choice"
         if self.is_list:
@@ -64,7 +64,7 @@ class Property:
 
     @property
     def allowed(self) -> str:
-        """Return the allowed values in words."""
+        """Description of the allowed values."""
         if "enum" in self.rules:
             return "one of " + ", ".join(map(str, self.rules["enum"]))
         if self.is_list:
@@ -93,12 +93,12 @@ _BOUNDS = (
 
 def properties(schema: Schema) -> Iterator[Property]:
     """Yield all fields in the schema's order."""
-    for name, each in schema.get("properties", {}).items():
-        if each.get("type") == "object":
-            for inner, field in each.get("properties", {}).items():
+    for name, rules in schema.get("properties", {}).items():
+        if rules.get("type") == "object":
+            for inner, field in rules.get("properties", {}).items():
                 yield Property(f"{name}.{inner}", name, field)
         else:
-            yield Property(name, "", each)
+            yield Property(name, "", rules)
 
 
 def get(config: dict[str, Any], path: str, default: Any = None) -> Any:
@@ -131,7 +131,7 @@ def flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def with_defaults(schema: Schema, config: dict[str, Any]) -> dict[str, Any]:
-    """Fill in defaults; unknown fields stay, to be refused by validation."""
+    """Fill in defaults; unknown fields stay, and are rejected by validation."""
     result = {
         key: dict(value) if isinstance(value, dict) else value for key, value in config.items()
     }
@@ -145,25 +145,25 @@ def with_defaults(schema: Schema, config: dict[str, Any]) -> dict[str, Any]:
 def mistakes(schema: Schema, config: dict[str, Any]) -> dict[str, str]:
     """Return the errors of a configuration by path."""
     fields = {field.path: field for field in properties(schema)}
-    found: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for error in Draft202012Validator(schema).iter_errors(config):
         path = ".".join(map(str, error.absolute_path))
         if error.validator == "additionalProperties":
             for name in error.instance.keys() - error.schema.get("properties", {}).keys():
                 known = ", ".join(error.schema.get("properties", {}))
                 inner = f"{path}.{name}" if path else str(name)
-                found[inner] = f"there is no such field; allowed: {known}"
+                errors[inner] = f"there is no such field; allowed: {known}"
         elif path in fields:
-            found[path] = refusal(fields[path], error.instance)
-        elif (whole := path.rpartition(".")[0]) in fields:  # one of a list
-            found[whole] = refusal(fields[whole], error.instance)
+            errors[path] = refusal(fields[path], error.instance)
+        elif (whole := path.rpartition(".")[0]) in fields:  # an item of a list
+            errors[whole] = refusal(fields[whole], error.instance)
         else:
-            found[path or "config"] = error.message
+            errors[path or "config"] = error.message
     for path, field in fields.items():
         value = get(config, path)
         if isinstance(value, float) and not math.isfinite(value):
-            found[path] = refusal(field, value)
-    return found
+            errors[path] = refusal(field, value)
+    return errors
 
 
 def parsed(schema: Schema, value: Any) -> Any:
@@ -172,17 +172,17 @@ def parsed(schema: Schema, value: Any) -> Any:
     kinds = {option.get("type"): option for option in options}
     if isinstance(value, dict):
         fields = kinds.get("object", {}).get("properties", {})
-        return {name: parsed(fields.get(name, {}), each) for name, each in value.items()}
+        return {name: parsed(fields.get(name, {}), item) for name, item in value.items()}
     if isinstance(value, list):
         items = kinds.get("array", {}).get("items", {})
-        return [parsed(items, each) for each in value]
+        return [parsed(items, item) for item in value]
     if isinstance(value, float) and "integer" in kinds and "number" not in kinds:
         return int(value)
     return value
 
 
 def beyond(schema: Schema, config: dict[str, Any], paths: Collection[str]) -> dict[str, str]:
-    """Return errors of numbers beyond what a float can hold, by path."""
+    """Return errors of integers beyond the range of a float, by path."""
     return {
         field.path: refusal(field, value)
         for field in properties(schema)
@@ -192,6 +192,6 @@ def beyond(schema: Schema, config: dict[str, Any], paths: Collection[str]) -> di
 
 
 def refusal(field: Property, value: Any) -> str:
-    """Return the error message for a value: the value and what is allowed."""
+    """Return the error message for a value, with the value and the allowed values."""
     shown = "nothing" if value in (None, "") else str(value)[:100]
     return f"{field.title} is {shown}; allowed: {field.allowed}"

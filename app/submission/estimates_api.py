@@ -1,4 +1,4 @@
-"""What a run is likely to cost, before it is submitted."""
+"""Route of cost estimates for a run before its submission."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -25,33 +25,34 @@ Steps = Annotated[int | None, Query(ge=0, le=LARGEST_STEP)]
 
 
 class Seconds(BaseModel):
-    """By the fastest and by the slowest of the like runs."""
+    """Range by the fastest and the slowest similar run."""
 
     least: float
     most: float
 
 
 class Cost(BaseModel):
-    """What latest finished runs of the same recipe, precision and number of devices tell."""
+    """Estimate from the latest finished runs with the same recipe, precision and devices."""
 
     ahead: Annotated[int, Field(description="Queued runs that start sooner")]
-    like_runs: Annotated[list[int], Field(description="By which it is judged; five at most")]
-    same_batch_size: Annotated[bool, Field(description="Whether theirs is the one asked for")]
-    same_sizes: Annotated[bool, Field(description="Whether theirs are those asked for")]
+    like_runs: Annotated[list[int], Field(description="Ids of the similar runs, at most five")]
+    same_batch_size: Annotated[bool, Field(description="Some have the requested batch size")]
+    same_sizes: Annotated[bool, Field(description="They have the requested sizes")]
     seconds: Annotated[
-        Seconds | None, Field(description="Of its steps; null without steps or like runs")
+        Seconds | None, Field(description="Training time; null without steps or similar runs")
     ]
     checkpoint_bytes: Annotated[
-        int | None, Field(description="Of one, with its weights; null of runs of other sizes")
+        int | None,
+        Field(description="Size of a checkpoint with its weights; null if the sizes differ"),
     ]
     memory_bytes: Annotated[
         int | None,
         Field(
-            description="Of weights, gradients, optimizers' state and copies in half precision, "
-            "with the recipe's own sizes; null until a worker has counted. Activations not counted"
+            description="Weights, gradients, optimizers' state and half-precision copies, with the "
+            "recipe's default sizes, without activations; null until a worker has computed it"
         ),
     ]
-    told: Annotated[list[str], Field(description="All this in words; nothing without evidence")]
+    told: Annotated[list[str], Field(description="The estimate as sentences")]
 
 
 @router.get("/estimates")
@@ -61,55 +62,57 @@ def estimate(
     _principal: SignedIn,
     recipe: Text,
     precision: Text,
-    steps: Annotated[Steps, Query(description="That it shall make")] = None,
+    steps: Annotated[Steps, Query(description="Steps of the run")] = None,
     batch_size: Annotated[int | None, Query(ge=1, le=LARGEST_STEP)] = None,
     nodes: Annotated[int, Query(ge=1, le=LIMITS["nodes"][1])] = 1,
     devices_per_node: Annotated[int, Query(ge=1, le=LIMITS["devices_per_node"][1])] = 1,
     priority: PriorityNumber = 0,
     every_steps: Annotated[
-        Steps, Query(description="Between checkpoints, all of them kept")
+        Steps, Query(description="Steps between checkpoints, if all of them are retained")
     ] = None,
     sizes: Annotated[
         list[Text],
         Query(
             alias="size",
             max_length=100,
-            description="Settings as the form has them, recipe.width=128: of the recipe's whole "
-            "numbers, choices and texts, by which runs are like it",
+            description="Settings of the form, such as recipe.width=128: the recipe's integers, "
+            "choices and texts, which similar runs have in common",
         ),
     ] = [],  # noqa: B006
 ) -> Cost:
-    """Say how long a run may take and what it may leave, from runs like it."""
+    """Estimate the duration and the files of a run, from similar runs."""
     offered = workers.recipe(session, recipe)
-    asked = dict(each.removeprefix("recipe.").partition("=")[::2] for each in sizes)
-    found = estimates.alike(
+    requested = dict(text.removeprefix("recipe.").partition("=")[::2] for text in sizes)
+    similar = estimates.alike(
         session,
         recipes={offered["name"], offered.get("reference", offered["name"])},
         precision=precision,
         nodes=nodes,
         devices_per_node=devices_per_node,
         batch_size=batch_size,
-        has_same_sizes=lambda settings: same_sizes(settings, asked),
+        has_same_sizes=lambda settings: same_sizes(settings, requested),
     )
     seconds = None
-    if found.runs and steps:
-        seconds = Seconds(least=steps / found.fastest, most=steps / found.slowest)
+    if similar.runs and steps:
+        seconds = Seconds(least=steps / similar.fastest, most=steps / similar.slowest)
     ahead = estimates.ahead(session, priority)
-    checkpoint_bytes = estimates.checkpoint_bytes(session, found.runs) if found.same_sizes else None
+    checkpoint_bytes = (
+        estimates.checkpoint_bytes(session, similar.runs) if similar.same_sizes else None
+    )
     memory_bytes = _memory_bytes(offered, precision)
     saves = -(-steps // every_steps) if steps and every_steps else 1
     return Cost(
         ahead=ahead,
-        like_runs=found.runs,
-        same_batch_size=found.same_batch_size,
-        same_sizes=found.same_sizes,
+        like_runs=similar.runs,
+        same_batch_size=similar.same_batch_size,
+        same_sizes=similar.same_sizes,
         seconds=seconds,
         checkpoint_bytes=checkpoint_bytes,
         memory_bytes=memory_bytes,
         told=[
-            *_time_told(ahead, found, seconds),
-            *_files_told(checkpoint_bytes, saves),
-            *_workers_told(session, offered, memory_bytes),
+            *_time_sentences(ahead, similar, seconds),
+            *_file_sentences(checkpoint_bytes, saves),
+            *_worker_sentences(session, offered, memory_bytes),
         ],
     )
 
@@ -121,43 +124,45 @@ def _memory_bytes(offered: dict[str, Any], precision: str) -> int | None:
     return sum(int(counted[kind]) for kind in [*kinds, *(["cast_bytes"] * (precision in CASTING))])
 
 
-def _workers_told(session: Session, offered: dict[str, Any], needed: int | None) -> Iterator[str]:
-    """Say what keeps workers that are up and offer the recipe from taking it, if anything, and what
-    it needs beside the memory of their largest device.
-    """
-    able = [each for each in workers.alive(session) if workers.offers(each, offered["name"])]
-    if able and all(each.drained_at for each in able):
-        names = ", ".join(each.name for each in able[:3])
-        yield f"it waits, for workers that offer it are drained: {names}"
+def _worker_sentences(
+    session: Session, offered: dict[str, Any], needed: int | None
+) -> Iterator[str]:
+    """Yield sentences on drained workers, and on the needed memory compared to their devices."""
+    able = [worker for worker in workers.alive(session) if workers.offers(worker, offered["name"])]
+    if able and all(worker.drained_at for worker in able):
+        names = ", ".join(worker.name for worker in able[:3])
+        yield f"it has to wait: all workers that offer it are drained: {names}"
     if needed is None:
         return
-    most = max((workers.device_memory_bytes(each.devices) for each in able), default=0.0)
+    most = max((workers.device_memory_bytes(worker.devices) for worker in able), default=0.0)
     of = f" of a device's {memory(most)}" if most >= needed else ""
     short = f", more than the {memory(most)} of any device that is up" if 0 < most < needed else ""
     text = f"{memory(needed)}{of} for weights, gradients and optimizers at the recipe's own sizes"
     yield f"{text}{short}; activations are not counted"
 
 
-def _time_told(ahead: int, found: Alike, seconds: Seconds | None) -> Iterator[str]:
+def _time_sentences(ahead: int, similar: Alike, seconds: Seconds | None) -> Iterator[str]:
     if ahead:
         yield f"{count(ahead)} {'run' if ahead == 1 else 'runs'} ahead of it"
     if seconds is None:
         return
     least, most = duration(seconds.least), duration(seconds.most)
     time = least if least == most else f"{least} to {most}"
-    slow, fast = number(found.slowest), number(found.fastest)
+    slow, fast = number(similar.slowest), number(similar.fastest)
     pace = slow if slow == fast else f"{slow} to {fast}"
-    runs = f"{len(found.runs)} like runs" if len(found.runs) > 1 else f"run {found.runs[0]}"
-    other = "" if found.same_batch_size else ", of other batch sizes"
-    other = other if found.same_sizes else ", of other sizes"
+    runs = (
+        f"{len(similar.runs)} similar runs" if len(similar.runs) > 1 else f"run {similar.runs[0]}"
+    )
+    other = "" if similar.same_batch_size else ", of other batch sizes"
+    other = other if similar.same_sizes else ", of other sizes"
     yield f"{time} of steps, at the {pace} steps/s of {runs}{other}"
 
 
-def _files_told(checkpoint_bytes: int | None, saves: int) -> Iterator[str]:
+def _file_sentences(checkpoint_bytes: int | None, saves: int) -> Iterator[str]:
     if checkpoint_bytes is None:
         return
-    each = size(checkpoint_bytes)
+    one = size(checkpoint_bytes)
     if saves > 1:
-        yield f"{count(saves)} checkpoints of {each}, {size(saves * checkpoint_bytes)}"
+        yield f"{count(saves)} checkpoints of {one}, {size(saves * checkpoint_bytes)}"
     else:
-        yield f"a checkpoint of {each}"
+        yield f"a checkpoint of {one}"

@@ -1,7 +1,7 @@
 """The form of a new run: inputs from a recipe's schema, and parsing of the posted form.
 
-Inputs are named by path. Values that cannot be parsed stay text, are shown as typed, and are
-refused by the schema like any other invalid value.
+Inputs are named by path. Values that cannot be parsed stay text, are shown unchanged, and are
+rejected by the schema like any other invalid value.
 """
 
 import math
@@ -20,12 +20,12 @@ from app.submission.config_schema import (
     with_defaults,
 )
 
-#: Groups that a newcomer need not see; they open when they hold an error or a changed value.
+#: Collapsed groups for advanced users; they open if they contain an error or a changed value.
 ADVANCED = {
     *("data", "modules", "weights", "scaler", "spike"),
     *("checkpoints", "evaluation", "diagnosis"),
 }
-#: Of training the settings that most runs change; the others fold, as a group of their own.
+#: Settings of `training` that most runs change; the others are a collapsed group of their own.
 BASIC = {
     f"training.{name}"
     for name in ("steps", "epochs", "batch_size", "accumulation_steps", "max_grad_norm", "seed")
@@ -35,10 +35,10 @@ MORE = "training-more"
 
 @dataclass(frozen=True)
 class Input:
-    """One control. kind: number, text, checkbox or select."""
+    """One control of the form."""
 
     source: Property
-    kind: str
+    kind: str  # number, text, checkbox or select
     text: str
     error: str
     is_changed: bool
@@ -68,28 +68,28 @@ class FieldSet:
     @property
     def is_open(self) -> bool:
         """Whether the group is initially open."""
-        eventful = any(each.error or each.is_changed for each in self.inputs)
-        return self.name not in {*ADVANCED, MORE} or eventful
+        is_relevant = any(control.error or control.is_changed for control in self.inputs)
+        return self.name not in {*ADVANCED, MORE} or is_relevant
 
 
 def field_sets(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> list[FieldSet]:
     """Return the field sets: the recipe's own group first, then the order of the schema."""
     groups = {
-        name: FieldSet(name, each.get("title", name), each.get("description", ""))
-        for name, each in schema.get("properties", {}).items()
-        if each.get("type") == "object"
+        name: FieldSet(name, rules.get("title", name), rules.get("description", ""))
+        for name, rules in schema.get("properties", {}).items()
+        if rules.get("type") == "object"
     }
-    for each in properties(schema):
-        if each.group:
-            groups[each.group].inputs.append(_input(each, config, errors))
+    for prop in properties(schema):
+        if prop.group:
+            groups[prop.group].inputs.append(_input(prop, config, errors))
     sets = sorted((g for g in groups.values() if g.inputs), key=lambda g: g.name != "recipe")
-    return [part for each in sets for part in _parts(each)]
+    return [part for field_set in sets for part in _parts(field_set)]
 
 
 def _parts(whole: FieldSet) -> list[FieldSet]:
-    """Split the rarely used fields of `training` off; other groups stay as they are."""
-    basic = [each for each in whole.inputs if each.source.path in BASIC]
-    others = [each for each in whole.inputs if each.source.path not in BASIC]
+    """Split off the rarely used fields of `training`; other groups are unchanged."""
+    basic = [control for control in whole.inputs if control.source.path in BASIC]
+    others = [control for control in whole.inputs if control.source.path not in BASIC]
     if not basic or not others:
         return [whole]
     more = FieldSet(MORE, f"More of {whole.title.lower()}", "Speed, memory, repeatability.", others)
@@ -98,16 +98,16 @@ def _parts(whole: FieldSet) -> list[FieldSet]:
 
 def precision_input(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> Input:
     """Return the precision control, shown above all groups."""
-    found = next(each for each in properties(schema) if each.path == "precision")
-    return _input(found, config, errors)
+    precision = next(prop for prop in properties(schema) if prop.path == "precision")
+    return _input(precision, config, errors)
 
 
-def _input(each: Property, config: dict[str, Any], errors: dict[str, str]) -> Input:
-    rules = each.rules
+def _input(prop: Property, config: dict[str, Any], errors: dict[str, str]) -> Input:
+    rules = prop.rules
     kinds = {"boolean": "checkbox", "integer": "number", "number": "number"}
     kind = "select" if "enum" in rules else kinds.get(rules.get("type", ""), "text")
-    value = get(config, each.path, each.default)
-    return Input(each, kind, input_text(value), errors.get(each.path, ""), value != each.default)
+    value = get(config, prop.path, prop.default)
+    return Input(prop, kind, input_text(value), errors.get(prop.path, ""), value != prop.default)
 
 
 def input_text(value: Any) -> str:
@@ -124,8 +124,8 @@ def input_text(value: Any) -> str:
 def read(schema: Schema, posted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the posted configuration."""
     config: dict[str, Any] = {}
-    for each in properties(schema):
-        put(config, each.path, parsed(each, str(posted.get(each.path, "")).strip()))
+    for prop in properties(schema):
+        put(config, prop.path, parsed(prop, str(posted.get(prop.path, "")).strip()))
     return config
 
 
@@ -134,30 +134,30 @@ def carried(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the changed values that another recipe accepts, for its form.
 
-    With the paths of those that it does not allow, which get its defaults.
+    Also returns the paths of those that it does not accept, which get its defaults.
     """
-    known = {each.path: each.default for each in properties(before)}
-    kept: dict[str, Any] = {}
-    for each in properties(after):
-        value = get(config, each.path)
-        if each.path in known and value != known[each.path]:
-            put(kept, each.path, value)
-    wrong = mistakes(after, with_defaults(after, kept))
-    refused = [path for path, _ in flat(kept) if path in wrong]
-    for path in refused:
+    known = {prop.path: prop.default for prop in properties(before)}
+    accepted: dict[str, Any] = {}
+    for prop in properties(after):
+        value = get(config, prop.path)
+        if prop.path in known and value != known[prop.path]:
+            put(accepted, prop.path, value)
+    wrong = mistakes(after, with_defaults(after, accepted))
+    rejected = [path for path, _ in flat(accepted) if path in wrong]
+    for path in rejected:
         group, _, name = path.rpartition(".")
-        (get(kept, group) if group else kept).pop(name)
-    return kept, refused
+        (get(accepted, group) if group else accepted).pop(name)
+    return accepted, rejected
 
 
-def parsed(each: Property, text: str) -> Any:
-    """Return typed text in a setting's type, or unchanged if it cannot be parsed."""
-    kind = each.rules.get("type")
+def parsed(prop: Property, text: str) -> Any:
+    """Return text in a setting's type, or unchanged if it cannot be parsed."""
+    kind = prop.rules.get("type")
     if kind == "boolean":
         return text in ("true", "on")
-    if text == "" and each.is_nullable:
+    if text == "" and prop.is_nullable:
         return None
-    if each.is_list:
+    if prop.is_list:
         return [part for part in map(str.strip, text.split(",")) if part]
     if kind not in ("integer", "number"):
         return text
@@ -168,6 +168,6 @@ def parsed(each: Property, text: str) -> Any:
     if kind == "integer" and number.is_integer():
         try:
             return int(text)
-        except ValueError:  # 1e3, or more zeros than Python reads as a whole number
+        except ValueError:  # 1e3, or more digits than Python parses as an integer
             return int(number)
     return number

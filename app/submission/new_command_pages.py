@@ -1,4 +1,4 @@
-"""The form of a run that is a command."""
+"""Form of a new command."""
 
 from typing import Annotated, Any
 
@@ -32,12 +32,12 @@ def new_command(
     principal: SignedIn,
     source: Annotated[RunId | None, Query(alias="from")] = None,
 ) -> HTMLResponse:
-    """Show the form, empty or with what another command had."""
+    """Show the form, empty or with the values of another command."""
     if source is None:
         return _form(request, session, principal, CommandForm(), {})
     run = runs.get(session, source)
     if run.command is None:
-        raise Conflict(f"Run {run.id} is no command.")
+        raise Conflict(f"Run {run.id} is not a command.")
     values = {"name": run.name, "tags": run.tags, "priority": str(run.priority)}
     values["project"] = run.project
     values["devices_per_node"] = str(run.devices_per_node)
@@ -48,11 +48,11 @@ def new_command(
 @router.post("/runs/new/command")
 @requires(RUN_COMMANDS)
 def submit_command(request: Request, session: Db, posted: Posted, principal: SignedIn) -> Response:
-    """Queue the command, or show the form again with what was typed and what is wrong with it."""
+    """Queue the command, or show the form with its errors."""
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
     form = command_form.typed(posted, {})
     command, config, errors = command_form.submitted(form)
-    place, wrong = numbers(values, posted)
+    options, wrong = numbers(values, posted)
     try:
         submission = Submission.model_validate(
             {
@@ -61,14 +61,14 @@ def submit_command(request: Request, session: Db, posted: Posted, principal: Sig
                 "name": values["name"],
                 "tags": values["tags"],
                 "project": values["project"],
-                **place,
+                **options,
             }
         )
         if errors | wrong:
             raise Invalid(errors | wrong | check(session, submission).errors)
         run = submit(session, principal.user, submission)
     except ValidationError as error:
-        errors |= {".".join(map(str, each["loc"])): each["msg"] for each in error.errors()}
+        errors |= {".".join(map(str, flaw["loc"])): flaw["msg"] for flaw in error.errors()}
     except Invalid as error:
         errors = error.errors
     else:

@@ -1,4 +1,4 @@
-"""The form of a new run."""
+"""Form of a new run."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from db.runs import presets, runs
 
 router = APIRouter()
 
-#: What is asked of every run, whatever its recipe.
+#: Integer fields of every run, with their defaults.
 WHOLE_NUMBERS = {
     "priority": 0,
     "nodes": 1,
@@ -39,10 +39,10 @@ WHOLE_NUMBERS = {
     "parent_step": None,
     "compared_with": None,
 }
-#: Of a setting: one group at most, as schemas have it.
+#: Path of a setting, with at most one group.
 PATH = re.compile(r"\w{1,100}(\.\w{1,100})?")
 FP32 = "modules.fp32"
-#: What the form calls them, where an error is told of one.
+#: Labels of the form's fields in errors.
 RUN_TITLES = {
     "name": "Name",
     "tags": "Tags",
@@ -54,7 +54,7 @@ RUN_TITLES = {
     "recipe": "Recipe",
     "preset": "Name of the preset",
 }
-#: filled_from: the run whose settings the form had at first.
+#: filled_from: the run from which the form was prefilled.
 RUN_FIELDS = ("name", "tags", "project", "filled_from", *WHOLE_NUMBERS)
 
 
@@ -73,12 +73,12 @@ def new_run(
     preset: RowId | None = None,
     changes: Annotated[list[Text], Query(alias="set", max_length=50)] = [],  # noqa: B006
 ) -> Response:
-    """Show the form, filled with the defaults or with what another run had.
+    """Show the form, with the defaults or prefilled from another run.
 
-    step: of a checkpoint of that run, to start from.  fp32: a module to run in fp32, so as to be
-    compared with that run; it starts from that run's last checkpoint before this step, if any.
-    weights_step: of that run, to start from its weights alone.  changes: path=value, the latter
-    as JSON has it, of settings that shall be otherwise.  preset: what fills it instead.
+    step: start from this checkpoint of that run.  fp32: a module to run in fp32, compared with that
+    run and started from its last checkpoint before `before`, if any.  weights_step: start from the
+    weights of this step of that run.  changes: path=value in JSON, of changed settings.  preset:
+    prefill from this preset instead.
     """
     if preset is not None:
         return _preset(request, session, principal, preset)
@@ -105,7 +105,7 @@ def new_run(
         if weights_step is not None:
             config["weights"] = {"run": run.id, "step": weights_step}
         if step is not None:
-            config.pop("weights", None)  # a checkpoint has its own
+            config.pop("weights", None)  # the checkpoint contains the weights
             values |= {"parent_id": str(run.id), "parent_step": str(step)}
     return form(request, session, principal, recipe, config, values)
 
@@ -113,15 +113,15 @@ def new_run(
 def _preset(
     request: Request, session: Session, principal: Principal, preset_id: int
 ) -> HTMLResponse:
-    found = presets.get(session, preset_id)
-    check_project(session, Permission.SUBMIT_RUN, found.project)
-    values = {"priority": "0", "nodes": "1", "devices_per_node": "1", "project": found.project}
-    values |= {name: str(value) for name, value in found.place.items()} | {"preset": found.name}
-    return form(request, session, principal, found.recipe, deepcopy(found.config), values)
+    row = presets.get(session, preset_id)
+    check_project(session, Permission.SUBMIT_RUN, row.project)
+    values = {"priority": "0", "nodes": "1", "devices_per_node": "1", "project": row.project}
+    values |= {name: str(value) for name, value in row.place.items()} | {"preset": row.name}
+    return form(request, session, principal, row.recipe, deepcopy(row.config), values)
 
 
 def _change(text: str) -> tuple[str, Any]:
-    """Read path=value. Raises Invalid."""
+    """Parse path=value. Raises Invalid."""
     path, equals, value = text.partition("=")
     try:
         if PATH.fullmatch(path) and equals:
@@ -137,25 +137,25 @@ def _change(text: str) -> tuple[str, Any]:
 def other_recipe(
     request: Request, session: Db, posted: Posted, principal: SignedIn
 ) -> HTMLResponse:
-    """Show the form of another recipe, with what was changed in this one's as far as it goes."""
-    recipe, wanted = str(posted.get("recipe", "")), str(posted.get("other", ""))
+    """Show the form of another recipe, with the changed values that it accepts."""
+    recipe, other = str(posted.get("recipe", "")), str(posted.get("other", ""))
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
     values |= dict.fromkeys(("parent_id", "parent_step", "compared_with"), "")
     offered = workers.recipes(session)
-    before, after = workers.named(offered, recipe), workers.named(offered, wanted)
+    before, after = workers.named(offered, recipe), workers.named(offered, other)
     config: dict[str, Any] = {}
     refused: list[str] = []
     if before and after:
         typed = forms.read(before["schema"], posted)
         config, refused = forms.carried(before["schema"], after["schema"], typed)
-    return form(request, session, principal, wanted, config, values, refused=refused)
+    return form(request, session, principal, other, config, values, refused=refused)
 
 
 def _lost(_user: AdmittedEarly, posted: Posted, settings: TheSettings) -> dict[str, str]:
     return weight_uploads.lost(settings, {"weights": {"upload": posted.get(SETTING)}})
 
 
-#: Comes before the session: no transaction waits for a bucket.
+#: Checked before the session opens, so that no transaction waits for a bucket.
 Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
@@ -164,7 +164,7 @@ Lost = Annotated[dict[str, str], Depends(_lost)]
 def submit_run(
     request: Request, lost: Lost, session: Db, posted: Posted, principal: SignedIn
 ) -> Response:
-    """Queue the run, or show the form again with what was typed and what is wrong with it."""
+    """Queue the run, or show the form with its errors."""
     recipe = str(posted.get("recipe", ""))
     values = {name: str(posted.get(name, "")).strip() for name in RUN_FIELDS}
     config: dict[str, Any] = {}
@@ -186,9 +186,9 @@ def submit_run(
 
 
 def numbers(values: dict[str, str], sent: Container[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the whole numbers that are asked of every run, and which of them are none.
+    """Parse the integer fields of every run; return the values and the errors.
 
-    sent: the fields that the form had; one that must have a number is not left empty.
+    sent: the fields of the posted form; those without a null default must not be empty.
     """
     read: dict[str, Any] = dict(WHOLE_NUMBERS)
     errors = {}
@@ -205,9 +205,9 @@ def numbers(values: dict[str, str], sent: Container[str]) -> tuple[dict[str, Any
 
 
 def _name(session: Session, recipe: str) -> str:
-    """Return the name that a recipe goes by now; runs of an earlier version have its path."""
-    found = workers.named(workers.recipes(session), recipe)
-    return str(found["name"]) if found else recipe
+    """Return the current name of a recipe; runs of an earlier version have its path."""
+    offered = workers.named(workers.recipes(session), recipe)
+    return str(offered["name"]) if offered else recipe
 
 
 def form(
@@ -220,12 +220,12 @@ def form(
     errors: dict[str, str] | None = None,
     refused: Sequence[str] = (),
 ) -> HTMLResponse:
-    """Show the form with these settings and places, and what is wrong with them."""
+    """Show the form with these values and errors."""
     offered = workers.recipes(session)
     chosen = workers.named(offered, recipe)
     problem = (errors or {}).get("recipe", "")
     if recipe and chosen is None:
-        problem = f"No worker offers the recipe {recipe!r}. Choose one of those below."
+        problem = f"No worker offers the recipe {recipe!r}. Choose one below."
     chosen = chosen or (offered[0] if offered else None)
     schema = chosen["schema"] if chosen else {}
     everyone = workers.everyone(session)
@@ -239,7 +239,7 @@ def form(
         offers_commands=workers.offer_commands(session),
         chosen=chosen,
         problem=problem,
-        broken=[each for worker, _ in everyone for each in worker.recipes if "error" in each],
+        broken=[row for worker, _ in everyone for row in worker.recipes if "error" in row],
         precisions={p for worker, up in everyone if up for p in workers.precisions(worker.devices)},
         workers_up=any(alive for _worker, alive in everyone),
         precision=forms.precision_input(schema, config, errors or {}) if chosen else None,
@@ -248,7 +248,7 @@ def form(
         presets=presets.listed(session, projects, chosen["name"]) if chosen else [],
         values=dict.fromkeys((*RUN_FIELDS, "preset"), "") | values,
         errors=errors or {},
-        titles={each.path: each.title for each in config_schema.properties(schema)} | RUN_TITLES,
+        titles={field.path: field.title for field in config_schema.properties(schema)} | RUN_TITLES,
         refused=refused,
         largest_upload=weight_uploads.largest_bytes(request.app.state.settings),
     )

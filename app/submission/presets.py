@@ -1,4 +1,4 @@
-"""Presets of the form of a new run: what one keeps of a submission that could be queued."""
+"""Saving of presets for the form of a new run."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -19,25 +19,25 @@ def save(
     session: Session,
     user: User,
     name: str,
-    wanted: Submission,
+    submission: Submission,
     *,
     known: Mapping[str, str] = MappingProxyType({}),
 ) -> Preset:
-    """Save what a run would be submitted with, in place of the project's preset of that name.
+    """Save a valid submission as a preset, replacing the project's preset of that name.
 
-    known: what was found to be wrong with it before.  Raises NotFound, Forbidden, Invalid.
+    known: errors that are already known.  Raises NotFound, Forbidden, Invalid.
     """
-    project = wanted.project
+    project = submission.project
     if project is None:
         project = usual_project(session, user)
     check_project(session, Permission.SUBMIT_RUN, project)
-    wanted = wanted.model_copy(update={"project": project})
-    if wrong := {**known, **check(session, wanted).errors}:
+    submission = submission.model_copy(update={"project": project})
+    if wrong := {**known, **check(session, submission).errors}:
         raise Invalid(wrong)
-    schema = workers.recipe(session, wanted.recipe)["schema"]
-    whole = config_schema.with_defaults(schema, wanted.config)
+    schema = workers.recipe(session, submission.recipe)["schema"]
+    whole = config_schema.with_defaults(schema, submission.config)
     config, _none = forms.carried(schema, schema, whole)
-    place = wanted.model_dump(include=set(presets.PLACE))
+    place = submission.model_dump(include=set(presets.PLACE))
     return presets.save(
-        session, user, project, name, recipe=wanted.recipe, config=config, place=place
+        session, user, project, name, recipe=submission.recipe, config=config, place=place
     )

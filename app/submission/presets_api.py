@@ -1,4 +1,4 @@
-"""Presets of the form of a new run, of those projects that one may submit to."""
+"""Routes of presets for the form of a new run."""
 
 from typing import Annotated, Any
 
@@ -20,31 +20,32 @@ from db.tables import Preset
 router = APIRouter(prefix="/presets", tags=["runs"])
 
 
-class PresetWanted(Body):
-    """What a run would be submitted with, under a name."""
+class NewPreset(Body):
+    """A preset to save: a named submission."""
 
     name: Text
     recipe: Annotated[str, Field(description="Name of a recipe that a worker offers")]
     config: Annotated[
         dict[str, Any],
-        Field(default_factory=dict, description="Settings that are not the recipe's defaults"),
+        Field(default_factory=dict, description="Settings that differ from the recipe's defaults"),
     ]
-    project: Annotated[Text | None, Field(description="Null: the first that you may submit to")] = (
-        None
-    )
-    tags: Annotated[str, Field(description="With commas between them")] = ""
+    project: Annotated[Text | None, Field(description="Null: the first one with permission")] = None
+    tags: Annotated[str, Field(description="Separated by commas")] = ""
     priority: int = 0
     nodes: int = 1
     devices_per_node: int = 1
 
 
 class PresetRow(BaseModel):
-    """One that is saved. config: the settings that were not the recipe's defaults then."""
+    """A saved preset."""
 
     id: int
     name: str
     recipe: str
-    config: dict[str, Any]
+    config: Annotated[
+        dict[str, Any],
+        Field(description="Settings that differed from the recipe's defaults when it was saved"),
+    ]
     project: str
     tags: list[str]
     priority: int
@@ -58,37 +59,40 @@ class PresetRow(BaseModel):
 def list_presets(
     session: Db,
     principal: SignedIn,
-    name: Annotated[Text | None, Query(description="Those that are called so, alone")] = None,
-    project: Annotated[Text | None, Query(description="Of this one alone")] = None,
+    name: Annotated[Text | None, Query(description="Only presets of this name")] = None,
+    project: Annotated[Text | None, Query(description="Only presets of this project")] = None,
 ) -> list[PresetRow]:
-    """List the presets of projects that you may submit to, by name, 500 at most."""
+    """List the presets of projects to which the user may submit, by name, at most 500."""
     names = may_submit_to(session, principal.grants)
     if project is not None:
-        names = [each for each in names if each == project]
-    return [_told(each) for each in presets.found(session, names, name=name)]
+        names = [known for known in names if known == project]
+    return [_row(preset) for preset in presets.found(session, names, name=name)]
 
 
 @router.post("", status_code=201)
 @requires(ACCOUNT)
 @audited("name", "recipe", "project")
-def save_preset(wanted: PresetWanted, session: Db, principal: SignedIn) -> PresetRow:
-    """Save a preset, in place of the project's own of that name. For who may submit to it."""
-    if wrong := flaw(wanted.recipe):
+def save_preset(body: NewPreset, session: Db, principal: SignedIn) -> PresetRow:
+    """Save a preset, replacing the project's preset of that name.
+
+    Requires permission to submit to the project.
+    """
+    if wrong := flaw(body.recipe):
         raise Invalid({"recipe": wrong})
-    submission = Submission(**wanted.model_dump(exclude={"name"}))
-    return _told(save(session, principal.user, wanted.name, submission))
+    submission = Submission(**body.model_dump(exclude={"name"}))
+    return _row(save(session, principal.user, body.name, submission))
 
 
 @router.delete("/{preset_id}", status_code=204)
 @requires(ACCOUNT)
 def delete_preset(preset_id: RowId, session: Db, _principal: SignedIn) -> None:
-    """Delete a preset. For who may submit to its project."""
+    """Delete a preset. Requires permission to submit to its project."""
     preset = presets.get(session, preset_id)
     check_project(session, Permission.SUBMIT_RUN, preset.project)
     session.delete(preset)
 
 
-def _told(preset: Preset) -> PresetRow:
+def _row(preset: Preset) -> PresetRow:
     columns = ("id", "name", "recipe", "config", "project", "saved_at")
     place = {"priority": 0, "nodes": 1, "devices_per_node": 1} | preset.place
     place["tags"] = run_metadata.parted(preset.place.get("tags", ""))

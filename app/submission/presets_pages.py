@@ -1,4 +1,4 @@
-"""Presets of the form of a new run: saved from it, and deleted."""
+"""Forms to save and delete presets of the form of a new run."""
 
 from typing import Any
 
@@ -27,21 +27,21 @@ router = APIRouter(prefix="/presets")
 @requires(ACCOUNT)
 @audited("preset", "recipe", "project")
 def save_preset(request: Request, session: Db, posted: Posted, principal: SignedIn) -> Response:
-    """Save what the form holds under a name, or show it again with what is wrong with it."""
+    """Save the form's values under a name, or show the form with its errors."""
     recipe = str(posted.get("recipe", ""))
     schema = workers.recipe(session, recipe)["schema"]
     values = {name: str(posted.get(name, "")).strip() for name in (*RUN_FIELDS, "preset")}
     config = forms.read(schema, posted)
     try:
-        place, errors = new_run_pages.numbers(values, posted)
-        kept: dict[str, Any] = {name: place[name] for name in presets.PLACE if name in place}
-        kept["tags"] = values["tags"]
-        kept["project"] = values["project"] or None
-        wanted = Submission(recipe=recipe, config=config, **kept)
-        saved = save(session, principal.user, values["preset"], wanted, known=errors)
+        numbers, errors = new_run_pages.numbers(values, posted)
+        fields: dict[str, Any] = {name: numbers[name] for name in presets.PLACE if name in numbers}
+        fields["tags"] = values["tags"]
+        fields["project"] = values["project"] or None
+        submission = Submission(recipe=recipe, config=config, **fields)
+        saved = save(session, principal.user, values["preset"], submission, known=errors)
     except Invalid as error:
-        # Of the form `name` is the run's, which no preset keeps.
-        wrong = {"preset" if each == "name" else each: text for each, text in error.errors.items()}
+        # The form's `name` is the run's, which a preset does not store.
+        wrong = {"preset" if path == "name" else path: text for path, text in error.errors.items()}
         return new_run_pages.form(request, session, principal, recipe, config, values, wrong)
     return back_to(request, f"/runs/new?preset={saved.id}", f"The preset {saved.name} is saved.")
 
@@ -51,7 +51,7 @@ def save_preset(request: Request, session: Db, posted: Posted, principal: Signed
 def delete_preset(
     request: Request, preset_id: RowId, session: Db, _principal: SignedIn
 ) -> RedirectResponse:
-    """Delete one."""
+    """Delete a preset."""
     preset = presets.get(session, preset_id)
     check_project(session, Permission.SUBMIT_RUN, preset.project)
     session.delete(preset)

@@ -1,4 +1,4 @@
-"""The recipes that workers offer, each with its settings; those that could not be loaded, too."""
+"""Pages of the recipes that workers offer, including those that could not be loaded."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,34 +20,34 @@ from db.tables import Worker
 
 router = APIRouter()
 
-#: What a recipe's worker need not say.
-UNTOLD: dict[str, Any] = {"file": "", "package": "", "place": "", "check": None}
+#: Defaults of optional fields of a recipe.
+DEFAULTS: dict[str, Any] = {"file": "", "package": "", "place": "", "check": None}
 
 
 @dataclass
 class Offered:
-    """A recipe as the first of its workers has it. alike: whether all have the same settings."""
+    """A recipe that workers offer."""
 
-    recipe: dict[str, Any]
+    recipe: dict[str, Any]  # of the first of its workers
     workers: list[str] = field(default_factory=list)
-    alike: bool = True
+    alike: bool = True  # whether it has the same settings on all of them
 
     @property
     def own(self) -> list[Property]:
-        """The settings that the recipe itself has."""
-        return [each for each in self.properties if each.group == "recipe"]
+        """The recipe's own settings."""
+        return [prop for prop in self.properties if prop.group == "recipe"]
 
     @property
     def properties(self) -> list[Property]:
         """All settings, the recipe's own first."""
-        found = config_schema.properties(self.recipe.get("schema", {}))
-        return sorted(found, key=lambda each: each.group != "recipe")
+        properties = config_schema.properties(self.recipe.get("schema", {}))
+        return sorted(properties, key=lambda prop: prop.group != "recipe")
 
 
 @router.get("/recipes")
 @requires(SIGNED_IN)
 def list_recipes(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
-    """Show what can be trained now, where it comes from, and what could not be loaded."""
+    """Show the recipes of the workers that are up, and those that could not be loaded."""
     up = [worker for worker, is_alive in workers.everyone(session) if is_alive]
     offered = by_name(up)
     return page(
@@ -55,37 +55,37 @@ def list_recipes(request: Request, session: Db, principal: SignedIn) -> HTMLResp
         "submission/recipes.html",
         principal=principal,
         up=up,
-        broken=[each for each in offered if "error" in each.recipe],
-        lacking=[each for each in offered if "needs" in each.recipe],
-        offered=[each for each in offered if "schema" in each.recipe],
+        broken=[row for row in offered if "error" in row.recipe],
+        lacking=[row for row in offered if "needs" in row.recipe],
+        offered=[row for row in offered if "schema" in row.recipe],
     )
 
 
 @router.get("/recipes/{name:path}")
 @requires(SIGNED_IN)
 def show_recipe(name: Text, request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
-    """Show one with all of its settings. Raises NotFound."""
+    """Show a recipe with all of its settings. Raises NotFound."""
     up = [worker for worker, is_alive in workers.everyone(session) if is_alive]
-    offered = [each for each in by_name(up) if "schema" in each.recipe]
-    found = workers.named([each.recipe for each in offered], name)
-    if found is None:
-        known = ", ".join(each.recipe["name"] for each in offered) or "none: no worker is up"
+    offered = [row for row in by_name(up) if "schema" in row.recipe]
+    recipe = workers.named([row.recipe for row in offered], name)
+    if recipe is None:
+        known = ", ".join(row.recipe["name"] for row in offered) or "none: no worker is up"
         raise NotFound(f"No worker that is up offers the recipe {name!r}. They offer: {known}.")
-    each = next(each for each in offered if each.recipe is found)
-    return page(request, "submission/recipe.html", principal=principal, each=each)
+    row = next(row for row in offered if row.recipe is recipe)
+    return page(request, "submission/recipe.html", principal=principal, each=row)
 
 
 def by_name(up: Iterable[Worker]) -> list[Offered]:
-    """Return each recipe once, in order of title, with the workers that have it in that state."""
-    found: dict[tuple[str, ...], Offered] = {}
+    """Return each recipe once, in order of title, with the workers on which it has that state."""
+    rows: dict[tuple[str, ...], Offered] = {}
     for worker in up:
         for recipe in worker.recipes:
-            told = recipe.get("error") or recipe.get("needs") or ""
-            offered = found.setdefault((recipe["name"], told), Offered(UNTOLD | recipe))
+            state = recipe.get("error") or recipe.get("needs") or ""
+            offered = rows.setdefault((recipe["name"], state), Offered(DEFAULTS | recipe))
             offered.workers.append(worker.name)
             offered.alike &= recipe.get("schema") == offered.recipe.get("schema")
-    return sorted(found.values(), key=_title)
+    return sorted(rows.values(), key=_title)
 
 
-def _title(each: Offered) -> tuple[str, str]:
-    return str(each.recipe.get("title") or each.recipe["name"]).casefold(), each.recipe["name"]
+def _title(row: Offered) -> tuple[str, str]:
+    return str(row.recipe.get("title") or row.recipe["name"]).casefold(), row.recipe["name"]

@@ -38,7 +38,7 @@ LENGTHS["project"] = projects.NAME_CHARACTERS
 
 
 def _bounded(name: str, default: Any, description: str) -> Any:
-    """Declare a bounded field; `check` validates it and words the error."""
+    """Declare a bounded field; `check` validates it, with our error message."""
     bounds: dict[str, Any] = {}
     if name in LIMITS:
         bounds["minimum"], bounds["maximum"] = LIMITS[name]
@@ -59,20 +59,20 @@ class Submission(BaseModel):
     command: Annotated[Command | None, Field(description="Instead of a recipe")] = None
     config: Annotated[
         dict[str, Any],
-        Field(description="As the recipe's JSON Schema says; of a command, values by placeholder"),
+        Field(description="By the recipe's JSON Schema; of a command, values by placeholder"),
     ] = {}
     name: str = _bounded("name", "", "Empty: recipe and precision, or the script")
-    tags: str = _bounded("tags", "", "With commas between them")
+    tags: str = _bounded("tags", "", "Separated by commas")
     project: str | None = _bounded(
-        "project", None, "Null: that of the run it starts from, or else the first you may submit to"
+        "project", None, "Null: that of its parent run, or else the first one with permission"
     )
     priority: int = _bounded("priority", 0, "Higher starts sooner")
-    nodes: int = _bounded("nodes", 1, "Workers to train on together")
-    devices_per_node: int = _bounded("devices_per_node", 1, "Devices to train on, of each node")
-    after_id: int | None = _bounded("after_id", None, "Run whose end this one waits for")
-    parent_id: int | None = _bounded("parent_id", None, "Run from whose checkpoint to start")
+    nodes: int = _bounded("nodes", 1, "Number of workers")
+    devices_per_node: int = _bounded("devices_per_node", 1, "Number of devices of each node")
+    after_id: int | None = _bounded("after_id", None, "Start after the end of this run")
+    parent_id: int | None = _bounded("parent_id", None, "Start from a checkpoint of this run")
     parent_step: int | None = _bounded("parent_step", None, "Step of that checkpoint")
-    compared_with: int | None = _bounded("compared_with", None, "Run beside which to lay this one")
+    compared_with: int | None = _bounded("compared_with", None, "Compare with this run, in a group")
 
 
 def submit(
@@ -86,7 +86,7 @@ def submit(
 ) -> Run:
     """Validate and queue a run, or return the run of the same idempotency key.
 
-    request: what the key was sent with, if not the submission.  known: errors that are already
+    request: the request with the key, if it is not the submission.  known: errors that are already
     known.  Raises Invalid, OverQuota.
     """
     request_hash = hash_of_request(request or submission.model_dump(mode="json"))
@@ -98,7 +98,7 @@ def submit(
     if submission.command is not None:
         errors |= check_commands(session, user)
     grants = permissions.limits(session)
-    if grants is None:  # a sweep that goes on without its owner
+    if grants is None:  # the server submits a run of a sweep
         grants = permissions.grants(session, user)
         errors |= check_project(session, grants, submission.project or projects.DEFAULT)
         errors |= check_sources(session, grants, submission, checked.config)
@@ -138,13 +138,13 @@ def _expected_seconds(
     """Return the time of the slowest similar run; None if there is none."""
     training = config["training"]
     if training.get("epochs") is not None:
-        return None  # nobody knows the steps before the data is read
+        return None  # the number of steps is unknown before the data is read
     sizes = {
         name: forms.input_text(value)
         for name, value in config.get("recipe", {}).items()
         if not isinstance(value, float)
     }
-    found = estimates.alike(
+    similar = estimates.alike(
         session,
         recipes={recipe, submission.recipe},
         precision=config["precision"],
@@ -153,18 +153,18 @@ def _expected_seconds(
         batch_size=training.get("batch_size"),
         has_same_sizes=lambda settings: same_sizes(settings, sizes),
     )
-    if not (found.same_sizes and found.same_batch_size):
+    if not (similar.same_sizes and similar.same_batch_size):
         return None
-    return float(training["steps"] - (submission.parent_step or 0)) / found.slowest
+    return float(training["steps"] - (submission.parent_step or 0)) / similar.slowest
 
 
-def same_sizes(settings: dict[str, Any], asked: Mapping[str, str]) -> bool:
-    """Return whether settings equal the given ones in every size that both have.
+def same_sizes(settings: dict[str, Any], requested: Mapping[str, str]) -> bool:
+    """Return whether settings equal the requested ones in every size that both have.
 
-    Rates and fractions are no sizes.
+    Rates and fractions are not sizes.
     """
     return all(
-        isinstance(value, float) or asked.get(name) in (None, forms.input_text(value))
+        isinstance(value, float) or requested.get(name) in (None, forms.input_text(value))
         for name, value in settings.items()
     )
 
@@ -174,11 +174,12 @@ def check_commands(session: Session, user: User) -> dict[str, str]:
     grants = permissions.limits(session)
     is_whole = grants is None or (grants.most == frozenset(Permission) and grants.only is None)
     if not is_whole:
-        allowed = "allowed: a recipe, or a token that may do all that you may, in every project"
-        return {"command": f"this token queues no command lines; {allowed}"}
+        allowed = "allowed: a recipe, or a token with full access to all projects"
+        return {"command": f"this token cannot queue command lines; {allowed}"}
     if user.is_admin or user.runs_commands:
         return {}
-    return {"command": "it needs a right of its own, which operators give; allowed: a recipe"}
+    text = "command lines require a separate permission, which an admin grants"
+    return {"command": f"{text}; allowed: a recipe"}
 
 
 def check_project(session: Session, grants: Grants, project: str) -> dict[str, str]:
@@ -213,11 +214,11 @@ def _first(session: Session, grants: Grants) -> str:
     return next(iter(may_submit_to(session, grants)), projects.DEFAULT)
 
 
-def most_priority(session: Session, project: str, wanted: int) -> int:
+def most_priority(session: Session, project: str, priority: int) -> int:
     """Return a priority, lowered to the default for users who may not prioritize."""
     grants = permissions.limits(session)
     may = grants is None or grants.may(Permission.PRIORITIZE_RUN, project)
-    return wanted if may else min(wanted, 0)
+    return priority if may else min(priority, 0)
 
 
 def _check_permissions(
@@ -227,7 +228,7 @@ def _check_permissions(
     project = _project(session, grants, submission)
     errors = check_project(session, grants, project)
     if submission.priority > 0 and not grants.may(Permission.PRIORITIZE_RUN, project):
-        allowed = "allowed: at most 0, for you may not order the queue of this project"
+        allowed = "allowed: at most 0 without permission to prioritize runs of this project"
         errors["priority"] = f"{submission.priority} is not allowed; {allowed}"
     return errors | check_sources(session, grants, submission, config)
 
@@ -250,22 +251,22 @@ def check_sources(
     for field, run_id in sources.items():
         source = session.get(Run, run_id) if run_id is not None else None
         if source is not None and not grants.may(Permission.DOWNLOAD_FILES, source.project):
-            errors[field] = f"run {run_id} is of a project that you may download nothing of"
+            errors[field] = f"you have no permission to download files of the project of {run_id}"
     upload = weights.get("upload")
     if upload is not None and not uploads.may_download(session, grants, upload):
         errors[uploads.SETTING] = uploads.NOT_YOURS.format(upload)
     compared_id = submission.compared_with
     compared = session.get(Run, compared_id) if compared_id is not None else None
     if compared is not None and not grants.may(Permission.SUBMIT_RUN, compared.project):
-        text = f"run {compared_id} is of a project that you may not submit to"
-        errors["compared_with"] = f"{text}; allowed: a run of a project that you may"
+        text = f"you have no permission to submit to the project of run {compared_id}"
+        errors["compared_with"] = f"{text}; allowed: a run of a project with permission"
     return errors
 
 
 def may_submit_to(session: Session, grants: Grants) -> list[str]:
     """Return the projects to which the user may submit."""
     known = projects.listed(session, grants.projects)
-    return [each.name for each in known if grants.may(Permission.SUBMIT_RUN, each.name)]
+    return [row.name for row in known if grants.may(Permission.SUBMIT_RUN, row.name)]
 
 
 def _recipe_name(session: Session, submission: Submission) -> str:
@@ -274,19 +275,19 @@ def _recipe_name(session: Session, submission: Submission) -> str:
     A run of an earlier version has the path, and so have its forks and comparisons.
     """
     offered = workers.recipe(session, submission.recipe)
-    beside_id = submission.parent_id or submission.compared_with
-    beside = session.get(Run, beside_id) if beside_id is not None else None
-    if beside is not None and beside.recipe == offered.get("reference"):
-        return beside.recipe
+    related_id = submission.parent_id or submission.compared_with
+    related = session.get(Run, related_id) if related_id is not None else None
+    if related is not None and related.recipe == offered.get("reference"):
+        return related.recipe
     return str(offered["name"])
 
 
 class Checked(NamedTuple):
-    """config: the whole one, parsed.  errors: what is wrong, by the path of each field."""
+    """A validated submission."""
 
     command: dict[str, Any]
-    config: dict[str, Any]
-    errors: dict[str, str]
+    config: dict[str, Any]  # complete and parsed
+    errors: dict[str, str]  # by path of the field
 
 
 def check(session: Session, submission: Submission) -> Checked:
@@ -296,19 +297,21 @@ def check(session: Session, submission: Submission) -> Checked:
         config, errors = _check_recipe(session, submission)
     else:
         devices = submission.devices_per_node
-        given = submission.command, submission.config
-        command, config, errors = command_lines.check(session, *given, devices)
+        command, config, errors = command_lines.check(
+            session, submission.command, submission.config, devices
+        )
         if submission.recipe:
             errors["recipe"] = f"{submission.recipe[:100]!r} and a command; allowed: one of the two"
         if submission.parent_id is not None:
-            errors["parent_id"] = "a command starts from no checkpoint; allowed: with a recipe"
+            errors["parent_id"] = "a command cannot start from a checkpoint; allowed: for recipes"
         if submission.nodes > 1:
-            text = f"{submission.nodes} is not allowed; allowed: 1, for a command is of one node"
+            text = f"{submission.nodes} is not allowed; allowed: 1 node for a command"
             errors["nodes"] = text
         if submission.compared_with is not None:
-            errors["compared_with"] = "a command is laid beside no run; allowed: with a recipe"
+            text = "a command cannot be compared in a group; allowed: for recipes"
+            errors["compared_with"] = text
     if any(path in errors for path in ("recipe", "config")):
-        return Checked(command, config, errors)  # too much to be told more of
+        return Checked(command, config, errors)  # further checks would add misleading errors
     errors |= _check_place(session, submission)
     grants = permissions.limits(session)
     if grants is not None and not errors.keys() & {"parent_id", "project", "priority"}:
@@ -338,17 +341,17 @@ def _check_recipe(
 
 
 def _contradictions(config: dict[str, Any]) -> dict[str, str]:
-    """Return the settings that contradict each other, before a worker fails on them.
+    """Return errors of contradictory settings, on which a worker would fail.
 
-    All other errors are found by the schema.
+    The schema detects all other errors.
     """
     try:
         RunConfig[Any].model_validate({"recipe": {}} | config)
     except ValidationError as error:
         return dict(
-            _blamed(config, each["loc"], str(each["ctx"]["error"]))
-            for each in error.errors()
-            if each["type"] == "value_error"
+            _blamed(config, flaw["loc"], str(flaw["ctx"]["error"]))
+            for flaw in error.errors()
+            if flaw["type"] == "value_error"
         )
     return {}
 
@@ -356,34 +359,34 @@ def _contradictions(config: dict[str, Any]) -> dict[str, str]:
 def _blamed(config: dict[str, Any], group: tuple[int | str, ...], message: str) -> tuple[str, str]:
     """Return the setting or group that a message begins with, and the message."""
     path = [*map(str, group), *message.split(maxsplit=1)[0].split(".")]
-    found: Any = config
+    value: Any = config
     for part in path:
-        found = found.get(part, path) if isinstance(found, dict) else path
-    return ".".join(path if found is not path else path[:1]), message
+        value = value.get(part, path) if isinstance(value, dict) else path
+    return ".".join(path if value is not path else path[:1]), message
 
 
 def _find_weights(session: Session, config: dict[str, Any]) -> dict[str, str]:
     """Return errors of the initial weights; resolve "newest" to a step."""
-    wanted = config.get("weights", {})
-    run_id, step = wanted.get("run"), wanted.get("step")
-    sources = {name: wanted.get(name) for name in ("path", "upload", "run")}
-    told = [name for name, value in sources.items() if value is not None]
-    if len(told) > 1:
-        text = " and ".join(f"{name} {str(sources[name])[:100]}" for name in told)
-        return {f"weights.{told[0]}": f"{text}; allowed: one of {', '.join(sources)}"}
+    weights = config.get("weights", {})
+    run_id, step = weights.get("run"), weights.get("step")
+    sources = {name: weights.get(name) for name in ("path", "upload", "run")}
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) > 1:
+        text = " and ".join(f"{name} {str(sources[name])[:100]}" for name in given)
+        return {f"weights.{given[0]}": f"{text}; allowed: one of {', '.join(sources)}"}
     if step is not None and run_id is None:
-        return {"weights.step": f"{step} says nothing without run, whose checkpoint it is"}
+        return {"weights.step": f"{step} has no effect without run, the run of the checkpoint"}
     if run_id is None:
         return {}
     source = session.get(Run, run_id)
     is_deleted = source is not None and source.deleted_at is not None
-    found = [] if is_deleted or source is None else checkpoints.weights_at(session, run_id, step)
+    files = [] if is_deleted or source is None else checkpoints.weights_at(session, run_id, step)
     if is_deleted:
-        return {"weights.run": f"run {run_id} was deleted; allowed: a run that is not"}
-    if not found:
+        return {"weights.run": f"run {run_id} is deleted; allowed: a run that is not deleted"}
+    if not files:
         at = "" if step is None else f" at step {step}"
         return {"weights.run": f"run {run_id} has saved no weights{at}"}
-    wanted["step"] = found[0].step
+    weights["step"] = files[0].step
     return {}
 
 
@@ -401,8 +404,8 @@ def _check_place(session: Session, submission: Submission) -> dict[str, str]:
         elif wrong := flaw(text):
             errors[name] = wrong
     if submission.parent_step is not None and submission.parent_id is None:
-        message = f"{submission.parent_step} says nothing without parent_id"
-        errors.setdefault("parent_step", f"{message}, the run whose checkpoint it is")
+        message = f"{submission.parent_step} has no effect without parent_id"
+        errors.setdefault("parent_step", f"{message}, the run of the checkpoint")
     after_id = submission.after_id
     if (
         after_id is not None

@@ -202,7 +202,7 @@ def test_link_makes_the_first_user_alone(tmp_path: Path) -> None:
     assert "1 to 64 are allowed" in halfstep("link", "x" * 65, **environment).stderr
     assert "/?token=" in halfstep("link", "bob", **environment).stdout
     ended = halfstep("link", "bbo", **environment)
-    assert "There is no user 'bbo': `halfstep user add NAME` makes one." in ended.stderr
+    assert "There is no user 'bbo': `halfstep user add NAME` creates one." in ended.stderr
     database = Database(f"sqlite:///{tmp_path / 'halfstep.db'}")
     with database.reading() as session:
         assert session.scalars(select(User.name)).all() == ["bob"]
@@ -240,7 +240,7 @@ def test_backup_migrates_nothing(site: Site, tmp_path: Path) -> None:
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     command.downgrade(site.database.migrations(), "0005")
     ended = halfstep("backup", str(tmp_path / "backup"), **environment)
-    assert "is not of this version: `halfstep migrate` changes that" in ended.stderr
+    assert "has an older version of the tables: run `halfstep migrate` first" in ended.stderr
     assert not site.database.is_current()
 
 
@@ -250,7 +250,7 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
     folder = str(tmp_path / "backup")
     told = halfstep("backup", folder, **environment).stdout
     assert "0 files" in told
-    assert "not in it: all of the data folder that no run names" in told
+    assert "not included: files of the data folder that no run names" in told
     assert "exists already" in halfstep("backup", folder, **environment).stderr
     ended = halfstep("backup", "/proc/x", **environment)
     assert ended.returncode == 1

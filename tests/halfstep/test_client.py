@@ -206,7 +206,9 @@ def test_a_command_is_submitted_by_client_and_by_hand(
     assert client.run(run["id"])["command"]["parameters"]["lr"]["maximum"] == 1
     with pytest.raises(ApiError, match=r"config\.lr: lr is 2"):
         client.submit_command("python train.py {lr}", {"lr": 2}, schema=rules)
-    with pytest.raises(ApiError, match=r"config\.lr: the line names no {lr}; it names: none"):
+    with pytest.raises(
+        ApiError, match=r"config\.lr: the line has no placeholder {lr}; allowed: none"
+    ):
         client.submit_command("python train.py", {"lr": 2})
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     words = ["run", "submit", "--command", "python it.py {lr} {name}", "--param", "lr=1e-3"]

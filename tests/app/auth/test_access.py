@@ -178,7 +178,10 @@ def test_a_sweep_goes_on_with_what_its_owner_may_download(
         trials = select(Trial.run_id).where(Trial.sweep_id == sweep_id)
         ended = update(Run).where(Run.id.in_(trials)).values(status=Status.FINISHED, ended_at=1.0)
         session.execute(ended)
-    with pytest.raises(Invalid, match="you may download nothing of"), database.writing() as session:
+    with (
+        pytest.raises(Invalid, match="no permission to download files"),
+        database.writing() as session,
+    ):
         sweep_submission.continue_sweep(session, sweep_id)
 
 
@@ -211,7 +214,7 @@ def test_a_token_of_one_project_queues_no_command(
     body = {"command": {"line": "true"}, "project": OPEN}
     answer = client_of(app, database, ada, project=OPEN).post("/api/v1/runs", json=body)
     assert answer.status_code == 422
-    assert "this token queues no command lines" in answer.json()["errors"]["command"]
+    assert "this token cannot queue command lines" in answer.json()["errors"]["command"]
 
 
 def test_a_token_to_read_makes_no_alert_rule(
@@ -286,7 +289,7 @@ def test_a_run_is_compared_with_those_that_one_may_submit_beside(
     body = {"recipe": "digits", "project": OPEN, "compared_with": other.id}
     answer = client_of(app, database, viewer).post("/api/v1/runs", json=body)
     assert answer.status_code == 422
-    assert "may not submit to" in answer.json()["errors"]["compared_with"]
+    assert "no permission to submit to" in answer.json()["errors"]["compared_with"]
     with database.reading() as session:
         unchanged = runs.get(session, other.id)
         assert (unchanged.group_id, unchanged.revision) == (None, other.revision)

@@ -155,7 +155,7 @@ def test_a_token_may_no_more_than_it_says(
         assert script.get("/api/v1/users").status_code == 403
         if allowed:
             answer = script.post("/api/v1/runs", json={"command": {"line": "python it.py"}})
-            assert "this token queues no command lines" in answer.json()["errors"]["command"]
+            assert "this token cannot queue command lines" in answer.json()["errors"]["command"]
     full = _script(app, database, ada)
     answer = full.post("/api/v1/runs", json={"command": {"line": "python it.py"}})
     assert answer.status_code == 201, answer.text

@@ -284,7 +284,7 @@ def test_the_comparison_says_what_a_module_in_fp32_cost_and_saved(
     steps["step_us"] = 100_000
     record(database, running, steps, events=[*make_events(lost), replay])
     [finding] = browser.get("/api/v1/runs/1/findings").json()["findings"]
-    promised = "what that costs in time and saves in skips."
+    promised = "shows the cost in time and the saved skips."
     assert finding["module"] == "model.head"
     assert finding["text"].endswith(promised)
     assert promised in browser.get("/runs/1").text

@@ -45,7 +45,7 @@ def test_help_is_behind_the_sign_in(stranger: TestClient, browser: TestClient) -
     assert '<h2 id="the-loop">The loop</h2>' in page
     assert '<a href="#the-loop">The loop</a>' in page
     missing = browser.get("/help/nothing")
-    assert (missing.status_code, "no page of help called nothing" in missing.text) == (404, True)
+    assert (missing.status_code, "no help page nothing" in missing.text) == (404, True)
 
 
 def test_every_link_leads_somewhere() -> None:

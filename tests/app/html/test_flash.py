@@ -23,5 +23,5 @@ def test_what_was_done_travels_as_the_session_does(
     headers = {"Cookie": f"{name}={secret}", "X-CSRF-Token": token}
     with TestClient(app, f"{scheme}://localhost", headers=headers, follow_redirects=False) as it:
         answer = it.post("/projects", data={"name": "vision"})
-    assert answer.headers["set-cookie"].startswith(f"{COOKIE}=The%20project%20is%20made.")
+    assert answer.headers["set-cookie"].startswith(f"{COOKIE}=The%20project%20is%20created.")
     assert ("; Secure" in answer.headers["set-cookie"]) is (scheme == "https")

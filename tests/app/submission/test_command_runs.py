@@ -73,7 +73,7 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
         ({"git": "ext::sh -c true"}, "command.git", "https://… or file://…"),
         ({"git": "--upload-pack=true"}, "command.git", "https://… or file://…"),
         ({"git": "https://host/it", "commit": "main"}, "command.commit", "a commit's hash"),
-        ({"commit": "abcdef0"}, "command.commit", "says nothing without git"),
+        ({"commit": "abcdef0"}, "command.commit", "has no effect without git"),
         (
             {"git": "https://host/it", "commit": "abcdef0", "folder": "../it"},
             "command.folder",
@@ -82,11 +82,11 @@ def test_a_command_is_queued_and_comes_back_as_it_was_submitted(
         ({"variables": {"A B": ""}}, "command.variables.A B", "not a digit first"),
         ({"variables": {"HALFSTEP_RUN_FOLDER": "/"}}, None, "the worker sets it"),
         ({"variables": {"A": "x" * 10_001}}, "command.variables.A", "10,000"),
-        ({"secrets": ["NONE"]}, "command.secrets", "no secret 'NONE'; there are: none"),
+        ({"secrets": ["NONE"]}, "command.secrets", "no secret 'NONE'; allowed: none"),
         ({"parameters": {"other": {}}}, "command.parameters.other", "no placeholder {other}"),
-        ({"parameters": {"lr": {"minimum": 0}}}, "command.parameters.lr", "has bounds"),
+        ({"parameters": {"lr": {"minimum": 0}}}, "command.parameters.lr", "has no bounds"),
         ({"parameters": {"lr": {"type": "number", "minimum": 2, "maximum": 1}}}, None, "bounds"),
-        ({"parameters": {"lr": {"type": "number", "enum": ["a"]}}}, None, "has choices"),
+        ({"parameters": {"lr": {"type": "number", "enum": ["a"]}}}, None, "has no choices"),
         ({"parameters": {"lr": {"enum": []}}}, "command.parameters.lr", "1 to 100"),
         ({"parameters": {"lr": {"enum": ["a"], "default": "b"}}}, None, "one of a"),
         ({"parameters": {"lr": {"type": "list"}}}, "command.parameters.lr.type", "'number'"),
@@ -123,10 +123,13 @@ def test_other_things_that_a_command_is_not(script: TestClient, offered: None) -
     """It has no recipe, no checkpoint to start from, and ranks only where torchrun starts them."""
     for body, message in (
         ({"recipe": "digits", "command": {"line": "true"}}, "allowed: one of the two"),
-        ({"command": {"line": "true"}, "parent_id": 1}, "starts from no checkpoint"),
+        ({"command": {"line": "true"}, "parent_id": 1}, "cannot start from a checkpoint"),
         ({"command": {"line": "true"}, "devices_per_node": 2}, "allowed: python SCRIPT"),
-        ({"command": {"line": "a"}, "config": {"b": 1}}, "the line names no {b}; it names: none"),
-        ({"command": {"line": "a {b}"}}, "config.b: the line names {b}, which has no value"),
+        (
+            {"command": {"line": "a"}, "config": {"b": 1}},
+            "the line has no placeholder {b}; allowed: none",
+        ),
+        ({"command": {"line": "a {b}"}}, "config.b: the placeholder {b} needs a value"),
     ):
         answer = script.post("/api/v1/runs", json=body)
         assert (answer.status_code, message in answer.text) == (422, True), answer.text

@@ -26,11 +26,11 @@ def test_a_cost_is_told_in_figures_and_words(
     assert told["seconds"] == {"least": 120.0, "most": 300.0}
     assert told["like_runs"] == [2, 1]
     assert told["told"] == [
-        "2 min 0 s to 5 min 0 s of steps, at the 2 to 5 steps/s of 2 like runs",
+        "2 min 0 s to 5 min 0 s of steps, at the 2 to 5 steps/s of 2 similar runs",
         "3 checkpoints of 1.5 MB, 4.5 MB",
     ]
     told = script.get("/api/v1/estimates", params=ASKED | {"batch_size": 9}).json()
-    assert told["told"][0].endswith("of 2 like runs, of other batch sizes")
+    assert told["told"][0].endswith("of 2 similar runs, of other batch sizes")
 
 
 def test_runs_of_other_sizes_are_not_alike(
@@ -61,7 +61,7 @@ def test_a_recipe_that_only_the_drained_offer_is_told(
         worker = session.get_one(Worker, 1)
         workers.drain(session, worker.id)
     told = script.get("/api/v1/estimates", params=ASKED).json()["told"]
-    assert told == [f"it waits, for workers that offer it are drained: {worker.name}"]
+    assert told == [f"it has to wait: all workers that offer it are drained: {worker.name}"]
 
 
 def test_memory_is_told_once_a_worker_has_counted(

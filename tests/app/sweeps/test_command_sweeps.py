@@ -108,9 +108,9 @@ def test_points_are_drawn_for_placeholders(
         ({"space": {"lr": "1, 1.0"}}, "space.lr", "lr has 1 twice"),
         ({"space": {"batch": "uniform(1, 2)"}}, "space.batch", "allowed in a grid: values"),
         ({"space": {}}, "space", "0 settings"),
-        ({"space": {"lr": "0.1"}}, "config.batch", "{batch}, which has no value"),
-        ({"config": {}}, "config.name", "{name}, which has no value"),
-        ({"config": {"name": "it", "x": 1}}, "config.x", "the line names no {x}"),
+        ({"space": {"lr": "0.1"}}, "config.batch", "{batch} needs a value"),
+        ({"config": {}}, "config.name", "{name} needs a value"),
+        ({"config": {"name": "it", "x": 1}}, "config.x", "the line has no placeholder {x}"),
         ({"command": {"line": "python '"}}, "command.line", "no closing quotation"),
         ({"command": {"secrets": ["NONE"]}}, "command.secrets", "no secret 'NONE'"),
         ({"nodes": 2}, "nodes", "2 is not allowed; allowed: 1"),
@@ -176,13 +176,13 @@ def test_only_who_may_run_commands_has_them_swept(
     body = given(project="vision")
     refused = client.post("/api/v1/sweeps", json=body)
     assert refused.status_code == 422
-    assert "it needs a right of its own" in refused.json()["errors"]["command"]
+    assert "require a separate permission" in refused.json()["errors"]["command"]
     limited = client_of(app, database, ada, kind=SUBMIT)
     refused = limited.post("/api/v1/sweeps", json=body).json()["errors"]["command"]
-    assert "this token queues no command lines" in refused
+    assert "this token cannot queue command lines" in refused
     assert script.post("/api/v1/sweeps", json=body).status_code == 201
     steering = client_of(app, database, ada, kind=CONTROL)
-    for each, text in ((client, "right of its own"), (steering, "this token queues no")):
+    for each, text in ((client, "separate permission"), (steering, "this token queues no")):
         for word, asked in (("extension", {"space": {"lr": [0.7]}}), ("resumption", {})):
             each.post("/api/v1/sweeps/1/pause")
             answer = each.post(f"/api/v1/sweeps/1/{word}", json=asked)
@@ -208,7 +208,7 @@ def test_it_stops_once_its_owner_may_run_no_commands(
     finish(database, 1)
     sweep_submission.submit_due(database)
     assert client.get("/api/v1/sweeps/1").json()["status"] == "failed"
-    assert "it needs a right of its own" in str(refusal(database))
+    assert "require a separate permission" in str(refusal(database))
     with database.writing() as session:
         session.get_one(User, bob.id).runs_commands = True
     assert client.post("/api/v1/sweeps/1/resumption").json()["submitted"] == 2

@@ -420,7 +420,11 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
     assert the_sweep(database)[1] == "running"
     assert len(members(database, 1)) == 2
     begin(database, ada, runs=2)
-    for sweep_id, more, text in ((1, 1000, "1000 in all"), (2, 2, "3 in all"), (2, 0, "one of")):
+    for sweep_id, more, text in (
+        (1, 1000, "1000 in all"),
+        (2, 2, "3 in all"),
+        (2, 0, "allowed: either"),
+    ):
         with database.writing() as session, pytest.raises(Invalid, match=text):
             sweep_submission.extend(session, sweep_id, ada, runs=more)
 

@@ -207,7 +207,11 @@ def test_a_group_without_a_command_prints_its_help(capsys: pytest.CaptureFixture
         ("projects", 1, "the server does not answer"),
         ("workers", 1, "the server does not answer"),
         ("storage runs --limit 0", 2, "--limit: 0 is not allowed; allowed: 1 to 1000"),
-        ("storage prune --logs 1", 1, "--json: asks nobody; allowed: with --dry-run or --yes"),
+        (
+            "storage prune --logs 1",
+            1,
+            "--json: cannot ask for confirmation; allowed: with --dry-run or --yes",
+        ),
         ("link bob", 1, "There is no installation here"),
         ("recipe remove away.py", 1, "away.py is not "),
     ],
