@@ -185,7 +185,7 @@ def test_a_refusal_names_what_was_asked_for(
     refused = f"Your role does not let you {{}} the project {PROJECT!r}."
     rule = {"scope": f"in:{PROJECT}", "log_days": 3}
     answer = member.put("/api/v1/retention", json=rule)
-    assert answer.json()["detail"] == refused.format("set rules of retention of")
+    assert answer.json()["detail"] == refused.format("set retention rules of")
     change = {"name": PROJECT, "viewers_download": True}
     answer = member.patch("/api/v1/projects", json=change)
     assert answer.json()["detail"] == refused.format("change")
@@ -294,7 +294,7 @@ def test_nothing_is_got_round_by_submitting(
     member = _script(app, database, people[MEMBER])
     wanted = {"recipe": "digits", "project": PROJECT, "priority": 5}
     refused = member.post("/api/v1/runs", json=wanted).json()["errors"]
-    assert "order the queue" in refused["priority"]
+    assert "permission to prioritize" in refused["priority"]
     sweep = {**wanted, "space": {"training.batch_size": [8]}, "goal": "minimise"}
     assert member.post("/api/v1/sweeps", json=sweep).status_code == 422
     assert member.post("/api/v1/runs", json=wanted | {"priority": -5}).status_code == 201

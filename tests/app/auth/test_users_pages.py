@@ -286,8 +286,8 @@ def test_commands_need_a_right_of_their_own(
         bob = accounts.user_named(session, "bob")
     script = _script(app, database, bob)
     wanted = {"command": {"line": "python train.py"}}
-    assert "a right of its own" in script.post("/api/v1/runs", json=wanted).text
+    assert "separate permission" in script.post("/api/v1/runs", json=wanted).text
     assert script.get("/api/v1/secrets").status_code == 403
     assert browser.patch(f"/api/v1/users/{bob.id}", json={"change": "commands"}).status_code == 200
-    assert "a right of its own" not in script.post("/api/v1/runs", json=wanted).text
+    assert "separate permission" not in script.post("/api/v1/runs", json=wanted).text
     assert script.get("/api/v1/secrets").status_code == 200

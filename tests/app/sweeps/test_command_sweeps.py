@@ -182,7 +182,7 @@ def test_only_who_may_run_commands_has_them_swept(
     assert "this token cannot queue command lines" in refused
     assert script.post("/api/v1/sweeps", json=body).status_code == 201
     steering = client_of(app, database, ada, kind=CONTROL)
-    for each, text in ((client, "separate permission"), (steering, "this token queues no")):
+    for each, text in ((client, "separate permission"), (steering, "this token cannot queue")):
         for word, asked in (("extension", {"space": {"lr": [0.7]}}), ("resumption", {})):
             each.post("/api/v1/sweeps/1/pause")
             answer = each.post(f"/api/v1/sweeps/1/{word}", json=asked)

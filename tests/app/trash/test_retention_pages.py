@@ -110,7 +110,7 @@ def test_a_projects_own_rule_goes_before_that_of_the_instance(
         ({"checkpoint_days": "0.5"}, "Checkpoints: 0.5 is not allowed; allowed: 1 to 36,500"),
         ({"log_days": "nan"}, "Logs and samples: nan is not allowed"),
         ({"log_days": "<i>"}, "Logs and samples: &lt;i&gt; is not allowed"),
-        ({"scope": "x"}, "allowed: all, or in: and a project"),
+        ({"scope": "x"}, "allowed: all, or in:PROJECT"),
     ],
 )
 def test_what_is_no_rule_is_refused(

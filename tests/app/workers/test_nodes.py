@@ -104,7 +104,7 @@ def test_a_number_of_nodes_that_cannot_be_is_refused(
     for body, message in (
         ({"recipe": "digits", "nodes": 0}, "nodes: 0 is not allowed; allowed: a whole number"),
         ({"recipe": "digits", "nodes": 257}, "from 1 to 256"),
-        ({"command": {"line": "true"}, "nodes": 2}, "allowed: 1, for a command is of one node"),
+        ({"command": {"line": "true"}, "nodes": 2}, "allowed: 1 node for a command"),
     ):
         answer = script.post("/api/v1/runs", json=body)
         assert (answer.status_code, message in answer.text) == (422, True), answer.text

@@ -88,7 +88,7 @@ def test_skips_in_one_row_are_not_called_a_growth_into_the_limit() -> None:
         found = verdict.judge(verdict.count(attempts, [*SEARCH, *range(380, 384)], 2.0**15))
         assert found.word == "oscillating"
         assert cause in found.reason
-        assert "again and again" not in found.reason
+        assert "repeatedly grows" not in found.reason
 
 
 def test_search_ends_as_the_trainer_has_it() -> None:
