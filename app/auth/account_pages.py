@@ -144,6 +144,7 @@ def _account(
         principal=principal,
         status_code=422 if errors else 200,
         asks_current=not accounts.came_by_fresh_link(session, at_browser),
+        has_password=session.get_one(User, principal.user.id).password_hash is not None,
         tokens=accounts.api_tokens(session, principal.user),
         kinds=KINDS,
         projects=[row.name for row in projects.listed(session, principal.grants.projects)],

@@ -12,7 +12,7 @@ from db.access.permissions import Permission
 from db.alerts import channels
 from db.alerts.alert_conditions import CONDITIONS
 from db.errors import Invalid, NotFound
-from db.tables import Alert, AlertRule, Run, User
+from db.tables import ENDED, Alert, AlertRule, Run, User
 
 RUN, PROJECT, MINE, ALL = SCOPES = ("run", "project", "mine", "all")
 #: Limit per user.
@@ -51,6 +51,9 @@ def make(
     run = session.get(Run, run_id) if scope == RUN and run_id is not None else None
     if scope == RUN and (run is None or run.deleted_at is not None):
         wrong["run_id"] = f"there is no run {run_id}; allowed: the number of a run"
+    elif run is not None and run.status in ENDED:
+        text = f"run {run_id} is already {run.status}; allowed: a run that has not ended"
+        wrong["run_id"] = f"{text}. Continue the run first"
     grants = permissions.limits(session)
     if scope == PROJECT and grants is not None and not grants.may(Permission.VIEW_RUN, project):
         text = f"there is no project {project[:100]!r}; allowed: one that you see"

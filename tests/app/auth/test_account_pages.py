@@ -85,6 +85,10 @@ def test_a_link_is_fresh_for_ten_minutes(browser: TestClient, database: Database
     with database.writing() as session:
         aged = update(SignInSession).values(created_at=SignInSession.created_at - 601)
         session.execute(aged)
+    page = browser.get("/account").text
+    assert "<code>halfstep link ada</code>" in page
+    assert "Current password" not in page
+    assert 'name="password"' not in page
     answer = set_password(browser)
     assert answer.status_code == 422
     assert "sign in with a new one (halfstep link ada)" in answer.text

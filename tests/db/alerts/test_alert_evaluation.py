@@ -12,12 +12,14 @@ from db.access import accounts
 from db.alerts import alert_evaluation, channels, rules
 from db.alerts.alert_evaluation import Seen, evaluate
 from db.database import Database
+from db.errors import Invalid
 from db.files import erasure
 from db.files.storage import open_store
 from db.queue import run_control
 from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import (
+    ENDED,
     NONFINITE_LOSS,
     Alert,
     AlertRule,
@@ -422,3 +424,14 @@ def test_rules_are_checked_and_bounded(
     with database.writing() as session:
         rules.delete(session, ada, first)
     assert evaluate(database, Seen(), ADDRESS) == 0
+
+
+@pytest.mark.parametrize("status", ENDED)
+def test_a_run_that_has_ended_takes_no_rule(
+    database: Database, ada: User, running: Run, status: Status
+) -> None:
+    """Nothing more would happen to it."""
+    end(database, running, status)
+    with pytest.raises(Invalid) as refused:
+        rule(database, ada, "ended", "run", run_id=running.id)
+    assert f"run {running.id} is already {status}" in refused.value.errors["run_id"]
