@@ -18,6 +18,7 @@ from db.settings import Settings
 from db.tables import ACTIVE, COMMAND, ENDED, RECIPE, Run, Status
 from db.telemetry.series import json_number
 
+TIMED_AFTER = 10  # steps, before which the time left is unknown
 #: A number whose NaN is null and whose infinities are "Infinity" and "-Infinity".
 Number = Annotated[float | None, PlainSerializer(json_number, return_type=float | str | None)]
 
@@ -235,6 +236,9 @@ def _verdict(found: verdicts.Verdict | None) -> RunVerdict | None:
 
 
 def _seconds_left(run: Run) -> float | None:
-    if run.status != Status.RUNNING or not run.steps_per_second or not run.steps_total:
+    """Return the seconds that the remaining steps take; None before the speed is known."""
+    if run.status != Status.RUNNING or run.recorded_steps < TIMED_AFTER:
+        return None
+    if not run.steps_per_second or not run.steps_total:
         return None
     return max(run.steps_total - run.step, 0) / run.steps_per_second

@@ -86,7 +86,8 @@ NUMBERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
         "step": Run.step.expression,
         "skipped": Run.skipped.expression,
         "loss": Run.loss.expression,
-        "scale": Run.scale.expression,
+        # A loop without a scaler records 1 in each step.
+        "scale": case((or_(Run.scale != 1, Run.skipped > 0), Run.scale)),
         "priority": Run.priority.expression,
         "steps_per_second": Run.steps_per_second.expression,
         "attempt": Run.attempt.expression,

@@ -52,6 +52,7 @@ STEP_COLUMNS = (
 )
 
 
+SPEED_STEPS = 200  # over which a run's speed is averaged
 SPIKE = "spike"
 #: Events of a step that stay recorded when the training rolls back beyond the step.
 OUTLAST = (SPIKE, "failed_diagnosis", "obeyed", "length")
@@ -259,7 +260,19 @@ def _summarise(run: Run, steps: np.ndarray[Any, Any]) -> None:
     before = run.zero_steps if not len(others) else -1 - int(others[-1])
     run.zero_steps = before + len(is_zero)
     run.scale = _number(last["scale"])
-    run.steps_per_second = 1e6 / max(float(steps["step_us"][-200:].mean()), 1.0)
+    run.steps_per_second = _speed(run, steps["step_us"][-SPEED_STEPS:])
+
+
+def _speed(run: Run, step_us: np.ndarray[Any, Any]) -> float:
+    """Return the mean steps per second of about the last 200 steps; step_us: of the newest.
+
+    A run's first step is left out once there are others: it compiles, and fills caches.
+    """
+    has_first, count = run.recorded_steps <= len(step_us), len(step_us)
+    latest = max(float(step_us[1 if has_first and count > 1 else 0 :].mean()), 1.0)
+    share = count / min(SPEED_STEPS, max(run.recorded_steps - 1, count))
+    before = 1e6 / run.steps_per_second if run.steps_per_second else latest
+    return 1e6 / (before + share * (latest - before))
 
 
 def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, Any]]) -> None:

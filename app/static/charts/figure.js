@@ -17,7 +17,7 @@ const MARKED = 100 // points of a metric that are told apart: each mark is an el
 const FEW = 1 // points of a line that has no length
 /** Rows that have ticks of skipped steps. */
 const TICKED = new Set(['loss', 'scale', 'norm'])
-/** Whether there is a loss scale, whether what steps wait for data is known, or will be, and examples a step, 0: unknown. @typedef {{scaled: boolean, timed: boolean, examples: number}} Known */
+/** Whether there is a loss scale, whether what steps wait for data is known, or will be, and examples a step, 0: unknown. proven: not merely possible, before the first step. @typedef {{scaled: boolean, proven?: boolean, timed: boolean, examples: number}} Known */
 /** group: of panels; empty: above the groups. metric: that it shows. has: whether there is something to draw. lines: of a screen, in the theme's colours. @typedef {{name: string, title: string, group: string, metric?: string, has: boolean, lines: (screen: import('decimation').Screen, colors: Record<string, string>) => any[], axis: (traces: any[]) => any}} Row */
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start' }
 export const GROUPS = { gradients: 'Gradients', throughput: 'Throughput', optimizer: 'Optimizer', pinned: 'Pinned' }
@@ -28,7 +28,7 @@ const isEmptyLine = ({ y }) => y.every((value) => value === null)
 const valuesOf = (traces) => traces.flatMap(({ y }) => y)
 
 /** Every panel, in order. @param {import('points').Points} points @param {import('url_state').View} view @param {Known} known @returns {Row[]} */
-export const rowsOf = (points, view, { scaled, timed, examples }) => {
+export const rowsOf = (points, view, { scaled, proven = true, timed, examples }) => {
   const on = (screen, { x, y }) => folded({ x: points.x(x, view.x), y }, screen)
   const line = (series, name, color, more = {}) => ({
     ...series, name, type: 'scatter', mode: series.x.length > FEW ? 'lines' : 'lines+markers',
@@ -48,6 +48,7 @@ export const rowsOf = (points, view, { scaled, timed, examples }) => {
   const has = (...lines) => lines.some((name) => points.lines[name].y.some((value) => value !== null))
   const names = [...points.metrics.keys()].filter((name) => !name.startsWith('run/'))
   const losses = names.filter((name) => name.endsWith('/loss'))
+  const isScaled = proven || points.lines.scale.y.some((value) => value !== null && value !== 1)
   const lossLines = (screen, colors) => {
     const mean = points.means.loss ?? points.lines.loss
     if (!view.smooth) return [ours(screen, 'loss', 'loss', colors.loss)]
@@ -65,7 +66,7 @@ export const rowsOf = (points, view, { scaled, timed, examples }) => {
     { name: 'loss', title: 'Loss', group: '', has: true, axis: (traces) => lossAxis(view, valuesOf(traces)),
       lines: (screen, colors) => [...lossLines(screen, colors), ...losses.map((name) => measured(screen, name, colors.val))] },
     ...(scaled ? [{ name: 'scale', title: 'Loss scale', group: '', has: true, axis: (traces) => scaleAxis(valuesOf(traces)),
-      lines: (screen, colors) => [ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } })] }] : []),
+      lines: (screen, colors) => (isScaled ? [ours(screen, 'scale', 'scale', colors.scale, { line: { shape: 'hv', width: 2 } })] : []) }] : []),
     { name: 'norm', title: 'Gradient norm', group: scaled ? 'gradients' : '', has: !scaled || has('grad_norm'), axis: (traces) => logAxis(valuesOf(traces)), lines: normLines },
     ...arranged(names.filter((name) => !losses.includes(name)), view).map((name) => ({
       name: labelOf(name), metric: name, title: labelOf(name), group: view.pinned.includes(name) ? 'pinned' : prefixOf(name), has: true,

@@ -28,6 +28,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
   const panels = createPanels(section, {
     known: {
       scaled: section.dataset.scaled !== undefined,
+      proven: section.dataset.scaled === 'yes',
       timed: section.dataset.timed !== undefined,
       examples: Number(section.dataset.examples ?? 0),
     },

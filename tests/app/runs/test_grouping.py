@@ -76,6 +76,23 @@ def test_a_row_for_each_group_with_mean_spread_and_best(
     assert browser.get(f"/runs?group={'g' * 201}").status_code == 422
 
 
+def test_runs_without_a_scaler_have_no_scale(
+    database: Database, ada: User, script: TestClient
+) -> None:
+    """They record 1 in each step, which is not the mean of anything."""
+    for scale, skipped in ((1.0, 0), (1.0, 0), (1.0, 3), (512.0, 0)):
+        run = submit(database, ada)
+        with database.writing() as session:
+            row = session.get_one(Run, run.id)
+            row.scale, row.skipped, row.precision = scale, skipped, "fp16" if skipped else "fp32"
+    query = {"group": "precision", "values": "scale"}
+    groups = script.get("/api/v1/runs/groups", params=query).json()["groups"]
+    counts = {group["value"]: group["figures"]["scale"]["count"] for group in groups}
+    assert counts == {"fp32": 1, "fp16": 1}
+    listed = script.get("/api/v1/runs", params={"filter": "scale<=1"}).json()
+    assert [run["skipped"] for run in listed["runs"]] == [3]
+
+
 @pytest.mark.parametrize("word", ["sweep:x", "sweep:0", f"sweep:{'9' * 30}", "has:", "sweep>3"])
 def test_what_a_filter_cannot_mean_is_refused(word: str) -> None:
     """With what is allowed."""

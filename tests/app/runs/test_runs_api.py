@@ -9,6 +9,7 @@ from db.database import Database
 from db.runs import runs
 from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG, submit
+from tests.db.telemetry.telemetry_made import make_steps, record
 
 
 def test_a_whole_number_is_stored_as_one(offered: None, script: TestClient) -> None:
@@ -29,6 +30,18 @@ def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
     assert (run["owner"], run["tags"]) == ("ada", ["a", "b"])
     config = script.get(f"/api/v1/runs/{run['id']}/config").json()
     assert config == CONFIG | {"training": CONFIG["training"] | {"steps": 50}}
+
+
+def test_the_time_left_is_known_after_ten_steps(
+    database: Database, running: Run, script: TestClient
+) -> None:
+    """The first steps say little about the others."""
+    record(database, running, make_steps([3.0] * 9))
+    assert script.get("/api/v1/runs/1").json()["seconds_left"] is None
+    record(database, running, make_steps([3.0], first=10))
+    left = script.get("/api/v1/runs/1").json()
+    remaining = left["steps_total"] - 10
+    assert left["seconds_left"] == pytest.approx(remaining / left["steps_per_second"])
 
 
 def nested(depth: int) -> list[object]:

@@ -29,6 +29,13 @@ test('labels of a logarithmic axis stand apart', () => {
   assert.equal(between([1e-12, 1]), 3)
 })
 
+test('a loop that proves to have no scaler draws no scale', () => {
+  const known = { scaled: true, proven: false, timed: false, examples: 0 }
+  const lines = (scale) => panel('scale', pointsOf({ scale }), known).data.map(({ name }) => name)
+  assert.ok(!lines([1, 1, null]).includes('scale'))
+  assert.ok(lines([1024, 1024, 512]).includes('scale'))
+})
+
 test('panels are those that there are numbers for, or will be', () => {
   const titles = (points, known) => rows(points, known).map(({ title }) => title)
   const unknown = pointsOf({ data_us: [null, null, null] })

@@ -7,8 +7,9 @@ from starlette.testclient import TestClient
 
 from app.live import run_updates
 from db.database import Database
+from db.queue import queue
 from db.settings import Settings
-from db.tables import ControlRequest, Run, User
+from db.tables import ControlRequest, Run, Status, User
 from tests.app.conftest import CONFIG, submit
 from tests.db.telemetry.telemetry_made import (
     make_headroom,
@@ -223,3 +224,17 @@ def test_page_has_the_updates_that_round_away(
     section = browser.get("/runs/1").text.partition('<section id="updates">')[2]
     assert '<th class="number">Saved</th>' in section
     assert '<td class="number">321</td>' in section
+
+
+def test_an_ended_run_is_not_calibrating(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Nothing is searched for any more; it had too few steps for a verdict."""
+    record(database, running, make_steps([1.0] * 5, skipped=[1, 2]))
+    assert "<b>Calibrating.</b>" in browser.get("/runs/1").text
+    with database.writing() as session:
+        queue.end(session, running.id, running.attempt, Status.CANCELLED)
+    for address in ("/runs", "/runs/1"):
+        page = browser.get(address).text
+        assert "Calibrating" not in page
+        assert "Too few steps" in page

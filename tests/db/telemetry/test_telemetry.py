@@ -128,6 +128,31 @@ def test_run_shows_its_latest_figures(database: Database, running: Run) -> None:
         assert pace == pytest.approx(500 / (0.3 + 0.8))
 
 
+@pytest.mark.parametrize("pieces", [(21,), (1, 20), (2, 19), (1, *[1] * 20)])
+def test_a_slow_first_step_does_not_count_for_the_speed(
+    database: Database, running: Run, pieces: tuple[int, ...]
+) -> None:
+    """However the steps arrive."""
+    steps = make_steps([3.0] * 21)
+    steps["step_us"] = 1000
+    steps["step_us"][0] = 3_000_000
+    for part in np.split(steps, np.cumsum(pieces)[:-1]):
+        record(database, running, part)
+    with database.reading() as session:
+        assert session.get_one(Run, running.id).steps_per_second == pytest.approx(1000)
+
+
+def test_a_short_pause_changes_the_speed_little(database: Database, running: Run) -> None:
+    """The speed is that of about the last 200 steps."""
+    steps, slow = make_steps([3.0] * 300), make_steps([3.0] * 2, first=301)
+    steps["step_us"], slow["step_us"] = 1000, 50_000
+    record(database, running, steps)
+    record(database, running, slow)
+    with database.reading() as session:
+        speed = session.get_one(Run, running.id).steps_per_second
+        assert speed == pytest.approx(1e6 / (0.99 * 1000 + 0.01 * 50_000))
+
+
 def test_log_lines_and_samples_are_kept(database: Database, running: Run) -> None:
     """What was printed, and how busy the machine was, arrive with the steps."""
     line = {"number": 1, "attempt": 1, "time": 1.0, "stream": "stdout", "text": "hello"}
