@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from halfstep import field_errors
 from halfstep.config_groups import (
     Checkpoints,
     Data,
@@ -176,7 +177,7 @@ def _wrong(recipe: type[Configurable], error: ErrorDetails) -> str:
         return f"there is no such field; {meant}allowed: {', '.join(inside)}"
     if error["type"] == "model_type" and name in inside:
         return f"it is a group; allowed: {name}.FIELD, of {', '.join(inside[name]['properties'])}"
-    return error["msg"]
+    return field_errors.reason(error)
 
 
 def _group(group: type[Group], overrides: dict[str, Any]) -> type[Group]:

@@ -38,6 +38,7 @@ from db import errors
 from db.access import secrets
 from db.access.login_attempts import TooManyAttempts
 from db.database import is_outage
+from halfstep import field_errors
 
 logger = logging.getLogger(__name__)
 
@@ -71,15 +72,6 @@ STATUS_CODES: dict[type[Exception], int] = {
     errors.DatabaseUnreachable: 503,
     errors.StorageUnreachable: 503,
     errors.StorageFull: 507,
-}
-#: Messages instead of pydantic's, for users who fill in forms.
-IN_WORDS = {
-    "int_parsing": "allowed: a whole number",
-    "int_type": "allowed: a whole number",
-    "float_parsing": "allowed: a number",
-    "float_type": "allowed: a number",
-    "string_type": "allowed: a text",
-    "extra_forbidden": "unknown field",
 }
 PROBLEM_TYPE = "application/problem+json"
 FAILED = "An error occurred on the server. Its log has the details."
@@ -185,7 +177,7 @@ def _flaw(error: Mapping[str, Any]) -> tuple[str, str]:
     field = ".".join(map(str, error["loc"][1:])) or "body"
     if error["type"] == "missing":  # its input is the enclosing object
         return field, "it is missing"
-    return field, f"{error['input']!r:.200}: {IN_WORDS.get(error['type'], error['msg'])}"
+    return field, f"{error['input']!r:.200}: {field_errors.reason(error)}"
 
 
 def _on_http_error(request: Request, error: Exception) -> Response:

@@ -20,6 +20,7 @@ from db.access import secrets
 from db.errors import Conflict, Invalid
 from db.queue import workers
 from db.runs import runs
+from halfstep.field_errors import reason
 
 router = APIRouter()
 
@@ -68,7 +69,7 @@ def submit_command(request: Request, session: Db, posted: Posted, principal: Sig
             raise Invalid(errors | wrong | check(session, submission).errors)
         run = submit(session, principal.user, submission)
     except ValidationError as error:
-        errors |= {".".join(map(str, flaw["loc"])): flaw["msg"] for flaw in error.errors()}
+        errors |= {".".join(map(str, flaw["loc"])): reason(flaw) for flaw in error.errors()}
     except Invalid as error:
         errors = error.errors
     else:

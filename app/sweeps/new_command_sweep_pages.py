@@ -24,6 +24,7 @@ from db.access import secrets
 from db.errors import Invalid
 from db.queue import workers
 from db.sweeps.sweeps import HYPERBAND, MAXIMISE, MINIMISE
+from halfstep.field_errors import reason
 
 router = APIRouter()
 
@@ -63,7 +64,7 @@ def begin(
         checked = sweep_submission.check(session, principal.user, submission)
         errors |= checked.errors
     except ValidationError as error:
-        errors |= {".".join(map(str, flaw["loc"])): flaw["msg"] for flaw in error.errors()}
+        errors |= {".".join(map(str, flaw["loc"])): reason(flaw) for flaw in error.errors()}
     except Invalid as error:
         errors |= error.errors
     if errors:

@@ -105,8 +105,8 @@ def test_an_error_names_each_field_its_value_and_what_is_allowed():
     with pytest.raises(ConfigError) as raised:
         parse_config(Example, {"training": {"steps": 0}, "recipe": {"width": "wide"}})
     first, second = str(raised.value).splitlines()
-    assert first == "training.steps is 0: Input should be greater than or equal to 1"
-    assert second.startswith("recipe.width is 'wide': Input should be a valid integer")
+    assert first == "training.steps is 0: allowed: at least 1"
+    assert second.startswith("recipe.width is 'wide': allowed: a whole number")
 
 
 def test_a_recipe_with_impossible_defaults_is_refused():

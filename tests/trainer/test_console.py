@@ -105,7 +105,7 @@ def test_a_run_prints_its_story(capsys, tmp_path):
             'there is no recipe "digit"; known are digits, erfnet, finetune, gpt, images, mlp',
         ),
         (["digit", "--help"], 'there is no recipe "digit"; known are digits'),
-        (["digits", "--set", "training.steps=0"], "training.steps is 0: Input should be greater"),
+        (["digits", "--set", "training.steps=0"], "training.steps is 0: allowed: at least 1"),
         (
             ["digits", "--set", "training.stepz=1"],
             "training.stepz is 1: there is no such field; did you mean training.steps? allowed: ",

@@ -70,7 +70,7 @@ def test_runs_stand_in_the_order_asked_for(
         ({"runs": "99999999999999999999"}, "runs: '999999999999' is not allowed"),
         ({"runs": ",".join(map(str, range(1, 52)))}, "runs: 51 runs are named; allowed"),
         ({"runs": "1", "x": "colour"}, "x: 'colour' is not allowed; allowed: step, applied, time"),
-        ({"runs": "1", "smooth": "2"}, "smooth: '2': Input should be less than or equal to 0.99"),
+        ({"runs": "1", "smooth": "2"}, "smooth: '2': allowed: at most 0.99"),
         (
             {"runs": "1", "draw": list("abcdefghijklm")},
             "draw: 13 charts are named; allowed: at most 12",

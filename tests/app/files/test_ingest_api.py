@@ -217,19 +217,19 @@ def test_a_body_that_is_no_spool_is_named(
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("id", "0" * 31, "String should match pattern"),
-        ("attempt", 0, "greater than or equal to 1"),
-        ("attempt", 2**31, "less than or equal to 2147483647"),
-        ("name", "", "at least 1 character"),
+        ("id", "0" * 31, "allowed: text that matches"),
+        ("attempt", 0, "at least 1"),
+        ("attempt", 2**31, "at most 2147483647"),
+        ("name", "", "1 or more characters"),
         ("name", "n" * 201, "at most 200 characters"),
-        ("config", [1], "valid dictionary"),
+        ("config", [1], "allowed: an object"),
         ("config", {"a": "x" * 10_001}, "at most 10,000"),
         ("config", {"a": 10**30}, "a whole number from"),
         ("config", {"a": "\0"}, "cannot be stored"),
-        ("tags", ["t"] * 51, "at most 50 items"),
+        ("tags", ["t"] * 51, "at most 50 entries"),
         ("started", "yesterday", "datetime"),
         ("started", "2026-01-02T03:04:05", "timezone"),
-        ("versions", {"torch": 2}, "allowed: a text"),
+        ("versions", {"torch": 2}, "allowed: text"),
     ],
 )
 def test_a_bad_field_is_named(uploader: Uploader, field: str, value: Any, message: str) -> None:
