@@ -31,6 +31,15 @@ BASIC = {
     for name in ("steps", "epochs", "batch_size", "accumulation_steps", "max_grad_norm", "seed")
 }
 MORE = "training-more"
+#: Main settings, shown above all groups; a recipe without one of them has fewer.
+MAIN = (
+    "recipe.learning_rate",
+    "training.steps",
+    "training.batch_size",
+    "training.max_grad_norm",
+    "scaler.growth_interval",
+)
+LISTED = 5  # settings in the summary of a group
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,11 @@ class Input:
     text: str
     error: str
     is_changed: bool
+
+    @property
+    def default_text(self) -> str:
+        """The default as the control would show it."""
+        return input_text(self.source.default)
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -71,6 +85,23 @@ class FieldSet:
         is_relevant = any(control.error or control.is_changed for control in self.inputs)
         return self.name not in {*ADVANCED, MORE} or is_relevant
 
+    @property
+    def has_error(self) -> bool:
+        """Whether any of its values is invalid."""
+        return any(control.error for control in self.inputs)
+
+    @property
+    def changed(self) -> int:
+        """Number of values that differ from their defaults."""
+        return sum(control.is_changed for control in self.inputs)
+
+    @property
+    def summary(self) -> str:
+        """Values of its first settings, for the collapsed group."""
+        known = [control for control in self.inputs if control.text]
+        texts = [f"{control.source.title} {control.text[:40]}" for control in known[:LISTED]]
+        return ", ".join(text[0].lower() + text[1:] for text in texts)
+
 
 def field_sets(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> list[FieldSet]:
     """Return the field sets: the recipe's own group first, then the order of the schema."""
@@ -94,6 +125,17 @@ def _parts(whole: FieldSet) -> list[FieldSet]:
         return [whole]
     more = FieldSet(MORE, f"More of {whole.title.lower()}", "Speed, memory, repeatability.", others)
     return [replace(whole, inputs=basic), more]
+
+
+def main_settings(field_sets: list[FieldSet]) -> tuple[list[Input], list[FieldSet]]:
+    """Split off the main settings; groups without other settings are left out."""
+    controls = {control.source.path: control for each in field_sets for control in each.inputs}
+    main = [controls[path] for path in MAIN if path in controls]
+    others = [
+        replace(each, inputs=[control for control in each.inputs if control not in main])
+        for each in field_sets
+    ]
+    return main, [each for each in others if each.inputs]
 
 
 def precision_input(schema: Schema, config: dict[str, Any], errors: dict[str, str]) -> Input:

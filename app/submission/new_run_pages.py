@@ -230,6 +230,7 @@ def form(
     schema = chosen["schema"] if chosen else {}
     everyone = workers.everyone(session)
     projects = may_submit_to(session, principal.grants)
+    main, field_sets = forms.main_settings(forms.field_sets(schema, config, errors or {}))
     return page(
         request,
         "submission/new_run.html",
@@ -243,7 +244,8 @@ def form(
         precisions={p for worker, up in everyone if up for p in workers.precisions(worker.devices)},
         workers_up=any(alive for _worker, alive in everyone),
         precision=forms.precision_input(schema, config, errors or {}) if chosen else None,
-        field_sets=forms.field_sets(schema, config, errors or {}),
+        main=main,
+        field_sets=field_sets,
         projects=projects,
         presets=presets.listed(session, projects, chosen["name"]) if chosen else [],
         values=dict.fromkeys((*RUN_FIELDS, "preset"), "") | values,

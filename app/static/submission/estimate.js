@@ -39,14 +39,15 @@ const ask = async () => {
   const query = question(new FormData(/** @type {any} */ (form)))
   if (query === asked) return
   asked = query
-  let words = ''
+  /** @type {string[]} */
+  let words = []
   try {
     const answer = await fetch(`${root}/api/v1/estimates?${query}`)
-    if (answer.ok) words = (await answer.json()).told.join(' · ')
+    if (answer.ok) words = (await answer.json()).told
   } catch {
     asked = '' // the server is away: at the next change
   }
-  if (query === asked || !asked) told.textContent = words
+  if (query === asked || !asked) told.replaceChildren(...words.map((line) => Object.assign(document.createElement('p'), { textContent: line })))
 }
 
 if (told) {

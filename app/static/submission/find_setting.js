@@ -11,7 +11,7 @@ export const isFound = (sought, text) => {
 const attach = (box, form) => {
   const input = box.querySelector('input')
   const told = box.querySelector('[data-found]')
-  const groups = [...form.querySelectorAll('details.group')]
+  const groups = [...form.querySelectorAll('.group')]
   const fields = groups.flatMap((group) => [...group.querySelectorAll('.field')].map((field) => {
     const names = [...field.querySelectorAll('[name]')].map((each) => each.name)
     return { field, group, text: [...names, field.textContent].join(' ') }

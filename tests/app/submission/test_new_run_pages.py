@@ -151,13 +151,13 @@ def test_a_number_that_is_too_small_is_told_beside_its_field(
 
 
 def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
-    """The button that a browser presses for Enter is one that cannot be pressed; name is first."""
+    """The button that a browser presses for Enter is one that cannot be pressed."""
     page = browser.get("/runs/new", params={"recipe": "digits"}).text
-    form = page.partition("data-run-form>")[2].partition("</form>")[0]
+    form = page.partition("data-run-form")[2].partition("</form>")[0]
     assert form.index("<button disabled hidden>") < form.index("Start run</button>")
-    assert form.count("<button") == 3  # and one that saves a preset
+    assert form.count("<button") == 4  # and those that save a preset and copy the command
     assert (
-        form.index('id="name"') < form.index('id="precision"') < form.index('id="training.steps"')
+        form.index('id="precision"') < form.index('id="training.steps"') < form.index('id="name"')
     )
     assert form.count('name="name"') == 1
 
@@ -181,7 +181,7 @@ def test_another_recipe_takes_over_what_was_changed(
     assert 'name="training.max_grad_norm" value="0.5"' in page
     assert 'name="training.steps" value="50"' in page
     assert 'name="training.batch_size" value="8"' in page
-    assert "does not allow what was typed: Batch size." in page
+    assert "does not allow what was entered for Batch size:" in page
     assert 'name="parent_id"' not in page
     assert "No worker offers the recipe" in browser.post("/runs/new", data={"other": "x"}).text
 

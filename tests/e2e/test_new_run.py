@@ -1,0 +1,58 @@
+"""Where the parts of the form of a new run stand, and the command beside it."""
+
+import shlex
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from halfstep.cli import options
+
+MAIN = (
+    "recipe.learning_rate",
+    "training.steps",
+    "training.batch_size",
+    "training.max_grad_norm",
+    "scaler.growth_interval",
+)
+
+
+def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -> None:
+    """Recipe, precision, the main settings, and the one filled button."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/runs/new?recipe=digits")
+    places = [".recipes", ".precisions", "[data-start]"]
+    known = [f'[id="{path}"]' for path in MAIN if page.locator(f'[id="{path}"]').count()]
+    assert len(known) >= 3
+    for place in places + known:
+        box = page.locator(place).bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 900, place
+    expect(page.locator(".primary:visible")).to_have_text(["Start run"])
+
+
+@pytest.mark.parametrize("width", [320, 360, 640, 768, 900, 1024, 1280, 1440, 1920, 2560])
+def test_the_form_never_scrolls_sideways(offered: None, page: Page, width: int) -> None:
+    """At any width, all groups open."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto("/runs/new?recipe=digits")
+    page.evaluate("document.querySelectorAll('details.group').forEach((each) => each.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_command_follows_the_form(offered: None, page: Page) -> None:
+    """It submits what the form would: only what differs from the recipe's defaults."""
+    page.goto("/runs/new?recipe=digits")
+    command = page.locator("[data-command]")
+    expect(command).to_have_text("halfstep run submit digits \\\n  --precision fp16")
+    page.get_by_label("Steps", exact=True).fill("77")
+    page.locator("[name=precision][value=bf16]").check()
+    page.get_by_label("Name", exact=True).fill("it's mine")
+    expect(command).to_contain_text("training.steps=77")
+    words = shlex.split(command.inner_text().replace("\\\n", " "))
+    assert words[:4] == ["halfstep", "run", "submit", "digits"]
+    fields = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    assert words[words.index("--name") + 1] == "it's mine"
+    assert options.configuration(fields, words[words.index("--precision") + 1]) == {
+        "training": {"steps": 77},
+        "precision": "bf16",
+    }
