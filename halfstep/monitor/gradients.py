@@ -56,8 +56,13 @@ class Gradients:
 
     def is_current(self) -> bool:
         """Return whether the optimizer's groups still have the same parameters."""
-        groups = self.optimizer.param_groups
-        return [list(map(id, group["params"])) for group in groups] == self._groups
+        groups, own = self.optimizer.param_groups, self._groups
+        if len(groups) != len(own):
+            return False
+        for group, parameters in zip(groups, own, strict=True):
+            if list(map(id, group["params"])) != parameters:
+                return False
+        return True
 
     def rate(self) -> float | Tensor:
         """Return the first group's learning rate: NaN if it has none.
