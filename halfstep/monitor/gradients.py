@@ -57,12 +57,9 @@ class Gradients:
     def is_current(self) -> bool:
         """Return whether the optimizer's groups still have the same parameters."""
         groups, own = self.optimizer.param_groups, self._groups
-        if len(groups) != len(own):
-            return False
-        for group, parameters in zip(groups, own, strict=True):
-            if list(map(id, group["params"])) != parameters:
-                return False
-        return True
+        if len(groups) == 1:  # a list of lists costs each step more
+            return list(map(id, groups[0]["params"])) == own[0]
+        return [list(map(id, group["params"])) for group in groups] == own
 
     def rate(self) -> float | Tensor:
         """Return the first group's learning rate: NaN if it has none.
