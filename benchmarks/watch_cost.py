@@ -121,6 +121,7 @@ class NoopWatch:
 
     def __init__(self) -> None:
         self.stepping: list[torch.optim.Optimizer] = []
+        self.scaler_steps = 0
 
     def optimizer_ends(self, _optimizer: torch.optim.Optimizer) -> None:
         """Have no step under way, as all listeners."""
@@ -130,7 +131,7 @@ class NoopWatch:
         """Do nothing, as all the others."""
 
     scaled = unscaled = checked = updating = raised = loaded = updated
-    step_begins = step_ends = backward_begins = backward_ends = updated
+    repeats = backward_begins = backward_ends = updated
     nested = stepped = clipping = clipped = schedule_steps = updated
 
 

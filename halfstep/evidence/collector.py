@@ -49,7 +49,7 @@ class Collector:
         self._precisions: set[str] = set()
         self._reported: set[str] = set()
         self._input_looks = 0
-        self._inputs: tuple[int, list[tuple[str, int, int]]] | None = None  # not reported yet
+        self.inputs: tuple[int, list[tuple[str, int, int]]] | None = None  # not reported yet
         self._has_read_buffers = False
         self._by_design: set[str] = set()
         self._poisoned: set[str] = set()
@@ -67,7 +67,7 @@ class Collector:
 
     def is_due(self, count: int, losses: list[Value] | None) -> bool:
         """Return whether to examine a backward pass. count: passes so far."""
-        if count <= PRECISION_PASSES[-1] or self._inputs is not None:
+        if count <= PRECISION_PASSES[-1] or self.inputs is not None:
             return True
         for loss in losses or ():  # noqa: SIM110, a generator costs calls in each step
             if isinstance(loss, float) and not math.isfinite(loss):
@@ -92,7 +92,7 @@ class Collector:
             return
         if not all(map(_is_finite, losses)):
             self._record_inputs(step)
-        elif self._inputs is not None and any(isinstance(loss, float) for loss in losses):
+        elif self.inputs is not None and any(isinstance(loss, float) for loss in losses):
             self._recheck_inputs()
 
     def direct_step(self, step: int, optimizer: str, *, is_scaled: bool) -> None:
@@ -203,8 +203,7 @@ class Collector:
 
     def is_uneventful(self, row: CurrentStep) -> bool:
         """Return whether `closed` can ignore a row: it and the previous one were applied."""
-        origin = self.origin
-        if self.in_a_row or origin.is_armed or origin.left or self._host_copies.sent:
+        if self.in_a_row or self.origin.left or self.origin.is_armed or self._host_copies.sent:
             return False
         for flag in row.found_inf.values():
             if isinstance(flag, Tensor) or flag:
@@ -324,24 +323,24 @@ class Collector:
             self._report_inputs()
             return
         self._input_looks += 1
-        if self._inputs is None and (inputs := nonfinite_inputs()):
-            self._inputs = step, inputs
+        if self.inputs is None and (inputs := nonfinite_inputs()):
+            self.inputs = step, inputs
 
     def _recheck_inputs(self) -> None:
         """Drop inputs that are nonfinite by design: those that also occur with a finite loss."""
-        if self._inputs is None:
+        if self.inputs is None:
             return
-        step, inputs = self._inputs
+        step, inputs = self.inputs
         by_design = {name for name, _inf, _nan in nonfinite_inputs()}
         remaining = [each for each in inputs if each[0] not in by_design]
-        self._inputs = (step, remaining) if remaining else None
+        self.inputs = (step, remaining) if remaining else None
         self._report_inputs()
 
     def _report_inputs(self) -> None:
-        if self._inputs is None:
+        if self.inputs is None:
             return
-        step, inputs = self._inputs
-        self._inputs = None
+        step, inputs = self.inputs
+        self.inputs = None
         self._input_looks = INPUT_LOOKS
         listed = [{"name": n[:200], "inf": inf, "nan": nan} for n, inf, nan in inputs[:NAMES]]
         self._on_event({"event": "bad_inputs", "step": step, "inputs": listed})

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from weakref import ref
 
 from torch import Tensor
+from torch._C import _current_graph_task_id
 from torch.optim import Optimizer
 
 from halfstep.monitor.current_step import Value, kept_loss
@@ -24,6 +25,9 @@ MOST_EARLY = 64  # passes of the first iteration
 SEQUENCES = (tuple, list)
 #: Steps in a row with gradients of the step before, at which their values are looked at.
 CARRIED = frozenset(2**power for power in range(3, 31))
+PLAIN_AFTER = 100  # passes; evidence examines each of these (PRECISION_PASSES)
+NOTHING = (None, None)
+NO_PASS = -1  # torch's id of the running pass, outside any
 INPUTS = 3  # index of the inputs among the engine's arguments after the roots
 
 
@@ -150,6 +154,17 @@ class OwnLosses:
         if self._probes:
             self._weights = versions.get(id(self._probes[0]), self._weights)
 
+    def is_plain(self) -> bool:
+        """Return whether the next step's loss is one scaled loss over cleared gradients."""
+        is_cleared = bool(self._before) and self._before[0] is None
+        return is_cleared and self.is_scaled and len(self.losses) == 1 and not self.of_grad
+
+    def is_cleared(self) -> bool:
+        """Return whether the first gradient is None; record the weights' version before a pass."""
+        probe = self._probes[0]
+        self._weights = probe._version
+        return probe.grad is None
+
     def has_moved(self) -> bool:
         """Return whether the weights changed since the first pass of this step."""
         if not self._probes or self._weights is None:
@@ -160,6 +175,12 @@ class OwnLosses:
         """Treat gradients that a clip changed in place as unchanged."""
         if self._mark is not None:
             self._mark = marks(self._probes)
+
+    def resumes(self, loss: Value | None) -> None:
+        """Continue after passes that were not examined. loss: of one since the step."""
+        self._mark = marks(self._probes)
+        if loss is not None:
+            self.losses, self.is_first, self.is_scaled = [loss], False, True
 
     def is_uncleared(self) -> bool:
         """Return whether the first gradient is untouched since the last pass or clip."""
@@ -206,6 +227,9 @@ class BackwardPasses:
         self.count = 0  # passes that accumulate gradients
         self.since_step = 0  # of them since an optimizer's last step
         self.suspected: set[int] = set()  # optimizers whose gradients seem to be never cleared
+        #: The only optimizer's, while each step has one plain pass (see `repeats`).
+        self._plain: OwnLosses | None = None
+        self._plain_loss: Value | None = None  # of the pass since the step, if that was plain
 
     @property
     def is_under_way(self) -> bool:
@@ -220,6 +244,7 @@ class BackwardPasses:
     @property
     def latest_loss(self) -> Value:
         """The loss of the latest pass since any optimizer's last step; NaN if unknown."""
+        self._examine()
         return self._recent[-1] if self._recent else math.nan
 
     def scaled(self, result: Any, outputs: Any) -> None:
@@ -241,11 +266,42 @@ class BackwardPasses:
         else:
             self._is_scaled = True
 
+    def repeats(self, roots: Any) -> bool:
+        """Record a pass like all recent ones, without `ends`; return False for any other.
+
+        Such a pass is the first since the step, over gradients that were cleared to None, from the
+        scaled loss. It spares the usual loop most of the cost of a pass.
+        """
+        own = self._plain
+        if own is None or self.since_step or type(roots) is not tuple or len(roots) != 1:
+            return False
+        [root] = roots
+        scaled, loss = self._scaled.get(id(root), NOTHING)
+        if scaled is None or scaled() is not root or loss is None or not own.is_cleared():
+            return False
+        if isinstance(loss, float) and not math.isfinite(loss):
+            return False
+        self._plain_loss = loss
+        self.count += 1
+        self.since_step = 1
+        self._is_scaled = False
+        return True
+
+    def _examine(self) -> None:
+        """Examine passes again, from the state that the plain ones have left."""
+        if self._plain is not None:
+            if self._plain_loss is not None:
+                self._recent = [self._plain_loss]
+            self._plain.resumes(self._plain_loss)
+            self._plain = self._plain_loss = None
+
     def begins(
         self, roots: Any, arguments: Sequence[Any], accumulates: bool, scale: Tensor | None
     ) -> list[Value] | None:
         """Record a pass before it runs; return its losses. scale: factor of the roots."""
-        if self._stack or not isinstance(roots, SEQUENCES):
+        self._examine()
+        is_nested = self._stack or _current_graph_task_id() != NO_PASS
+        if is_nested or not isinstance(roots, SEQUENCES):
             self._stack.append(None)
             return None
         if self.is_over and not self._is_scaled:
@@ -289,10 +345,17 @@ class BackwardPasses:
 
     def take(self, optimizer: Optimizer) -> list[Value]:
         """Return the losses of an optimizer's step; empty if unknown."""
-        self.since_step = 0
-        under_way = self._stack[0] if self._stack else None
+        passes, self.since_step = self.since_step, 0
         own = self._own.get(id(optimizer))
+        if self._plain_loss is not None and own is self._plain:
+            loss, self._plain_loss = self._plain_loss, None
+            return [loss]
+        self._examine()
+        under_way = self._stack[0] if self._stack else None
         if own is not None:
+            is_single = passes == len(self._own) == 1 and under_way is None
+            if is_single and self.count > PLAIN_AFTER and own.is_plain():
+                self._plain = own
             losses = own.take(optimizer, under_way)
             if own.carried in CARRIED:
                 self.suspected.add(id(optimizer))
@@ -314,6 +377,7 @@ class BackwardPasses:
 
     def holds_scaled(self, optimizer: int) -> bool:
         """Return whether an optimizer's gradients are unchanged since a scaled loss's pass."""
+        self._examine()
         own = self._own.get(optimizer)
         return own is not None and own.is_scaled and own.is_uncleared()
 
@@ -336,17 +400,19 @@ class BackwardPasses:
 
     def uncleared(self) -> list[int]:
         """Return the ids of optimizers whose gradients were not cleared since the last pass."""
+        self._examine()
         return [identity for identity, own in self._own.items() if own.is_uncleared()]
 
     def _begin_iteration(self) -> None:
         self.is_over = False
-        if self._own:
+        if self._early is not None and self._own:
             self._early, self._early_marks = None, {}
         self._scaled.clear()
         self._is_scaled = False
 
     def forget(self, optimizer: int) -> None:
         """Choose the probed parameters again, for an optimizer whose groups changed."""
+        self._examine()
         self._own.pop(optimizer, None)
 
     def _losses(self, roots: Sequence[Any], scale: Tensor | None) -> list[Value] | None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
+from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
 from halfstep.session.watch_session import Watch
@@ -48,10 +48,8 @@ class Foreign:
     def decided(self, was_skipped: Tensor | bool) -> None:
         """Record whether the step was skipped; the scale is still the one that was used."""
         flag = _tensor(was_skipped)
-        state = {"found_inf_per_device": {flag.device: flag}}
+        state = {"found_inf_per_device": {flag.device: flag}, "stage": OptState.STEPPED}
         self._per_optimizer_states = {id(self._optimizer): state}
-        if row := self._loop._open.get(id(self)):
-            row.stepped.add(id(self._optimizer))
         self._loop.updating(self._as_scaler)
 
     def updated(self, scale: Tensor | float) -> None:

@@ -56,8 +56,10 @@ class Gradients:
 
     def is_current(self) -> bool:
         """Return whether the optimizer's groups still have the same parameters."""
-        groups = self.optimizer.param_groups
-        return [list(map(id, group["params"])) for group in groups] == self._groups
+        groups, own = self.optimizer.param_groups, self._groups
+        if len(groups) == 1:  # a list of lists costs each step more
+            return list(map(id, groups[0]["params"])) == own[0]
+        return [list(map(id, group["params"])) for group in groups] == own
 
     def rate(self) -> float | Tensor:
         """Return the first group's learning rate: NaN if it has none.

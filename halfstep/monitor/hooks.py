@@ -36,7 +36,7 @@ Guard = Callable[..., None]
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad
 #: Listener methods that are called without the guard: they must not raise.
-UNGUARDED = ("step_begins", "step_ends", "optimizer_ends")
+UNGUARDED = ("repeats", "optimizer_ends")
 
 
 class Listener(Protocol):
@@ -51,11 +51,7 @@ class Listener(Protocol):
     def checked(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
         """Handle an inf check that left gradients multiplied by the scale."""
 
-    def step_begins(self, scaler: GradScaler, optimizer: Any) -> None:
-        """Handle the start of `scaler.step(optimizer)`. optimizer: None if the call lacks it."""
-
-    def step_ends(self, scaler: GradScaler) -> None:
-        """Handle the end of `scaler.step`, whether it returned or raised."""
+    scaler_steps: int  # calls of GradScaler.step under way, of enabled scalers
 
     def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
         """Handle an exception from a method of the scaler."""
@@ -66,8 +62,11 @@ class Listener(Protocol):
     def updated(self, scaler: GradScaler, result: Any, new_scale: Any = None) -> None:
         """Handle the return of `scaler.update(new_scale)`."""
 
-    def loaded(self, scaler: GradScaler) -> None:
-        """Handle the end of `scaler.load_state_dict`."""
+    def loaded(self, scaler: GradScaler, result: Any, *state: Any, **states: Any) -> None:
+        """Handle the return of `scaler.load_state_dict`."""
+
+    def repeats(self, roots: Any) -> bool:
+        """Record a backward pass like all recent ones; return False to have it examined."""
 
     def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
         """Handle the start of a backward pass. arguments: the engine's, after roots."""
@@ -130,7 +129,7 @@ class Hooks:
             self._wrap_scaler(scaler, "_check_inf_per_device", after=listener.checked)
             self._wrap_scaler_step(scaler)
             self._wrap_scaler(scaler, "update", before=listener.updating, after=listener.updated)
-            self._wrap_scaler(scaler, "load_state_dict", ends=listener.loaded)
+            self._wrap_scaler(scaler, "load_state_dict", after=listener.loaded)
         self._wrap_engine()
         self._wrap_clip()
         self.wrap_schedulers()
@@ -164,12 +163,10 @@ class Hooks:
         *,
         before: Callable[..., None] | None = None,
         after: Callable[..., None] | None = None,
-        ends: Callable[..., None] | None = None,
     ) -> None:
         """Wrap a method of a scaler class, if the class defines it.
 
         before, after: called with the method's arguments, after with its result too.
-        ends: called with only the scaler, also if the method raised.
         """
         original = vars(owner).get(name)
         if original is None:
@@ -187,9 +184,6 @@ class Hooks:
             except Exception as error:
                 guard(raised, this, name, error)
                 raise
-            finally:
-                if ends is not None:
-                    guard(ends, this)
             if after is not None:
                 guard(after, this, result, *args, **kwargs)
             return result
@@ -204,16 +198,16 @@ class Hooks:
 
         @functools.wraps(original)
         def wrapped(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if not hooks._is_armed:
+            if not (hooks._is_armed and getattr(this, "_enabled", False)):
                 return original(this, *args, **kwargs)
-            listener.step_begins(this, args[0] if args else kwargs.get("optimizer"))
+            listener.scaler_steps += 1
             try:
                 return original(this, *args, **kwargs)
             except Exception as error:
                 guard(listener.raised, this, "step", error)
                 raise
             finally:
-                listener.step_ends(this)
+                listener.scaler_steps -= 1
 
         self._put(owner, "step", original, wrapped)
 
@@ -223,9 +217,10 @@ class Hooks:
 
         @functools.wraps(original)
         def wrapped(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            if not hooks._is_armed:
+            accumulates = bool(kwargs.get("accumulate_grad"))
+            if not hooks._is_armed or (accumulates and listener.repeats(roots)):
                 return original(roots, *args, **kwargs)
-            guard(listener.backward_begins, roots, args, bool(kwargs.get("accumulate_grad")))
+            guard(listener.backward_begins, roots, args, accumulates)
             try:
                 return original(roots, *args, **kwargs)
             finally:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
+from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
 from halfstep.clock import clock
@@ -86,7 +86,7 @@ class Loop:
         self._careful = Careful(on_event, say, lambda: self.step)
         self._evidence = Collector(on_event, say)
         self.stepping: list[Optimizer] = []  # optimizers inside `step`, outermost first
-        self._scaler_steps = 0  # calls of GradScaler.step under way
+        self.scaler_steps = 0  # calls of GradScaler.step under way
         self._leader: int | None = None  # the optimizer that began the first iteration
         self._iterations = 0  # without a scaler, since a new optimizer was seen
         self._is_settled = optimizers is not None  # all optimizers of an iteration are known
@@ -164,6 +164,13 @@ class Loop:
                 except Exception as error:
                     self._careful.lose("loss", error)
 
+    def repeats(self, roots: Any) -> bool:
+        """Record a pass like all recent ones; return False to have it examined."""
+        evidence = self._evidence
+        if evidence.origin.is_armed or evidence.inputs is not None or self._step_started is None:
+            return False
+        return self._passes.repeats(roots)
+
     def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
         """Record a pass's loss, and inspect the roots that it starts from."""
         if self._step_started is None:
@@ -214,18 +221,6 @@ class Loop:
         """Recognize gradients that a clip has changed."""
         self._careful("loss", self._passes.clipped)
 
-    def step_begins(self, scaler: GradScaler, optimizer: Any) -> None:
-        """Record a scaler's step; the optimizer's step inside it is not a direct one."""
-        if getattr(scaler, "_enabled", False):
-            self._scaler_steps += 1
-            if row := self._open.get(id(scaler)):
-                row.stepped.add(id(optimizer))
-
-    def step_ends(self, scaler: GradScaler) -> None:
-        """Record the end of a scaler's step."""
-        if self._scaler_steps and getattr(scaler, "_enabled", False):
-            self._scaler_steps -= 1
-
     def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
         """Record the exception with which a scaler refused a call."""
         self._careful(
@@ -237,7 +232,7 @@ class Loop:
             list(self._known.values()),
         )
 
-    def loaded(self, scaler: GradScaler) -> None:
+    def loaded(self, scaler: GradScaler, result: Any, *_state: Any, **_states: Any) -> None:
         """Record that a scaler's state was restored."""
         self._loaded.add(scaler)
 
@@ -256,6 +251,8 @@ class Loop:
         if ring is None or scale is None:
             return
         for optimizer, state in scaler._per_optimizer_states.items():
+            if state["stage"] is OptState.STEPPED:
+                row.stepped.add(optimizer)
             if optimizer in row.measured and (flags := state["found_inf_per_device"]):
                 row.found_inf[optimizer] = _joint(flags, ring.is_on_host)
         if row.found_inf:
@@ -272,7 +269,7 @@ class Loop:
             return
         if not (row.stepped or row.direct) and self._is_ascent(row):
             row.ascents += 1
-            row.is_continued, row.is_by_hand = True, False
+            row.is_continued, row.is_by_hand, row.is_special = True, False, True
             row.measured, row.found_inf = {}, {}
             return
         if ring.is_on_host or after.is_cpu:
@@ -295,7 +292,7 @@ class Loop:
         stepping = self.stepping
         while stepping and stepping.pop() is not optimizer:
             pass
-        return not (self._scaler_steps and id(optimizer) in self._row_of)
+        return not (self.scaler_steps and id(optimizer) in self._row_of)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Record a step, unless it is part of another optimizer's, as in SAM."""
@@ -372,6 +369,7 @@ class Loop:
             step += 1
             if identity in self._row_of:
                 row.direct.add(identity)
+                row.is_special = True
             row.stepped.add(identity)
         elif ring is not None:
             ring.holds_last = True
@@ -412,7 +410,7 @@ class Loop:
         row.number = before.number
         if before.scaler is not None and before not in self._row_of.values():
             self._open.pop(id(before.scaler), None)
-        row.has_replaced = row.scaler not in self._loaded
+        row.has_replaced = row.is_special = row.scaler not in self._loaded
 
     def _look_for_uncleared(self) -> None:
         """Measure gradients not cleared since the last step, before a pass adds to them."""
@@ -556,9 +554,7 @@ class Loop:
         if (
             not losses
             or len(row.losses) > 1
-            or row.direct
-            or row.is_continued
-            or row.has_replaced
+            or row.is_special
             or not row.stepped >= row.found_inf.keys()
         ):
             self._note(ring.number, row, has_loss=bool(losses))
@@ -581,6 +577,7 @@ class Loop:
 
     def _note(self, number: int, row: CurrentStep, *, has_loss: bool) -> None:
         """Note the facts about a row that only the host has."""
+        row.is_special = False
         if not has_loss:
             self._rows.note(number).has_loss = False
         if row.is_continued:
