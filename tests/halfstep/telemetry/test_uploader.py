@@ -766,13 +766,39 @@ def test_damaged_bytes_of_a_spool_are_reported(
 
 def test_a_last_frame_that_is_cut_is_no_damage(site: IngestServer, tmp_path: Path) -> None:
     """A process that is killed while it writes leaves one."""
-    writer = Writer(tmp_path).steps(2).finish()
+    writer = Writer(tmp_path).steps(2)
+    writer.spool.close()
     path = writer.files.spool / "1-0.spool"
     content = path.read_bytes()
     for size in range(len(content) - 300, len(content) + 1, 7):
         path.write_bytes(content[:size])
         assert lost_bytes(path) == 0
+    path.write_bytes(content[:-7])
+    write_outcome(writer.files, "vanished", 10)
     assert upload(site, tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("rest", ["cut", "empty", "no file"])
+def test_a_spool_shorter_than_the_script_left_it_is_reported(
+    site: IngestServer, tmp_path: Path, rest: str
+) -> None:
+    """With the bytes of the frame that is cut; one that `--delete` deleted is none."""
+    writer = Writer(tmp_path).steps(2).finish()
+    path = writer.files.spool / "1-0.spool"
+    content = path.read_bytes()
+    lost = (len(content) - 16) // 2 if rest == "cut" else len(content)
+    path.write_bytes(content[:-7] if rest == "cut" else b"")
+    if rest == "no file":
+        path.unlink()
+    done = upload(site, tmp_path)
+    assert (done.returncode, f"; {lost:,} damaged bytes" in done.stdout) == (1, True)
+    outcome = arrived(site, writer.files).outcome
+    assert outcome is not None
+    assert outcome["lost_bytes"] == lost
+    whole = Writer(tmp_path / "whole").steps(2).finish()
+    for _ in range(2):
+        done = upload(site, whole.files.folder, "--delete")
+        assert done.returncode == 0, done.stdout
 
 
 def test_upload_with_a_refused_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:
