@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +10,7 @@ from markupsafe import Markup
 
 from app.runs.filters import quoted
 from db.telemetry.scales import exponent
+from db.terminal_codes import without_codes
 
 
 def number(value: float | None) -> str:
@@ -64,20 +64,11 @@ def duration(seconds: float | None) -> str:
 
 
 def memory(size_bytes: float) -> str:
-    """Memory in the trashary unit that fits, as devices and settings have it."""
+    """Memory in the binary unit that fits, as devices and settings have it."""
     value, unit = size_bytes / 2**20, "MiB"
     if value >= 1024:
         value, unit = value / 1024, "GiB"
     return f"{float(f'{value:.3g}'):g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
-
-
-#: Codes for a terminal's colours, cursor, links and titles; log.js takes them out too.
-_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|[@-Z\\-_])")
-
-
-def printed(text: str) -> str:
-    """A line as it would be read, without codes for a terminal."""
-    return _CODES.sub("", text)
 
 
 def metric(value: float | None, name: str) -> str:
@@ -176,7 +167,7 @@ FILTERS = {
     "measured": measured,
     "memory": memory,
     "metric": metric,
-    "printed": printed,
+    "printed": without_codes,
     "spooled": spooled,
     "count": count,
     "scale": scale,
