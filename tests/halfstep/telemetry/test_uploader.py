@@ -132,11 +132,13 @@ def send(site: IngestServer, files: AttemptFiles, tries: int = 100, **named: Any
     raise AssertionError("it was never sent")
 
 
-def upload(site: IngestServer, *words: str | Path) -> subprocess.CompletedProcess[str]:
+def upload(
+    site: IngestServer, *words: str | Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Type `halfstep upload`."""
     command = [sys.executable, "-m", "halfstep.cli.main", "upload", *map(str, words)]
     known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
-    environment = {**os.environ, **known}
+    environment = {**os.environ, **known, **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -708,6 +710,21 @@ def test_lone_surrogates_are_escaped_wherever_they_stand(
     assert run.described["name"] == f"a{escaped}"
     assert run.described["tags"] == [f"t{escaped}"]
     assert run.described["config"] == {escaped: escaped, "list": [{escaped: escaped}]}
+    assert len(site.runs) == 2
+
+
+def test_a_folder_whose_name_is_not_utf8_is_reported_in_its_line(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """Where the terminal takes only UTF-8, as in most locales: each run is sent."""
+    folder = tmp_path / "caf\udce9"
+    for name in "ab":
+        Writer(folder, name).steps().finish()
+    done = upload(site, folder, PYTHONIOENCODING="utf-8:strict")
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(": ")[0] for line in done.stdout.splitlines()] == [
+        f"{tmp_path}/caf\\udce9/{name}" for name in "ab"
+    ]
     assert len(site.runs) == 2
 
 
