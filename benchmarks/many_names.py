@@ -32,7 +32,7 @@ ASKED = {
     "series": "/api/v1/runs/{run}/series",
     "summary": "/api/v1/runs/{run}/metrics/summary?metric_search=u99&metric_after=g050",
     "points": "/api/v1/runs/{run}/metrics",
-    "vocabulary": "/api/v1/runs/vocabulary",
+    "autocomplete": "/api/v1/runs/autocomplete",
 }
 TIMES = 5
 

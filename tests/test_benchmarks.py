@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import synthetic, telemetry_cost
+from benchmarks import many_names, synthetic, telemetry_cost
 from db.database import Database
 from db.runs import runs
 from halfstep.telemetry.spool import SpoolReader
@@ -21,6 +21,16 @@ def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
     with database.reading() as session:
         run = runs.get(session, run_id)
     assert (run.step, run.skipped) == (1000, 2)
+
+
+def test_many_names_are_sent_and_every_address_answers(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The benchmark of many metric names, with few of them."""
+    monkeypatch.setattr(many_names, "NAMES", 20)
+    _seconds, _wait, edits, answers = many_names.measure(database)
+    assert edits > 0
+    assert answers.keys() == many_names.ASKED.keys()
 
 
 @pytest.mark.usefixtures("nothing_compiled")

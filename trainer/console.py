@@ -341,10 +341,13 @@ def _help_of_all() -> str:
     for name in known_recipes():
         try:
             recipe = load_recipe(name)
+            groups = config_schema(recipe)["properties"]
         except MissingRequirementError as error:
             text += f"{error}\n\n"
             continue
-        groups = config_schema(recipe)["properties"]
+        except (Exception, SystemExit) as error:  # any error of its file
+            text += f"recipe {name} cannot be loaded: {_error_line(file_of(name), error)}\n\n"
+            continue
         text += f"recipe {name}: {recipe.description}\n" + _group_help("recipe", groups["recipe"])
         own = ", ".join(_assigned(recipe.defaults)) or "none"
         text += textwrap.indent(f"defaults of its own: {own}\n\n", "  ")
@@ -374,12 +377,12 @@ class _AnyRecipe:
 
 
 def _group_help(prefix: str, group: dict[str, Any]) -> str:
-    lines = (
-        f"  {prefix}.{name} = {json.dumps(field['default'])}\n"
-        + textwrap.fill(field["description"], 78, initial_indent=" " * 6, subsequent_indent=" " * 6)
-        for name, field in group["properties"].items()
-    )
-    return "\n".join(lines) + "\n"
+    text = ""
+    for name, field in group["properties"].items():
+        text += f"  {prefix}.{name} = {json.dumps(field.get('default'))}\n"
+        if words := field.get("description"):
+            text += textwrap.indent(textwrap.fill(words, 72), " " * 6) + "\n"
+    return text
 
 
 def _culprit(culprit: dict[str, Any]) -> str:

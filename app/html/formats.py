@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +10,7 @@ from markupsafe import Markup
 
 from app.runs.filters import quoted
 from db.telemetry.scales import exponent
+from db.terminal_codes import without_codes
 
 
 def number(value: float | None) -> str:
@@ -69,15 +69,6 @@ def memory(size_bytes: float) -> str:
     if value >= 1024:
         value, unit = value / 1024, "GiB"
     return f"{float(f'{value:.3g}'):g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
-
-
-#: Terminal codes of colours, cursor, links and titles; log.js removes them too.
-_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|[@-Z\\-_])")
-
-
-def printed(text: str) -> str:
-    """Remove terminal codes from a line."""
-    return _CODES.sub("", text)
 
 
 def metric(value: float | None, name: str) -> str:
@@ -176,7 +167,7 @@ FILTERS = {
     "measured": measured,
     "memory": memory,
     "metric": metric,
-    "printed": printed,
+    "printed": without_codes,
     "spooled": spooled,
     "count": count,
     "scale": scale,

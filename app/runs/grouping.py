@@ -9,7 +9,7 @@ from app.runs.columns import Column
 from app.runs.filters import quoted
 from db.runs import autocomplete
 from db.runs.grouping import GROUPED_BY, SWEEP
-from db.runs.run_filters import NUMBERS
+from db.runs.run_filters import NUMBERS, SETTINGS
 
 
 def figures(shown: Sequence[Column]) -> list[Column]:
@@ -30,14 +30,15 @@ def narrowed(filter_text: str, by: str, path: str, value: float | str | None) ->
 
     path: of the setting, if it has but one.
     """
+    setting = path if "." in path else SETTINGS + path  # a column or a metric may have its name
     if value is None:
-        word = f"-has:{quoted(by)}"
+        word = f"-has:{quoted(by if by in GROUPED_BY else setting)}"
     elif by == SWEEP:
         word = f"sweep:{value:g}"
     elif by in GROUPED_BY:
         word = f"{by}:{quoted(str(value))}"
     else:
         number = f"{value:.17g}" if isinstance(value, float) else quoted(value)
-        word = f"{quoted(path)}={number}"
+        word = f"{quoted(setting)}={number}"
     text = f"{filter_text} {word}".strip()
     return text if len(text) <= TYPED_CHARACTERS else None

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy.orm import Session
 
-from app.html.formats import printed
 from db.health import input_bound
 from db.health import verdict as verdicts
 from db.queue import pending_reasons, workers
@@ -125,7 +124,7 @@ class RunSummary(BaseModel):
     @property
     def last_line(self) -> str:
         """The last line of the error: the exception of a traceback."""
-        lines = [line for line in printed(self.error or "").splitlines() if line.strip()]
+        lines = [line for line in (self.error or "").splitlines() if line.strip()]
         return lines[-1].strip() if lines else ""
 
     @property

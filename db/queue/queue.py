@@ -23,6 +23,7 @@ from db.tables import (
     Status,
     Trial,
 )
+from db.terminal_codes import without_codes
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,13 @@ def end(
     error: str | None = None,
     failure_kind: str | None = None,
 ) -> None:
-    """Close an attempt. Status QUEUED returns the run to its old position. Raises StaleAttempt."""
+    """Close an attempt. Status QUEUED returns the run to its old position.
+
+    reason, error: may hold what the script printed; codes for a terminal are left out.
+    Raises StaleAttempt.
+    """
     run = held(session, run_id, attempt)
+    reason, error = (text and without_codes(text) for text in (reason, error))
     if status in (Status.QUEUED, Status.PAUSED) and run.desired_state in ("cancel", "kill"):
         status = Status.CANCELLED
         if run.desired_state == "kill":  # the user requested it

@@ -297,9 +297,12 @@ def is_metric(name: str) -> ColumnElement[bool]:
     return LatestMetric.name.in_(_metric_names(name))
 
 
-def qualified(metric: str) -> str:
-    """Return the name of a metric as used in filters and sort orders."""
-    return METRICS + metric if metric in TAKEN else metric
+def qualified(name: str, prefix: str) -> str:
+    """Return the name of a metric or setting as used in filters and sort orders.
+
+    prefix: METRICS or SETTINGS.
+    """
+    return prefix + name if name in TAKEN else name
 
 
 def _metric_names(name: str) -> list[str]:

@@ -5,6 +5,7 @@ callable that takes the arguments after its name and whose docstring's first lin
 Server, worker and recipes are such commands. A command is imported when it is used.
 """
 
+import io
 import json
 import sys
 from collections.abc import Mapping
@@ -61,6 +62,8 @@ SERVICE = (
 def main(words: list[str] | None = None) -> None:
     """Run the command that was typed; raise SystemExit if its exit code is not 0."""
     words = sys.argv[1:] if words is None else words
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be UTF-8
     try:
         code = root().main(args=words or ["--help"], prog_name="halfstep", standalone_mode=False)
     except typer.TyperException as error:

@@ -1,13 +1,14 @@
 """`halfstep export`: runs of a server, for what other loggers read."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from halfstep.cli.application import single
+from halfstep.cli.application import is_text, single
 from halfstep.cli.options import AsJson, RunId, check_folder
 from halfstep.cli.output import print_result
 
@@ -35,6 +36,9 @@ def app(
 ) -> None:
     """Export a run: `export tensorboard|mlflow RUN FOLDER`, every step and every logged number."""
     check_folder(folder)
+    if not is_text(str(folder)):  # TensorBoard and MLflow write paths as UTF-8
+        shown = f"{os.fsencode(folder)!r} is not allowed; allowed: UTF-8"
+        raise typer.BadParameter(shown, param_hint="FOLDER")
     from halfstep.api_client.progress import Progress
     from halfstep.client import Client
     from halfstep.exporting.points import points_of

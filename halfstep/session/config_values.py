@@ -14,11 +14,13 @@ import math
 import numbers
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from decimal import Decimal
 from functools import partial
 from itertools import islice
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,22 +50,27 @@ class _Place(NamedTuple):
     """Location of a value in the configuration."""
 
     path: str
+    top: str  # first name of the path
     parents: tuple[int, ...]  # ids of the objects and lists around it
     entries: int  # total number of their entries
 
 
 class _Converter:
-    """Converter that handles small objects and lists first, so only large ones are cut."""
+    """Converter that handles small objects and lists first, so only large ones are cut.
+
+    Top-level values take turns: what one has used so far counts as its size.
+    """
 
     def __init__(self, on_loss: OnLoss) -> None:
         self._on_loss = on_loss
         self._lines, self._entries_left = 0, MAX_ENTRIES
+        self._taken_by: Counter[str] = Counter()  # entries, by top-level name
         self._count = itertools.count()
         self._waiting: list[tuple[int, int, Any]] = []  # a heap
 
     def convert(self, value: Any) -> Any:
         """Convert a value and everything in it."""
-        converted = self._converted(lambda: value, _Place("", (), 0))
+        converted = self._converted(lambda: value, _Place("", "", (), 0))
         while self._waiting:
             heapq.heappop(self._waiting)[2]()
         return converted
@@ -99,6 +106,8 @@ class _Converter:
             if (summary := _summary(value)) is not None:
                 return self._lost(place.path, summary)
             value = _on_numpy(value)
+            if isinstance(value, np.ndarray) and not value.ndim:
+                return self._convert(value[()], place)
         if (number := _number(value)) is not None:
             return number
         if id(value) in place.parents:
@@ -109,12 +118,13 @@ class _Converter:
             return self._text(_words(value), place.path)
         if len(place.parents) >= MAX_DEPTH:
             return self._lost(place.path, f"nested deeper than {MAX_DEPTH} levels")
-        total = place.entries + (len(value) if hasattr(value, "__len__") else 0)
-        inner = _Place(place.path, (*place.parents, id(value)), total)
+        total = place.entries + _size(value)
+        inner = place._replace(parents=(*place.parents, id(value)), entries=total)
         converted: Any = [] if entries is None else {}
         fill = self._fill_list if entries is None else self._fill_object
         work = partial(self._filled, fill, converted, items if entries is None else entries, inner)
-        heapq.heappush(self._waiting, (total, next(self._count), work))
+        order = self._taken_by[place.top] + total
+        heapq.heappush(self._waiting, (order, next(self._count), work))
         return converted
 
     def _filled(self, fill: Any, converted: Any, entries: Any, place: _Place) -> None:
@@ -140,7 +150,7 @@ class _Converter:
         entries: Iterator[tuple[Any, Callable[[], Any]]],
         place: _Place,
     ) -> None:
-        for key, get in self._taken(entries):
+        for key, get in self._taken(entries, place):
             name = cleaned(str(key.name if isinstance(key, enum.Enum) else key))[:MAX_NAME]
             converted[name] = self._converted(get, _below(place, name))
         if next(entries, None) is not None:
@@ -149,15 +159,16 @@ class _Converter:
     def _fill_list(
         self, converted: list[Any], items: Iterator[Callable[[], Any]], place: _Place
     ) -> None:
-        for number, get in enumerate(self._taken(items)):
+        for number, get in enumerate(self._taken(items, place)):
             converted.append(self._converted(get, _below(place, str(number))))
         if next(items, None) is not None:
             converted.append(self._lost(place.path, self._too_many()))
 
-    def _taken(self, entries: Iterator[Any]) -> list[Any]:
+    def _taken(self, entries: Iterator[Any], place: _Place) -> list[Any]:
         """Take the entries of an object or list that the limits allow."""
         allowed = list(islice(entries, min(MAX_ITEMS, self._entries_left)))
         self._entries_left -= len(allowed)
+        self._taken_by[place.top] += len(allowed)
         return allowed
 
     def _too_many(self) -> str:
@@ -170,7 +181,8 @@ class _Converter:
 
 
 def _below(place: _Place, name: str) -> _Place:
-    return place._replace(path=f"{place.path}.{name}" if place.path else name)
+    path = f"{place.path}.{name}" if place.path else name
+    return place._replace(path=path, top=place.top if place.parents[1:] else name)
 
 
 def _why(error: Exception) -> str:
@@ -202,7 +214,7 @@ def _on_numpy(value: Any) -> Any:
     """Convert a CPU tensor to an array; return an array unchanged."""
     if not hasattr(value, "detach"):
         return value
-    value = value.detach()
+    value = value.detach().resolve_conj()
     try:
         return value.numpy()
     except TypeError:  # bfloat16 and other dtypes that numpy lacks
@@ -211,8 +223,6 @@ def _on_numpy(value: Any) -> Any:
 
 def _number(value: Any) -> int | float | str | None:
     """Convert a number to Python's, at its own precision; None for any other value."""
-    if isinstance(value, np.ndarray) and not value.ndim:
-        value = value[()]
     if isinstance(value, bool | np.bool_):
         return bool(value)
     if isinstance(value, np.floating) and not isinstance(value, float):
@@ -227,7 +237,7 @@ def _entries(value: Any) -> Iterator[tuple[Any, Callable[[], Any]]] | None:
     """Return an object's names, each with a getter of its value; None for other values."""
     if isinstance(value, Mapping):
         return ((key, partial(value.__getitem__, key)) for key in value)
-    if isinstance(value, type) or callable(value):
+    if isinstance(value, type | ModuleType) or callable(value):
         return None
     names = _field_names(value)
     return None if names is None else ((name, partial(getattr, value, name)) for name in names)
@@ -250,6 +260,11 @@ def _field_names(value: Any) -> list[str] | None:
     return names
 
 
+def _size(value: Any) -> int:
+    """Return how many entries an object or a list has."""
+    return len(value) if hasattr(value, "__len__") else len(_field_names(value) or ())
+
+
 def _items(value: Any) -> Iterator[Callable[[], Any]] | None:
     """Return getters of the entries of a list, set or array, in order; None for other values."""
     if isinstance(value, type):
@@ -268,6 +283,8 @@ def _items(value: Any) -> Iterator[Callable[[], Any]] | None:
 
 def _words(value: Any) -> str:
     """Return text for any other object, without addresses, so the same in every process."""
+    if isinstance(value, ModuleType):
+        return value.__name__
     if isinstance(value, type) or hasattr(value, "__qualname__"):
         module = getattr(value, "__module__", None)
         prefix = "" if module in (None, "builtins", "__main__") else f"{module}."

@@ -1,6 +1,6 @@
 """Exit hooks that detect how the process ends, without changing it.
 
-For a return, an exception, `sys.exit`, `os._exit`, SIGTERM or SIGHUP, or the end of a child of
+For a return, an exception, `sys.exit`, `os._exit`, one of SIGNALS, or the end of a child of
 multiprocessing, a callback receives the outcome; then the process ends as it would have. For an
 abort or a segmentation fault Python's faulthandler writes a file, from which another process later
 derives the outcome (`crash_of`). A process cannot detect SIGKILL.
@@ -22,7 +22,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any, NamedTuple, TypeAlias
 
-SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+#: Signals that end a process by default: from users, batch systems, limits and timers. Not SIGUSR1
+#: and SIGUSR2: Lightning installs its own handler only where it finds none.
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM)
 #: Modules on the stack of a pool's worker that waits for a task, and their waiting functions.
 POOLS, WORKERS = (
     ("multiprocessing.", "concurrent.futures.", "threading"),
@@ -91,6 +93,7 @@ class Ending:
                 self._hook(sys.modules[module], name, partial(self._task_raised, module, name))
         self._crash = _CrashFile(crash_file)
         self._hook(faulthandler, "enable", self._fault_handler_enabled)
+        self._hook(faulthandler, "register", self._fault_handler_registered)
         self._signals = [number for number in SIGNALS if _is_main() and _is_default(number)]
         for number in self._signals:
             signal.signal(number, self._terminated)
@@ -195,6 +198,11 @@ class Ending:
         """Hand faulthandler over to the script, which has enabled it."""
         self._crash.leave()
         self._before(faulthandler, "enable")(*arguments, **named)
+
+    def _fault_handler_registered(self, signum: int, *arguments: Any, **named: Any) -> None:
+        """Leave a signal to faulthandler, whose handler Python does not know."""
+        self._signals = [number for number in self._signals if number != signum]
+        self._before(faulthandler, "register")(signum, *arguments, **named)
 
     def _task_raised(self, module: str, name: str, error: BaseException, trace: Any) -> Any:
         """Report a pool task's exception; replaces the class that wraps it for the parent."""
@@ -339,7 +347,16 @@ def _is_idle(frame: FrameType | None) -> bool:
 
 
 def _is_default(number: signal.Signals) -> bool:
-    return signal.getsignal(number) is signal.SIG_DFL
+    return signal.getsignal(number) is signal.SIG_DFL and not _is_caught(number)
+
+
+def _is_caught(number: signal.Signals) -> bool:
+    """Return True if C code handles a signal, e.g. that of faulthandler.register."""
+    with suppress(OSError):  # only Linux has it
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> number - 1 & 1)
+    return False
 
 
 def _is_main() -> bool:

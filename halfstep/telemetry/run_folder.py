@@ -33,7 +33,7 @@ from typing import Any
 from halfstep import process, redaction
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.events import shown
-from halfstep.telemetry.spool import Position, SpoolReader, plain, spool_files
+from halfstep.telemetry.spool import Position, SpoolReader, plain, spool_files, spool_of
 
 FORMAT = 1
 #: Default folder of runs. A folder "halfstep" next to a script would shadow the package in its
@@ -202,8 +202,9 @@ def write_outcome(
     text.  exit_code: of its process, negative for a signal; None if the process continued, or the
     code is unknown.
     """
+    spool = sum(path.stat().st_size for _, path in spool_of(files.spool, files.attempt))
     outcome = {"status": status, "step": step, "error": error, "exit_code": exit_code}
-    write_json(files.outcome, outcome | {"ended": _now()})
+    write_json(files.outcome, outcome | {"spool_bytes": spool, "ended": _now()})
 
 
 def read_outcome(files: AttemptFiles, *, lives: bool = False) -> dict[str, Any] | None:
@@ -215,6 +216,8 @@ def read_outcome(files: AttemptFiles, *, lives: bool = False) -> dict[str, Any] 
         outcome: dict[str, Any] = json.loads(files.outcome.read_text())
     except FileNotFoundError:
         return None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{files.outcome.name} is damaged: {error}") from error
     if outcome["status"] == "finished" and files.exit_code.exists():
         code = files.exit_code.read_bytes()
         if not code and lives:

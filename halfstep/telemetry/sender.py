@@ -17,7 +17,7 @@ from halfstep.api_client.errors import ApiError
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
 from halfstep.telemetry.ingest import PIECE_BYTES, FileOffset, Ingest, Recorded, SpoolOffset
-from halfstep.telemetry.run_folder import lives, read_outcome, read_run, write_json
+from halfstep.telemetry.run_folder import LAST_STEP, lives, read_outcome, read_run, write_json
 from halfstep.telemetry.spool import WINDOW_BYTES, Event, file_events, lost_bytes, spool_of
 
 REMEMBERED = "uploaded.json"
@@ -161,13 +161,20 @@ class AttemptSending:
         self._send_files(recorded)
         if outcome is not None:
             error = outcome["error"] and outcome["error"][-TEXT_CHARACTERS:]  # traceback
-            spool = spool_of(self._files.spool, self._files.attempt)
-            self.lost_bytes = sum(lost_bytes(path) for _, path in spool)
+            self.lost_bytes = self._count_lost(outcome.get("spool_bytes", 0))
             self._ingest.end(recorded, {**outcome, "error": error, "lost_bytes": self.lost_bytes})
             self._is_over = True
         self.is_sent = True
         if self._is_over or not self._is_last:
             self._write_uploaded(recorded)
+
+    def _count_lost(self, written_bytes: int) -> int:
+        """Return how many bytes of the spool are damaged, or missing of those written."""
+        spool = [path for _, path in spool_of(self._files.spool, self._files.attempt)]
+        if not spool and (self._files.folder / LAST_STEP).exists():
+            return 0  # deleted by `halfstep upload --delete`
+        missing = max(written_bytes - sum(path.stat().st_size for path in spool), 0)
+        return missing + sum(lost_bytes(path, is_truncated=missing > 0) for path in spool)
 
     def _open(self) -> Recorded:
         recorded = self._ingest.open(self._described)

@@ -450,10 +450,11 @@ def next_frame(data: bytes, start: int) -> int | None:
     return None
 
 
-def lost_bytes(path: Path) -> int:
+def lost_bytes(path: Path, *, is_truncated: bool = False) -> int:
     """Return the number of damaged bytes in a complete spool file.
 
-    A truncated last frame does not count: its process was killed while it wrote.
+    A last frame that is cut short counts only if the file is_truncated: otherwise its process was
+    killed while it wrote.
     """
     with path.open("rb") as file:
         lost = 0
@@ -470,7 +471,8 @@ def lost_bytes(path: Path) -> int:
             rest = file.read(WINDOW_BYTES)
             following = next_frame(rest, 0)
             if following is None:
-                return lost + (0 if _is_cut_short(rest) else path.stat().st_size - begin)
+                is_unfinished = _is_cut_short(rest) and not is_truncated
+                return lost + (0 if is_unfinished else path.stat().st_size - begin)
             lost += following
             file.seek(begin + following)
 

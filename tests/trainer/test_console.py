@@ -57,6 +57,25 @@ def test_help_of_a_recipe_that_overrides_a_single_value(capsys, monkeypatch):
     )
 
 
+def test_help_of_recipes_of_users(capsys, monkeypatch, tmp_path):
+    """A field needs no description; a registered file with an error costs no other recipe."""
+    plain, broken = tmp_path / "plain.py", tmp_path / "broken.py"
+    config = "class C(RecipeConfig):\n    width: int = 16\n"
+    body = config + 'class R(Recipe):\n    name = "plain"\n    description = "x"\n    Config = C\n'
+    plain.write_text(f"from halfstep.recipe import Recipe, RecipeConfig\n{body}")
+    broken.write_text("import nowhere_at_all\n")
+    names = [f"{plain}:R", f"{broken}:R", "digits"]
+    monkeypatch.setattr("trainer.console.known_recipes", lambda: names)
+    for words in (["--help"], [names[0], "--help"]):
+        main(words)
+        text = capsys.readouterr().out
+        assert "  recipe.width = 16\n" in text
+    main(["--help"])
+    text = capsys.readouterr().out
+    assert f"recipe {broken}:R cannot be loaded: broken.py:1: ModuleNotFoundError" in text
+    assert "recipe digits: " in text
+
+
 def test_a_run_tells_its_story_as_json(capsys):
     """One object a line, with words for floats that JSON lacks; what is wrong is one on stderr."""
     main(["digits", "--precision", "fp16", "--set", "training.steps=30", "--json"])

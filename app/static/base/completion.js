@@ -6,7 +6,7 @@ const MOST_SHOWN = 50
 /**
  * text: what the word becomes; isWhole: whether nothing more belongs to it.
  * @typedef {{text: string, hint: string, isWhole: boolean}} Proposal
- * keys: by name what each means; values: of a key those that there are; as /api/v1/runs/vocabulary answers.
+ * keys: by name what each means; values: of a key those that there are; as /api/v1/runs/autocomplete answers.
  * @typedef {{keys: Record<string, string>, values: Record<string, string[]>, numbers: string[], metrics: string[], settings: string[]}} Vocabulary
  */
 

@@ -89,12 +89,11 @@ def test_values_of_a_configuration(value: Any, text: str) -> None:
 
 
 def test_what_was_measured_is_told() -> None:
-    """A NaN is one; memory has its unit; codes for a terminal are none of a line's text."""
+    """A NaN is one, and memory has its unit."""
     assert [formats.measured(value) for value in (None, float("nan"), 1.5)] == ["NaN", "NaN", "1.5"]
     assert formats.metric(3.52e8, "run/peak_memory_bytes") == "336 MiB"
     assert formats.metric(3.52e8, "run/seconds") == "3.52e8"
     assert formats.memory(80 * 2**30) == "80 GiB"
-    assert formats.printed("\x1b[31mred\x1b[0m \x1b[2K50 %") == "red 50 %"
 
 
 def test_sparkline_leaves_gaps() -> None:

@@ -44,11 +44,35 @@ def test_each_groups_filter_lists_its_runs(
     groups = script.get("/api/v1/runs/groups", params={"group": "batch_size"}).json()["groups"]
     assert [(each["value"], each["filter"]) for each in groups] == [
         (8.0, "training.batch_size=8"),
-        (None, "-has:batch_size"),
+        (None, "-has:training.batch_size"),
         (16.0, "training.batch_size=16"),
     ]
     assert groups[0]["figures"]["loss"]["mean"] == pytest.approx(8 / 3)
     assert groups[0]["statuses"] == {"queued": 3}
+
+
+def test_a_setting_may_have_the_name_of_a_column_or_a_metric(
+    database: Database, script: TestClient, ada: User
+) -> None:
+    """Each group's filter lists the runs with this setting, and completion has its whole name."""
+    configs: list[dict[str, Any]] = [
+        {"status": "alive", "loss": "mse", "id": 7, "name": "a", "lr": 0.1},
+        {"status": "alive", "loss": "l1", "id": 8, "name": "b", "lr": 0.2},
+        {},
+    ]
+    for config in configs:
+        run = submit(database, ada, config=CONFIG | config)
+        with database.writing() as session:
+            session.add(LatestMetric(run_id=run.id, name="lr", step=1, value=0.1))
+    for by in ("status", "settings.status", "loss", "id", "name", "lr"):
+        groups = script.get("/api/v1/runs/groups", params={"group": by}).json()["groups"]
+        assert len(groups) == 2 + ("status" not in by)
+        for group in groups:
+            listed = script.get("/api/v1/runs", params={"filter": group["filter"]}).json()
+            assert (listed["total"], listed["notes"]) == (group["runs"], []), group
+            assert listed["runs"][0]["id"] == group["newest"]
+    words = script.get("/api/v1/runs/autocomplete").json()["settings"]
+    assert {f"settings.{name}" for name in ("status", "loss", "id", "name")} <= {*words}
 
 
 def test_a_row_for_each_group_with_mean_spread_and_best(

@@ -95,7 +95,7 @@ def test_names_are_listed_each_once(database: Database, ada: User) -> None:
         assert {name: paths_of(session, name) for name in paths} == paths
         sorted_by = {name: runs.newest(session, sort=name) for name in ("other.lr", "-lr", "-not")}
         assert [sorted_by[name][0][0].id for name in sorted_by] == [one.id, one.id, one.id]
-    assert known.settings == ["lr", "other.lr", "training.lr", "precision", "steps"]
+    assert known.settings == ["lr", "other.lr", "training.lr", "settings.precision", "steps"]
     assert (known.tags, known.owners, known.recipes) == (["a", "b"], ["ada"], ["digits"])
 
 

@@ -47,6 +47,16 @@ def test_tensorboard_reads_it(
     assert len(lines(found)["scale"]) == STEPS
 
 
+@pytest.mark.parametrize("target", ["tensorboard", "mlflow"])
+def test_a_folder_whose_name_is_not_utf8_is_refused(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str
+) -> None:
+    """In a sentence, and nothing is written."""
+    assert type_command("export", target, "1", str(tmp_path / "caf\udce9")) == 2
+    assert "is not allowed; allowed: UTF-8" in capsys.readouterr().err
+    assert not list(tmp_path.glob("caf*"))
+
+
 def test_mlflows_folder_has_it(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

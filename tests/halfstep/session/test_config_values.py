@@ -116,6 +116,11 @@ VALUES: list[tuple[Any, Any]] = [
     (2**60, str(2**60)),
     (float("inf"), math.inf),
     (1 + 2j, "(1+2j)"),
+    (torch.tensor(1 + 2j), "(1+2j)"),
+    (torch.tensor([1 + 2j]).conj(), ["(1-2j)"]),
+    (np.array("a"), "a"),
+    (np.array({"a": 1}, dtype=object), {"a": 1}),
+    (torch, "torch"),
 ]
 
 
@@ -171,6 +176,12 @@ def _tree(levels: int) -> Any:
 def _entries(value: Any) -> int:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return len(inner) + sum(map(_entries, inner))
+
+
+def _objects(levels: int) -> Any:
+    """A tree of objects, as of a trainer or a dataset."""
+    children = {f"a{i}": _objects(levels - 1) if levels else 1 for i in range(6)}
+    return types.SimpleNamespace(**children)
 
 
 def _namespace(value: Any) -> Any:
@@ -254,14 +265,16 @@ def test_a_tensor_of_a_device_is_never_read(shape: tuple[int, ...]) -> None:
         [[list(range(100)) for _ in range(100)] for _ in range(100)],
         [{"a": [Raising()] * 1000}] * 1000,
         _tree(12),
+        _objects(4),
     ],
-    ids=["lists", "objects", "tree"],
+    ids=["lists", "objects", "tree", "attributes"],
 )
 def test_all_entries_together_are_bounded(bad: Any) -> None:
     """Those of the outer levels come first, so that no value costs another; few lines tell it."""
     lines: list[str] = []
-    found = as_config({"bad": bad, "lr": 0.1, "optimizer": {"betas": [0.9, 0.999]}}, lines.append)
-    assert (found["lr"], found["optimizer"]) == (0.1, {"betas": [0.9, 0.999]})
+    good = {"lr": 0.1, "optimizer": {"betas": [0.9, 0.999]}, "sizes": list(range(200))}
+    found = as_config({"bad": bad} | good, lines.append)
+    assert {name: found[name] for name in good} == good
     assert _entries(found) <= MAX_ENTRIES * 2  # a note for each that is left out
     assert 1 <= len(lines) <= MAX_LINES
 

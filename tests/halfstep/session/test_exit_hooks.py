@@ -52,6 +52,7 @@ def in_except():
     except ValueError: sys.exit(2)
 def interrupted(): signal.raise_signal(signal.SIGINT)
 def signalled(number): os.kill(os.getpid(), number); signal.pause()
+def register(): faulthandler.register(signal.SIGQUIT, open(os.devnull, "w"))
 def own_fault_handler():
     faulthandler.enable(); os.abort()
 def abort_of_a_child():
@@ -93,6 +94,11 @@ ENDS = {
     "interrupt": interrupted,
     "SIGTERM": lambda: signalled(signal.SIGTERM),
     "SIGHUP": lambda: signalled(signal.SIGHUP),
+    "SIGQUIT": lambda: signalled(signal.SIGQUIT),
+    "SIGXCPU": lambda: signalled(signal.SIGXCPU),
+    "alarm": lambda: (signal.alarm(1), signal.pause()),
+    "dump": lambda: os.kill(os.getpid(), signal.SIGQUIT),
+    "register": lambda: (register(), halfstep.finish(), os.kill(os.getpid(), signal.SIGQUIT)),
     "abort": os.abort,
     "SIGSEGV": lambda: ctypes.string_at(0),
     "SIGBUS": lambda: signalled(signal.SIGBUS),
@@ -147,7 +153,8 @@ def rank(_rank, end): trained(end)
 if __name__ == "__main__":
     os.environ["RUNS"] = FOLDER
     kind, end = sys.argv[2:]
-    if kind == "main": trained(end)
+    if kind == "registered": register()
+    if kind in ("main", "registered"): trained(end)
     elif kind == "os.fork": forked(end)
     elif kind == "thread": threaded(end)
     elif kind == "pool": pool(end, ["task 0", "task 1"], 2)
@@ -179,6 +186,9 @@ ENDS: dict[str, tuple[str, int | None, str | None]] = {
     "interrupt": ("terminated", -signal.SIGINT, "KeyboardInterrupt"),
     "SIGTERM": ("terminated", -signal.SIGTERM, None),
     "SIGHUP": ("terminated", -signal.SIGHUP, None),
+    "SIGQUIT": ("terminated", -signal.SIGQUIT, None),
+    "SIGXCPU": ("terminated", -signal.SIGXCPU, None),
+    "alarm": ("terminated", -signal.SIGALRM, None),
     "helper thread raises": ("finished", 0, None),
 }
 #: Of these Python learns no exit code: the C library writes it down after the outcome.
@@ -231,6 +241,14 @@ def test_the_outcome_of_a_script_has_its_exit_code(script: Path, end: str) -> No
     assert done.returncode == code, done.stderr
     check(outcome(script), status, code, error)
     assert done.stderr.count("halfstep:") == 1
+
+
+@pytest.mark.parametrize(("kind", "end"), [("registered", "dump"), ("main", "register")])
+def test_a_handler_of_faulthandler_stays(script: Path, kind: str, end: str) -> None:
+    """Registered before the run or in it, and after its end: SIGQUIT ends no process."""
+    done = run(script, kind, end)
+    assert done.returncode == 0, done.stderr
+    assert outcome(script)["status"] == "finished"
 
 
 @pytest.mark.parametrize("end", UNHOOKED)

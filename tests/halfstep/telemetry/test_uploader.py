@@ -132,11 +132,13 @@ def send(site: IngestServer, files: AttemptFiles, tries: int = 100, **named: Any
     raise AssertionError("it was never sent")
 
 
-def upload(site: IngestServer, *words: str | Path) -> subprocess.CompletedProcess[str]:
+def upload(
+    site: IngestServer, *words: str | Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Type `halfstep upload`."""
     command = [sys.executable, "-m", "halfstep.cli.main", "upload", *map(str, words)]
     known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
-    environment = {**os.environ, **known}
+    environment = {**os.environ, **known, **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -711,6 +713,21 @@ def test_lone_surrogates_are_escaped_wherever_they_stand(
     assert len(site.runs) == 2
 
 
+def test_a_folder_whose_name_is_not_utf8_is_reported_in_its_line(
+    site: IngestServer, tmp_path: Path
+) -> None:
+    """Where the terminal takes only UTF-8, as in most locales: each run is sent."""
+    folder = tmp_path / "caf\udce9"
+    for name in "ab":
+        Writer(folder, name).steps().finish()
+    done = upload(site, folder, PYTHONIOENCODING="utf-8:strict")
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(": ")[0] for line in done.stdout.splitlines()] == [
+        f"{tmp_path}/caf\\udce9/{name}" for name in "ab"
+    ]
+    assert len(site.runs) == 2
+
+
 def test_a_run_whose_process_is_dead_has_failed_when_it_is_sent(
     site: IngestServer, tmp_path: Path
 ) -> None:
@@ -766,13 +783,39 @@ def test_damaged_bytes_of_a_spool_are_reported(
 
 def test_a_last_frame_that_is_cut_is_no_damage(site: IngestServer, tmp_path: Path) -> None:
     """A process that is killed while it writes leaves one."""
-    writer = Writer(tmp_path).steps(2).finish()
+    writer = Writer(tmp_path).steps(2)
+    writer.spool.close()
     path = writer.files.spool / "1-0.spool"
     content = path.read_bytes()
     for size in range(len(content) - 300, len(content) + 1, 7):
         path.write_bytes(content[:size])
         assert lost_bytes(path) == 0
+    path.write_bytes(content[:-7])
+    write_outcome(writer.files, "vanished", 10)
     assert upload(site, tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("rest", ["cut", "empty", "no file"])
+def test_a_spool_shorter_than_the_script_left_it_is_reported(
+    site: IngestServer, tmp_path: Path, rest: str
+) -> None:
+    """With the bytes of the frame that is cut; one that `--delete` deleted is none."""
+    writer = Writer(tmp_path).steps(2).finish()
+    path = writer.files.spool / "1-0.spool"
+    content = path.read_bytes()
+    lost = (len(content) - 16) // 2 if rest == "cut" else len(content)
+    path.write_bytes(content[:-7] if rest == "cut" else b"")
+    if rest == "no file":
+        path.unlink()
+    done = upload(site, tmp_path)
+    assert (done.returncode, f"; {lost:,} damaged bytes" in done.stdout) == (1, True)
+    outcome = arrived(site, writer.files).outcome
+    assert outcome is not None
+    assert outcome["lost_bytes"] == lost
+    whole = Writer(tmp_path / "whole").steps(2).finish()
+    for _ in range(2):
+        done = upload(site, whole.files.folder, "--delete")
+        assert done.returncode == 0, done.stdout
 
 
 def test_upload_with_a_refused_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from app.html import formats
 from db.database import Database
 from db.files import artifacts
 from db.files.storage import mismatches, open_store
@@ -191,18 +190,3 @@ def test_waiting_lines_are_bounded() -> None:
     assert (len(lines), gap["lines"]) == (1001, 4000)
     assert (lines[0]["text"], lines[-1]["text"]) == ("0", "4999")
     assert waiting.take() == []
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("\x1b]8;;https://a\x1b\\link\x1b]8;;\x1b\\ after", "link after"),
-        ("\x1b]8;id=1;https://a\x07link\x1b]8;;\x07", "link"),
-        ("\x1b]0;a title\x07text", "text"),
-        ("\x1b[1mbold\x1b[0m \x1bPdata\x1b\\it", "bold it"),
-        ("cut \x1b]8;;https://a", "cut "),
-    ],
-)
-def test_links_of_terminals_leave_nothing(line: str, text: str) -> None:
-    """OSC 8 and its kind are taken out of what a page shows."""
-    assert formats.printed(line) == text
