@@ -451,7 +451,7 @@ class Worker:
     def _beat(self) -> None:
         """Send a heartbeat, apply its reply, and look for lost runs of other workers."""
         with self.database.touching() as session:
-            pulse = workers.beat(session, self.id)
+            pulse = workers.heartbeat(session, self.id)
         self._apply_heartbeat(pulse)  # a lost notification costs at most one heartbeat interval
         self.lost.check(is_lost=pulse.is_lost)
 

@@ -112,7 +112,7 @@ def _record(
         more = f", and {len(problems) - 1:,} more frames" if len(problems) > 1 else ""
         remarks.append(f"some data could not be recorded: {problems[0]}{more}")
     with database.writing() as session:
-        run, at = ingest.held(session, position.user, position.run_id, position.attempt)
-        ingest.check_place(run, at, position.sequence, position.offset)
+        run, at = ingest.lock_attempt(session, position.user, position.run_id, position.attempt)
+        ingest.check_position(run, at, position.sequence, position.offset)
         end = (position.sequence, offset)
         ingest.record(session, run, at, items, end=end, remarks=remarks)

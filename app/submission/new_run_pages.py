@@ -228,7 +228,7 @@ def form(
         problem = f"No worker offers the recipe {recipe!r}. Choose one below."
     chosen = chosen or (offered[0] if offered else None)
     schema = chosen["schema"] if chosen else {}
-    everyone = workers.everyone(session)
+    everyone = workers.all_workers(session)
     projects = may_submit_to(session, principal.grants)
     return page(
         request,

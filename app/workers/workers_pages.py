@@ -57,7 +57,7 @@ def show_worker(
     worker_id: RowId, request: Request, session: Db, principal: SignedIn
 ) -> HTMLResponse:
     """Show a worker with its devices, recipes and versions."""
-    worker, is_up = workers.found(session, worker_id)
+    worker, is_up = workers.with_liveness(session, worker_id)
     return page(request, "workers/worker.html", principal=principal, worker=worker, alive=is_up)
 
 

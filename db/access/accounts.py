@@ -407,7 +407,7 @@ def all_grants(session: Session, hashes: Collection[str]) -> dict[str, Grants]:
         .where(IS_ACTIVE),
     )
     rows: Sequence[Any] = session.execute(union_all(*queries)).all()
-    roles = permissions.held(session, {row[1] for row in rows if not row[2]})
+    roles = permissions.of_users(session, {row[1] for row in rows if not row[2]})
     return {
         hash_: Grants(
             user_id, is_admin, roles.get(user_id, {}), permissions.PERMISSIONS_OF_TOKENS[kind], only

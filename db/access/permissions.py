@@ -155,7 +155,7 @@ PERMISSIONS_OF_TOKENS: Mapping[str, frozenset[Permission]] = MappingProxyType(
 
 def grants(session: Session, user: User) -> Grants:
     """Return the grants of a user."""
-    permissions = {} if user.is_admin else held(session, [user.id])[user.id]
+    permissions = {} if user.is_admin else of_users(session, [user.id])[user.id]
     return Grants(user.id, user.is_admin, permissions)
 
 
@@ -178,7 +178,7 @@ def grants_of(
     return Grants(user.id, user.is_admin, permissions, PERMISSIONS_OF_TOKENS[kind], only)
 
 
-def held(
+def of_users(
     session: Session, user_ids: Collection[int]
 ) -> dict[int, dict[str, frozenset[Permission]]]:
     """Return the permissions of these users by user id and project."""

@@ -29,7 +29,7 @@ RETRY_SECONDS, PROOF_SECONDS = 5.0, 2.0
 TURN_SECONDS = 5.0
 
 
-def tell(session: Session, *worker_ids: int) -> None:
+def notify(session: Session, *worker_ids: int) -> None:
     """Notify these workers, or SIGNED_IN for all, when the session's transaction commits."""
     session.info.setdefault(_PENDING, set()).update(worker_ids)
 

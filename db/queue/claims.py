@@ -202,7 +202,7 @@ def claim(
     connection.execute(_TAKE_PART, nodes)
     by = "a worker" if run.nodes == 1 else f"{run.nodes} workers"
     connection.execute(_NOTE, {**its, "status": run.status, "reason": f"claimed by {by}"})
-    notifications.tell(session, *worker_ids[1 : run.nodes])
+    notifications.notify(session, *worker_ids[1 : run.nodes])
     return run
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
 from db.database import now
-from db.queue.queue import held, node
+from db.queue.queue import lock_active_attempt, node
 from db.tables import RunNode, Worker
 
 #: A node whose lease has not been renewed for this share of it is lost to the others.
@@ -32,7 +32,7 @@ class NodeOutcome:
 
 def set_rendezvous(session: Session, run_id: int, attempt: int, host: str, port: int) -> None:
     """Store the address of the rendezvous. Raises StaleAttempt."""
-    held(session, run_id, attempt)
+    lock_active_attempt(session, run_id, attempt)
     first = node(session, run_id, attempt)
     first.host, first.port = host, port
 
@@ -65,7 +65,7 @@ def record_outcome(
     session: Session, run_id: int, attempt: int, number: int, ending: NodeOutcome
 ) -> None:
     """Record how a node ended; the other nodes then stop too. Raises StaleAttempt."""
-    held(session, run_id, attempt)
+    lock_active_attempt(session, run_id, attempt)
     row = node(session, run_id, attempt, number)
     if row.ending is None:  # the first outcome is the cause
         row.ending = {

@@ -95,7 +95,7 @@ def start(
     reason: str | None = None,
 ) -> None:
     """Record that the training has started, and at which step. Raises StaleAttempt."""
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     run.resumed_step = node(session, run_id, attempt).resumed_step = resumed_step
     if run.status in (Status.STARTING, Status.UNREACHABLE):
         runs.set_status(session, run, Status.RUNNING, reason=reason)
@@ -103,7 +103,7 @@ def start(
 
 def run_command(session: Session, run_id: int, attempt: int) -> None:
     """Record that a command runs; it may never report a step. Raises StaleAttempt."""
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     if run.status in (Status.STARTING, Status.UNREACHABLE):
         runs.set_status(session, run, Status.RUNNING)
 
@@ -112,7 +112,7 @@ def renew(
     session: Session, run_id: int, attempt: int, lease_seconds: float, number: int = 0
 ) -> DesiredState:
     """Renew a node's lease; return the desired state and requests. Raises StaleAttempt."""
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     node(session, run_id, attempt, number).lease_expires_at = now() + lease_seconds
     if run.status == Status.UNREACHABLE and not _is_silent(session, run):
         back = {"run": Status.RUNNING, "pause": Status.PAUSING}.get(
@@ -145,7 +145,7 @@ def end(
     failure_kind: str | None = None,
 ) -> None:
     """Close an attempt. Status QUEUED returns the run to its old position. Raises StaleAttempt."""
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     if status in (Status.QUEUED, Status.PAUSED) and run.desired_state in ("cancel", "kill"):
         status = Status.CANCELLED
         if run.desired_state == "kill":  # the user requested it
@@ -186,7 +186,7 @@ def end_killed(
 
     log: details of the death, for the error of a failed run. Raises StaleAttempt.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     has_stalled = run.step <= node(session, run_id, attempt).step_before
     run.stalled_attempts = run.stalled_attempts + 1 if has_stalled else 0
     run.killed_attempts += 1
@@ -260,7 +260,7 @@ def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]
     return [run.id for run in rows]
 
 
-def held(session: Session, run_id: int, attempt: int) -> Run:
+def lock_active_attempt(session: Session, run_id: int, attempt: int) -> Run:
     """Lock and return the run if this attempt is the current one: the fence of every write.
 
     Raises StaleAttempt.

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session, load_only
 
-from db.tables import KEPT, LatestMetric, Run, StepBucket
+from db.tables import NOT_DELETED, LatestMetric, Run, StepBucket
 from db.telemetry.pyramid import SIZES, STEP_SERIES
 from db.telemetry.windows import extremes
 
@@ -56,7 +56,7 @@ def drawn(session: Session, run_ids: Collection[int]) -> list[Run]:
 def _drawn() -> Select[Any]:
     needed = load_only(Run.parent_id, Run.parent_step, Run.workload, raiseload=True)
     some = Run.id.in_(bindparam("run_ids", expanding=True))
-    return select(Run).options(needed).where(some, KEPT)
+    return select(Run).options(needed).where(some, NOT_DELETED)
 
 
 def lowest_losses(session: Session, run_ids: Collection[int]) -> dict[int, float]:

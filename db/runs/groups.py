@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from db.errors import Invalid, NotFound
 from db.queue.workers import ALIVE
 from db.runs.runs import check_is_kept
-from db.tables import KEPT, RECIPE, Metric, Run, RunNode, Status, User, Worker
+from db.tables import NOT_DELETED, RECIPE, Metric, Run, RunNode, Status, User, Worker
 
 TF32, FP8 = "TF32", "fp8"
 MOST_COMPARED = 20
@@ -38,7 +38,7 @@ def variant(config: dict[str, Any]) -> str:
 def members(session: Session, group_id: int) -> list[tuple[Run, str]]:
     """List a group's runs with their owners' names, in order of id. Raises NotFound."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id)
-    query = query.where(Run.group_id == group_id, KEPT).order_by(Run.id)
+    query = query.where(Run.group_id == group_id, NOT_DELETED).order_by(Run.id)
     found = [(run, owner) for run, owner in session.execute(query)]
     if not found:
         raise NotFound(f"There is no group {group_id}.")
@@ -59,7 +59,7 @@ def join(session: Session, run: Run, other_id: int) -> None:
     if other.group_id is None:
         other.group_id = other.id
         other.revision += 1
-    beside = select(func.count(Run.id)).where(Run.group_id == other.group_id, KEPT)
+    beside = select(func.count(Run.id)).where(Run.group_id == other.group_id, NOT_DELETED)
     if (session.scalar(beside) or 0) >= MOST_COMPARED:
         text = f"run {other_id} has {MOST_COMPARED} beside it; allowed: fewer"
         raise Invalid({"compared_with": text})
@@ -120,7 +120,7 @@ def devices(session: Session, run_ids: Collection[int]) -> dict[int, str]:
 def seconds(session: Session, group_id: int) -> dict[str, float]:
     """Return the duration of the finished runs of a group in seconds, by variant."""
     query = select(Run.config, Metric.value).join(Metric, Metric.run_id == Run.id)
-    query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED, KEPT)
+    query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED, NOT_DELETED)
     rows = session.execute(query.where(Metric.name == "run/seconds").order_by(Run.id))
     found: dict[str, float] = {}
     for config, value in rows:

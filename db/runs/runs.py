@@ -28,7 +28,7 @@ from db.tables import (
     ACTIVE,
     COMMAND,
     ENDED,
-    KEPT,
+    NOT_DELETED,
     RECIPE,
     WATCH,
     CheckpointFile,
@@ -271,7 +271,7 @@ def count(session: Session, conditions: Filter = ()) -> int:
 
 def stored_bytes(session: Session) -> int:
     """Return the stored bytes of the files of all runs outside the trash."""
-    return int(session.scalar(select(func.sum(Run.stored_bytes)).where(KEPT)) or 0)
+    return int(session.scalar(select(func.sum(Run.stored_bytes)).where(NOT_DELETED)) or 0)
 
 
 def _page(
@@ -341,7 +341,7 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
 def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:
     # SQLite evaluates in this order: conditions on other tables come last, for fewer runs.
     terms = sorted(conditions, key=lambda term: isinstance(term.condition, Has | Compared))
-    return _joined(query, order).where(KEPT, *(term.sql() for term in terms))
+    return _joined(query, order).where(NOT_DELETED, *(term.sql() for term in terms))
 
 
 def _joined(query: Any, order: Order | None) -> Any:
@@ -352,7 +352,7 @@ def _joined(query: Any, order: Order | None) -> Any:
 def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:
     """Return runs with their owners' names, newest first; skip unknown ids."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id)
-    query = query.where(Run.id.in_(run_ids), KEPT).order_by(Run.id.desc())
+    query = query.where(Run.id.in_(run_ids), NOT_DELETED).order_by(Run.id.desc())
     return [(run, owner) for run, owner in session.execute(query)]
 
 
@@ -364,13 +364,13 @@ def get_with_owner(session: Session, run_id: int) -> tuple[Run, str]:
 
 def forks(session: Session, run_id: int) -> list[Run]:
     """List the runs that started from a checkpoint of this one, oldest first."""
-    query = select(Run).where(Run.parent_id == run_id, KEPT)
+    query = select(Run).where(Run.parent_id == run_id, NOT_DELETED)
     return list(session.scalars(query.order_by(Run.id)))
 
 
 def newest_id(session: Session) -> int:
     """Return the id of the newest run, or 0 if there is none."""
-    return session.scalar(select(func.max(Run.id)).where(KEPT)) or 0
+    return session.scalar(select(func.max(Run.id)).where(NOT_DELETED)) or 0
 
 
 def state(session: Session, run_id: int) -> tuple[int, Status, int]:
@@ -495,7 +495,7 @@ def set_status(
         pace = pyramid.steps_per_second(session.connection(), run.id)
         run.steps_per_second = pace or run.steps_per_second
     if status not in ACTIVE:
-        notifications.tell(session, notifications.SIGNED_IN)
+        notifications.notify(session, notifications.SIGNED_IN)
     remark(session, run, reason, failure_kind=failure_kind)
 
 

@@ -12,7 +12,7 @@ from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
 from db.runs import runs
-from db.tables import ENDED, IN_TRASH, KEPT, RECIPE, Run, Status, User
+from db.tables import ENDED, IN_TRASH, NOT_DELETED, RECIPE, Run, Status, User
 
 DAY_SECONDS = 86_400.0
 #: Listed so that an index finds these few runs.
@@ -94,7 +94,7 @@ def newest_and_contents(session: Session) -> tuple[int, float, Contents]:
 
     The id is that of the newest run outside the trash, or 0.
     """
-    newest = select(func.coalesce(func.max(Run.id), 0)).where(KEPT).scalar_subquery()
+    newest = select(func.coalesce(func.max(Run.id), 0)).where(NOT_DELETED).scalar_subquery()
     binned = (select(each).where(IN_TRASH).scalar_subquery() for each in _CONTENTS)
     newest_id, moment, count, size = session.execute(select(newest, now(), *binned)).one()
     return newest_id, moment, Contents(count, int(size))

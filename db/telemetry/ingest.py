@@ -173,7 +173,9 @@ def _close_node(session: Session, run: Run) -> None:
     session.execute(update(RunNode).where(*node).values(ended_at=now()))
 
 
-def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, WatchedAttempt]:
+def lock_attempt(
+    session: Session, user: User, run_id: int, attempt: int
+) -> tuple[Run, WatchedAttempt]:
     """Lock and return a watched run and its attempt, and update its last report time.
 
     Raises NotFound, NotOwner, StaleAttempt if a later attempt has begun, Ended if a user ended it.
@@ -200,7 +202,7 @@ def attempt_of(session: Session, run: Run) -> WatchedAttempt | None:
     return session.get(WatchedAttempt, (run.id, run.attempt))
 
 
-def check_place(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> None:
+def check_position(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> None:
     """Check that an upload continues at the expected place. Raises Ended, OffsetMismatch."""
     if run.status in ENDED:
         raise Ended(_ended(run))
@@ -277,7 +279,7 @@ def end(
     how: a key of HOW_IT_ENDED.  exit_code: negative for a signal.  lost_bytes: damaged bytes of the
     spool.  Idempotent.
     """
-    run, place = held(session, user, run_id, attempt)
+    run, place = lock_attempt(session, user, run_id, attempt)
     if run.status in ENDED:
         return
     if lost_bytes:

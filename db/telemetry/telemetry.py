@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from db.database import now
-from db.queue.queue import held
+from db.queue.queue import lock_active_attempt
 from db.tables import (
     IS_NOT_STEPPED,
     NONFINITE_LOSS,
@@ -81,7 +81,7 @@ def number_lines(
     session: Session, run_id: int, attempt: int, lines: Iterable[dict[str, Any]]
 ) -> None:
     """Number lines after the last stored line of the run's log. Raises StaleAttempt."""
-    held(session, run_id, attempt)
+    lock_active_attempt(session, run_id, attempt)
     newest = select(func.max(LogLine.number)).where(LogLine.run_id == run_id)
     last = session.scalar(newest) or 0
     for line in lines:
@@ -106,7 +106,7 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
 
     Raises StaleAttempt if the attempt no longer holds the run.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     connection = session.connection()
     if flush.steps:
         steps = _in_order(np.concatenate(flush.steps))
@@ -151,7 +151,7 @@ def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None
 
     Raises StaleAttempt.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     _delete_after(session, run, after)
 
 
@@ -161,7 +161,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]
     event: the spool's rolled_back event. If the spool is read again, the status is added only once.
     Raises StaleAttempt.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     after = event["step"]
     _delete_after(session, run, after, retained=OUTLAST)
     run.rollbacks, run.rollback_step = run.rollbacks + 1, after

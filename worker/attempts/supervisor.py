@@ -162,7 +162,7 @@ class Supervisor:
         """Prepare everything the training needs. Raises CannotStart, StaleAttempt."""
         self._acquire_isolation()
         with self.database.writing() as session:
-            run = queue.held(session, self.run_id, self.attempt)
+            run = queue.lock_active_attempt(session, self.run_id, self.attempt)
             started_at = clock() - queue.seconds_since_start(session, run)
             node = queue.node(session, self.run_id, self.attempt, self.node)
             worker = workers.get(session, node.worker_id)
@@ -217,7 +217,7 @@ class Supervisor:
             return
         content, texts = described
         with self.database.writing() as session:
-            queue.held(session, self.run_id, self.attempt)
+            queue.lock_active_attempt(session, self.run_id, self.attempt)
             environments.record(session, self.run_id, self.attempt, content, texts)
 
     def _follow(self, child: Child) -> Ending:

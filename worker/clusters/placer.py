@@ -68,7 +68,7 @@ class Placer:
         Also requeues lost runs: a pilot lost with its machine may have been the only worker.
         """
         with self.database.touching() as session:
-            pulse = workers.beat(session, self.id)
+            pulse = workers.heartbeat(session, self.id)
         self.lost.check(is_lost=pulse.is_lost)
         self._update_recipes()
         with self.database.reading() as session:

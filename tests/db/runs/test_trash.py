@@ -137,7 +137,7 @@ def test_a_watched_run_in_the_bin_takes_nothing(database: Database, ada: User) -
     with pytest.raises(Ended, match="in the trash"), database.writing() as session:
         ingest.begin(session, ada, "a" * 32, 2, **WATCHED)
     with pytest.raises(Ended, match="in the trash"), database.writing() as session:
-        ingest.held(session, ada, run_id, 1)
+        ingest.lock_attempt(session, ada, run_id, 1)
 
 
 def test_a_run_is_erased_with_all_its_rows(

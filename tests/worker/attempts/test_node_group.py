@@ -52,7 +52,7 @@ class Machines:
         """Claim both nodes and start their supervisors."""
         with self.site.database.writing() as session:
             for worker in self.workers:  # which nobody takes for dead, on however busy a machine
-                workers.beat(session, worker.id)
+                workers.heartbeat(session, worker.id)
             run = claims.claim(
                 session,
                 self.workers[0].id,
