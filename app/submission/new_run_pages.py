@@ -170,9 +170,9 @@ def submit_run(
     config: dict[str, Any] = {}
     try:
         config = forms.read(workers.recipe(session, recipe)["schema"], posted)
-        place, errors = numbers(values, posted)
+        options, errors = numbers(values, posted)
         texts = {name: values[name] for name in ("name", "tags", "project")}
-        submission = Submission(recipe=recipe, config=config, **texts, **place)
+        submission = Submission(recipe=recipe, config=config, **texts, **options)
         errors |= lost
         if errors:
             raise Invalid(errors | check(session, submission).errors)

@@ -40,11 +40,11 @@ def list_workers(
         cursor=cursor_of(rows),
         queued=[
             (
-                place,
+                position,
                 *seen[run_id],
                 pending_reasons.reason(seen[run_id][0], queue, **settings.per_user),
             )
-            for place, run_id in enumerate(first, 1)
+            for position, run_id in enumerate(first, 1)
             if run_id in seen
         ],
         total=len(queue.places),

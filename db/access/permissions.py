@@ -218,8 +218,8 @@ def limit(session: Session, to: Grants) -> None:
 
 def limits(session: Session) -> Grants | None:
     """Return the grants of a session; None: unlimited, such as a worker's."""
-    found: Grants | None = session.info.get(_GRANTS)
-    return found
+    grants: Grants | None = session.info.get(_GRANTS)
+    return grants
 
 
 @contextmanager
@@ -275,7 +275,7 @@ def _visible_by_link(_projects: list[str], runs: list[int]) -> list[ExecutableOp
     return [
         _condition(Run, lambda cls: cls.id.in_(runs)),
         _condition(OfRun, lambda cls: cls.run_id.in_(runs)),
-        *(with_loader_criteria(each, false(), include_aliases=True) for each in (Sweep, Preset)),
+        *(with_loader_criteria(table, false(), include_aliases=True) for table in (Sweep, Preset)),
     ]
 
 

@@ -199,8 +199,8 @@ def _move(session: Session, run: Run, user: User, project: str) -> None:
 
 def _keep_others_off(session: Session, name: str) -> None:
     """Lock a project exclusively, after waiting for its current holders."""
-    found = select(Project.name).where(Project.name == name).with_for_update()
-    if session.scalar(found) is None:
+    query = select(Project.name).where(Project.name == name).with_for_update()
+    if session.scalar(query) is None:
         raise NotFound(f"There is no project {name[:100]!r}.")
 
 

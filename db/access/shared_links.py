@@ -52,8 +52,8 @@ def make(session: Session, user: User, run_ids: Sequence[int], days: int) -> tup
     session.add(link)
     session.flush()
     session.add_all(
-        SharedRun(link_id=link.id, run_id=run_id, place=place)
-        for place, run_id in enumerate(run_ids)
+        SharedRun(link_id=link.id, run_id=run_id, place=position)
+        for position, run_id in enumerate(run_ids)
     )
     session.flush()
     return secret, link
@@ -104,7 +104,7 @@ def find(session: Session, secret: str) -> Shown | None:
     projects = {row[0]: row[1] for row in session.execute(shown)}
     theirs = permissions.grants(session, maker)
     if not projects or not all(
-        theirs.may(Permission.SHARE_RUN, each) for each in projects.values()
+        theirs.may(Permission.SHARE_RUN, project) for project in projects.values()
     ):
         return None
     seen = frozenset({Permission.VIEW_RUN})

@@ -42,10 +42,10 @@ def _send(session: Session) -> None:
     payload = ",".join(map(str, sorted(ids)))
     if len(payload) > MOST_CHARACTERS:
         payload = str(SIGNED_IN)
-    notify = select(func.pg_notify(_CHANNEL, payload))
+    statement = select(func.pg_notify(_CHANNEL, payload))
     if ids == {SIGNED_IN}:  # an end matters only if runs are queued
-        notify = notify.where(exists().where(Run.status == Status.QUEUED))
-    session.execute(notify)
+        statement = statement.where(exists().where(Run.status == Status.QUEUED))
+    session.execute(statement)
 
 
 class Listener:

@@ -79,7 +79,7 @@ def offer(session: Session, worker_id: int, recipes: list[dict[str, Any]]) -> No
 
 def _files_of(recipes: list[dict[str, Any]]) -> set[str]:
     """Return the references of registered recipe files, broken ones included."""
-    references = (each.get("reference", each["name"]) for each in recipes)
+    references = (recipe.get("reference", recipe["name"]) for recipe in recipes)
     return {reference for reference in references if reference.startswith("/")}
 
 
@@ -90,7 +90,9 @@ def recipe_names(recipes: list[dict[str, Any]]) -> list[str]:
     """
     able = [recipe for recipe in recipes if "schema" in recipe]
     names = [recipe["name"] for recipe in able]
-    return list(dict.fromkeys([*names, *(each.get("reference", each["name"]) for each in able)]))
+    return list(
+        dict.fromkeys([*names, *(recipe.get("reference", recipe["name"]) for recipe in able)])
+    )
 
 
 def reference(worker: Worker, name: str) -> str:

@@ -205,7 +205,7 @@ def _runs(
         number = func.coalesce(*(settings.c[f"number:{path}"] for path in paths), null())
         text = func.coalesce(*(settings.c[f"text:{path}"] for path in paths), null())
     text = func.nullif(text, "")
-    state = case(*((ended_as(each), each) for each in ENDINGS), else_=Run.status)
+    state = case(*((ended_as(ending), ending) for ending in ENDINGS), else_=Run.status)
     values = [
         NUMBERS[SYNONYMS.get(name, name)]
         if name not in paths_by_name

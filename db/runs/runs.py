@@ -307,11 +307,11 @@ def _page_query(
     query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
     if not is_first:
         ends = [bindparam(f"last_{n}", type_=key.type) for n, key in enumerate(order.keys)]
-        place, last = tuple_(*order.keys), tuple_(*ends)
-        query = query.where(place < last if order.falls else place > last)
+        position, last = tuple_(*order.keys), tuple_(*ends)
+        query = query.where(position < last if order.falls else position > last)
     page = _ordered(query, order.keys, falls=order.falls).limit(bindparam("limit", type_=Integer()))
     shown = page.subquery()
-    rows = select(Run, User.name, *(shown.c[each.name] for each in more))
+    rows = select(Run, User.name, *(shown.c[column.name] for column in more))
     rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
     keys_shown = [shown.c[key.name] for key in keys]
     ordered: Select[Any] = _ordered(rows, keys_shown, falls=order.falls)
@@ -379,10 +379,10 @@ def state(session: Session, run_id: int) -> tuple[int, Status, int]:
     The last is the result of `silent_seconds`. Raises NotFound.
     """
     query = select(Run.revision, Run.status, Run.last_report_at, now().label("moment"))
-    found = session.execute(query.where(Run.id == run_id)).one_or_none()
-    if found is None:
+    row = session.execute(query.where(Run.id == run_id)).one_or_none()
+    if row is None:
         raise NotFound(f"There is no run {run_id}.")
-    return found.revision, found.status, silent_seconds(found, found.moment)
+    return row.revision, row.status, silent_seconds(row, row.moment)
 
 
 def silent_seconds(run: Any, moment: float) -> int:
@@ -404,8 +404,8 @@ def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Pr
     unskipped, retrying = _unskipped(some_runs), _retrying(some_runs)
     query = _progress(retrying=bool(retrying))
     rows = session.execute(query, {"run_ids": list(unskipped), "retrying": retrying}).all()
-    found = {row[0]: Progress(unskipped[row[0]] + row[1], row[2]) for row in rows}
-    return found, rows[0][3] if rows else 0.0
+    progress = {row[0]: Progress(unskipped[row[0]] + row[1], row[2]) for row in rows}
+    return progress, rows[0][3] if rows else 0.0
 
 
 @cache  # SQLAlchemy takes longer to build this than the database to answer it

@@ -202,13 +202,13 @@ def attempt_of(session: Session, run: Run) -> WatchedAttempt | None:
     return session.get(WatchedAttempt, (run.id, run.attempt))
 
 
-def check_position(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> None:
+def check_position(run: Run, attempt: WatchedAttempt, sequence: int, offset: int) -> None:
     """Check that an upload continues at the expected place. Raises Ended, OffsetMismatch."""
     if run.status in ENDED:
         raise Ended(_ended(run))
-    is_next = (sequence, offset) == (place.sequence, place.offset)
-    if not is_next and not (sequence > place.sequence and offset == 0):
-        raise OffsetMismatch(offset=place.offset, sequence=place.sequence)
+    is_next = (sequence, offset) == (attempt.sequence, attempt.offset)
+    if not is_next and not (sequence > attempt.sequence and offset == 0):
+        raise OffsetMismatch(offset=attempt.offset, sequence=attempt.sequence)
 
 
 def _is_stopped(run: Run) -> bool:

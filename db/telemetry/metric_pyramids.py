@@ -148,7 +148,7 @@ def _read_siblings(
     connection: Connection, run_id: int, names: Sequence[str], axis: _Axis
 ) -> dict[int, Summaries]:
     """Read the buckets that share a stored parent with the written ones, by size."""
-    found = {SIZES[-1]: unpack(np.array([], np.int64), [], METRIC_SERIES, SIZES[-1])}
+    siblings = {SIZES[-1]: unpack(np.array([], np.int64), [], METRIC_SERIES, SIZES[-1])}
     for size in SIZES[:-1]:
         parent = size * FANOUT
         owners = np.flatnonzero(axis.first // parent < axis.last // parent)
@@ -160,8 +160,8 @@ def _read_siblings(
         which, bucket, packed = zip(*rows, strict=True) if rows else [()] * 3
         offsets = axis.offsets[owners[np.array(which, np.int64)]]
         start = np.array(bucket, np.int64) * size + offsets
-        found[size] = in_order([unpack(start, list(packed), METRIC_SERIES, size)])
-    return found
+        siblings[size] = in_order([unpack(start, list(packed), METRIC_SERIES, size)])
+    return siblings
 
 
 def _looked_up(
@@ -249,17 +249,17 @@ def extremes(
     if names is not None:
         asked.append(latest.name.in_(names))
     rows = connection.execute(_points_of_tails().where(*asked)).cursor.fetchall()
-    places = {key: place for place, key in enumerate(dict.fromkeys(row[:2] for row in rows))}
+    indexes = {key: index for index, key in enumerate(dict.fromkeys(row[:2] for row in rows))}
     values = np.array([value for *_, value in rows], float)
     values[~np.isfinite(values)] = np.nan
-    low, high = np.full((2, len(places)), np.nan)
-    count = np.zeros(len(places), np.int64)
+    low, high = np.full((2, len(indexes)), np.nan)
+    count = np.zeros(len(indexes), np.int64)
 
     def add(keys: list[tuple[int, str]], lows: Any, highs: Any, counts: Any) -> None:
-        place = np.array([places[key] for key in keys], np.int64)
-        np.fmin.at(low, place, lows)
-        np.fmax.at(high, place, highs)
-        np.add.at(count, place, counts)
+        index = np.array([indexes[key] for key in keys], np.int64)
+        np.fmin.at(low, index, lows)
+        np.fmax.at(high, index, highs)
+        np.add.at(count, index, counts)
 
     add([row[:2] for row in rows], values, values, 1)
     for size in SIZES:
@@ -268,7 +268,7 @@ def extremes(
         parts = unpack(np.zeros(len(packed), np.int64), packed, METRIC_SERIES, size)
         keys = [row[:2] for row in stones]
         add(keys, parts.low[:, 0], parts.high[:, 0], parts.steps)
-    ends = zip(places, low.tolist(), high.tolist(), count.tolist(), strict=True)
+    ends = zip(indexes, low.tolist(), high.tolist(), count.tolist(), strict=True)
     return {key: Extremes(_known(least), _known(most), number) for key, least, most, number in ends}
 
 

@@ -114,7 +114,7 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
         _count(run, steps)
         _summarise(run, steps)
         run.skipped = pyramid.count_skips(connection, run_id)
-    if run.not_stepped or any((each["flags"] & NOT_STEPPED).any() for each in flush.steps):
+    if run.not_stepped or any((batch["flags"] & NOT_STEPPED).any() for batch in flush.steps):
         run.not_stepped = _count_not_stepped(connection, run_id)
     _record_events(connection, run, flush.events)
     _record_lines(connection, run_id, flush.log_lines)
@@ -184,8 +184,8 @@ def _delete_after(session: Session, run: Run, after: int, *, retained: Sequence[
     for table in (Step, ScalerEvent, Metric):
         session.execute(delete(table).where(table.run_id == run.id, table.step > after))
     latest_metrics.take_back(session.connection(), run.id, after=after)
-    found = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
-    session.execute(found.where(Diagnosis.kind.not_in(retained)))
+    diagnoses = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
+    session.execute(diagnoses.where(Diagnosis.kind.not_in(retained)))
     pyramid.rebuild(session, run.id, since=after)
     metric_pyramids.truncate(session, run.id)
     run.step = after
@@ -291,8 +291,8 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
             acknowledged.append(event["request"])
         else:
             content = {name: value for name, value in event.items() if name != "event"}
-            place = {"run_id": run.id, "kind": event["event"], "step": event["step"]}
-            diagnoses.append({**place, "content": content})
+            key = {"run_id": run.id, "kind": event["event"], "step": event["step"]}
+            diagnoses.append({**key, "content": content})
     if acknowledged:
         applied = update(ControlRequest).where(
             ControlRequest.run_id == run.id, ControlRequest.id.in_(acknowledged)

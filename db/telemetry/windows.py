@@ -106,8 +106,8 @@ def window(
     most: the most points per series.  names: only these series and the loss. Raises ValueError if
     most is less than 32.
     """
-    found = windows_of(session, [run_id], first=first, last=last, most=most, names=names)
-    return found.get(run_id)
+    by_run = windows_of(session, [run_id], first=first, last=last, most=most, names=names)
+    return by_run.get(run_id)
 
 
 def windows_of(
@@ -192,11 +192,11 @@ def metrics_of_runs(
         given["names"] = list(names)
     rows = connection.execute(_spans_of_metrics(names is not None), given)
     there = [(metric_of(row[1], row[0]), (row[2], row[3])) for row in rows if row[2] is not None]
-    found: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}
+    by_run: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}
     for stretch in _read(connection, there, asked, most):
         key = stretch.source.key
-        found[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
-    return {run_id: dict(sorted(lines.items())) for run_id, lines in found.items()}
+        by_run[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
+    return {run_id: dict(sorted(lines.items())) for run_id, lines in by_run.items()}
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def extremes(
         return
     parts = unpack(np.zeros(len(packed), np.int64), packed, series, SIZES[-1])
     first = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
-    index = [each.name for each in series].index(name)
+    index = [candidate.name for candidate in series].index(name)
     low = np.fmin.reduceat(parts.low[:, index], first)
     high = np.fmax.reduceat(parts.high[:, index], first)
     count = np.add.reduceat(parts.steps, first)
@@ -273,11 +273,11 @@ def _spans_of_runs() -> Any:
 def _spans_of_metrics(are_named: bool) -> Any:
     """Select the lowest and highest existing step of each metric of each run, by name."""
     latest, points = LatestMetric.__table__.c, Metric.__table__.c
-    each = select(latest.run_id, latest.name)
-    each = each.where(latest.run_id.in_(bindparam("run_ids", expanding=True)))
+    query = select(latest.run_id, latest.name)
+    query = query.where(latest.run_id.in_(bindparam("run_ids", expanding=True)))
     if are_named:
-        each = each.where(latest.name.in_(bindparam("names", expanding=True)))
-    of = each.subquery().c
+        query = query.where(latest.name.in_(bindparam("names", expanding=True)))
+    of = query.subquery().c
     ends = _ends(points.step, points.run_id == of.run_id, points.name == of.name)
     return select(of.name, of.run_id, *ends).order_by(of.name)
 
@@ -299,14 +299,14 @@ def _read(
     """
     if most < 32:
         raise ValueError(f"most is {most}; a window needs at least 32 points")
-    for _name, alike in groupby(there, lambda each: each[0].key.get("name")):
+    for _name, alike in groupby(there, lambda row: row[0].key.get("name")):
         spans = {source.key["run_id"]: (source, span) for source, span in alike}
         short = [run_id for run_id, (_, (low, high)) in spans.items() if high - low < 2 * most]
         size = max(1, ROWS // (2 * most))
         for at in range(0, len(short), size):
             sources = [spans[run_id][0] for run_id in short[at : at + size]]
-            found = read_points_of_runs(connection, sources, (asked["first"], asked["last"]))
-            for source, points in found:
+            raw = read_points_of_runs(connection, sources, (asked["first"], asked["last"]))
+            for source, points in raw:
                 _, span = spans.pop(source.key["run_id"])
                 yield _drawn(source, span, points, most)
         for source, span in spans.values():
