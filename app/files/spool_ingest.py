@@ -64,7 +64,7 @@ def take_spool(database: Database, position: SpoolPosition, piece: bytes) -> int
         raise Invalid({"body": str(error)}) from error
     # The first time also without a frame, so that the position is checked.
     items = part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS)
-    _record_what_can_be(database, position, items, part.offset)
+    _record_individually(database, position, items, part.offset)
     is_polled = database.engine.dialect.name == "sqlite"
     paused_at = time.monotonic()
     while items:
@@ -73,11 +73,11 @@ def take_spool(database: Database, position: SpoolPosition, piece: bytes) -> int
             if is_polled and time.monotonic() - paused_at > WORK_SECONDS:
                 time.sleep(PAUSE_SECONDS)
                 paused_at = time.monotonic()
-            _record_what_can_be(database, position, items, part.offset)
+            _record_individually(database, position, items, part.offset)
     return part.offset
 
 
-def _record_what_can_be(
+def _record_individually(
     database: Database, position: SpoolPosition, items: Sequence[Any], offset: int
 ) -> None:
     """Record items one by one; the run's log names those that cannot be recorded."""

@@ -105,7 +105,7 @@ def submit(
     if errors:
         raise Invalid(errors)
     project = _project(session, grants, submission)
-    projects.hold(session, project)
+    projects.lock_shared(session, project)
     quotas.check_submission(session, user, project)
     name = cleaned(submission.name)
     options: dict[str, Any] = {

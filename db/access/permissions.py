@@ -119,7 +119,7 @@ class Grants:
             for project, permissions in other.permissions.items()
         )
 
-    def may_somewhere(self, permission: Permission) -> bool:
+    def may_in_any_project(self, permission: Permission) -> bool:
         """Return whether a permission is granted in at least one project."""
         projects = self.projects
         return (

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from db.errors import Invalid, NotFound
 from db.queue.workers import ALIVE
-from db.runs.runs import check_is_kept
+from db.runs.runs import check_not_deleted
 from db.tables import NOT_DELETED, RECIPE, Metric, Run, RunNode, Status, User, Worker
 
 TF32, FP8 = "TF32", "fp8"
@@ -51,7 +51,7 @@ def join(session: Session, run: Run, other_id: int) -> None:
     Raises Invalid if the other run does not exist or has another recipe, or if its group is full.
     """
     row = session.get(Run, other_id, with_for_update=True)
-    other = check_is_kept(row, "compared_with", other_id)
+    other = check_not_deleted(row, "compared_with", other_id)
     if other.recipe != run.recipe or other.source != RECIPE:
         of = other.recipe or "no recipe"
         text = f"run {other_id} is of {of}; allowed: a run of {run.recipe}"

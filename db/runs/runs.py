@@ -83,7 +83,7 @@ def submit(
     Raises Invalid for a run or a checkpoint that does not exist.
     """
     if after_id is not None:
-        check_is_kept(session.get(Run, after_id), "after_id", after_id)
+        check_not_deleted(session.get(Run, after_id), "after_id", after_id)
     if parent_id is not None:
         _check_parent(session, recipe, config, parent_id, parent_step)
     run = Run(
@@ -130,7 +130,7 @@ def submit_command(
     command, config: as described in the runs table.  after_id: as in `submit`. Raises Invalid.
     """
     if after_id is not None:
-        check_is_kept(session.get(Run, after_id), "after_id", after_id)
+        check_not_deleted(session.get(Run, after_id), "after_id", after_id)
     run = Run(
         name=name,
         source=COMMAND,
@@ -164,7 +164,7 @@ def _check_parent(
     session: Session, recipe: str, config: dict[str, Any], parent_id: int, parent_step: int | None
 ) -> None:
     """Check that a run can start from another's checkpoint. Raises Invalid."""
-    parent = check_is_kept(session.get(Run, parent_id), "parent_id", parent_id)
+    parent = check_not_deleted(session.get(Run, parent_id), "parent_id", parent_id)
     steps = session.scalars(
         select(CheckpointFile.step)
         .where(CheckpointFile.run_id == parent_id, CheckpointFile.kind == "checkpoint")
@@ -195,7 +195,7 @@ def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> Non
         raise Invalid({"parent_step": f"there is no checkpoint at step {parent_step} any more"})
 
 
-def check_is_kept(run: Run | None, field: str, run_id: int) -> Run:
+def check_not_deleted(run: Run | None, field: str, run_id: int) -> Run:
     """Return a run that another will refer to; raise Invalid for the field if deleted."""
     if run is None or run.erasing:
         raise Invalid({field: f"there is no run {run_id}"})

@@ -73,7 +73,7 @@ def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
     if newest_look is None:
         return None
     modules = [
-        {**row, "left": _left_of(row)} | dict(zip(LARGEST_OF, _largest(row), strict=True))
+        {**row, "left": _bits_left(row)} | dict(zip(LARGEST_OF, _largest(row), strict=True))
         for row in newest_look.content["modules"]
     ]
     modules.sort(key=lambda module: math.inf if module["left"] is None else module["left"])
@@ -88,7 +88,7 @@ def headroom_by_step(session: Session, run_id: int, *, most: int) -> dict[str, A
     """
     rows = _thinned(session, run_id, "headroom", most)
     measurements = [
-        {module["name"]: _left_of(module) for module in row.content["modules"]} for row in rows
+        {module["name"]: _bits_left(module) for module in row.content["modules"]} for row in rows
     ]
     modules = list(dict.fromkeys(name for measurement in measurements for name in measurement))
     return {
@@ -120,7 +120,7 @@ def _largest(module: Mapping[str, Any]) -> list[float]:
     return [float(module[kind] or 0) for kind in LARGEST_OF]
 
 
-def _left_of(module: Mapping[str, Any]) -> float | None:
+def _bits_left(module: Mapping[str, Any]) -> float | None:
     largest = _largest(module)
     if any(math.isnan(number) for number in largest):
         return -math.inf

@@ -123,12 +123,12 @@ def _check_project(session: Session, owner: User, project: str) -> None:
     """
     if owner.is_admin:
         if project != projects.DEFAULT:
-            projects.found_or_made(session, project)
+            projects.get_or_create(session, project)
     elif not permissions.grants(session, owner).may(Permission.SUBMIT_RUN, project):
         named = repr(project[:100]) if project else "Default project"
         raise Invalid({"project": f"{named} lets you send no runs; ask its maintainers"})
     else:
-        projects.hold(session, project)
+        projects.lock_shared(session, project)
 
 
 def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[str, Any]) -> None:

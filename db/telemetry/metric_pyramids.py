@@ -94,7 +94,7 @@ class _Axis:
         """Return the name at each position."""
         return np.searchsorted(self.starts, positions, side="right") - 1
 
-    def is_kept(self, start: Ints, size: int) -> NDArray[np.bool_]:
+    def is_complete(self, start: Ints, size: int) -> NDArray[np.bool_]:
         """Return which buckets have a later point of their metric."""
         owners = self.owners(start)
         return start + size <= (self.last + self.offsets)[owners]
@@ -112,10 +112,12 @@ def _update(
     filled, touched = split(moved)
     open_before = ((before + axis.offsets) // size)[before != NEVER]
     touched = np.union1d(touched, np.setdiff1d(open_before, filled.step // size))
-    touched = touched[axis.is_kept(touched * size, size)]
+    touched = touched[axis.is_complete(touched * size, size)]
     read = _read_points(connection, run_id, metrics.names, axis, touched * size)
     there = _read_siblings(connection, run_id, metrics.names, axis)
-    start, sizes, packed = summed_up(in_order([filled, read]), there, METRIC_SERIES, axis.is_kept)
+    start, sizes, packed = summed_up(
+        in_order([filled, read]), there, METRIC_SERIES, axis.is_complete
+    )
     if not packed:
         return
     owners = axis.owners(start)
@@ -136,7 +138,7 @@ def _read_points(
     low = starts - axis.offsets[owners]
     columns = "step, elapsed_ms, value"
     of_names = [names[owner] for owner in owners.tolist()]
-    rows = _looked_up(connection, "metrics", columns, run_id, of_names, low, low + SIZES[0] - 1)
+    rows = _select_rows(connection, "metrics", columns, run_id, of_names, low, low + SIZES[0] - 1)
     which, step, elapsed_ms, value = zip(*rows, strict=True) if rows else [()] * 4
     steps = np.array(step, np.int64)
     zeros, values = np.zeros_like(steps), np.array(value, float)[:, None]
@@ -154,7 +156,7 @@ def _read_siblings(
         owners = np.flatnonzero(axis.first // parent < axis.last // parent)
         low, high = (steps[owners] // parent * FANOUT for steps in (axis.first, axis.last))
         some = [names[owner] for owner in owners.tolist()]
-        rows = _looked_up(
+        rows = _select_rows(
             connection, "metric_buckets", "bucket, summary", run_id, some, low, high - 1, size=size
         )
         which, bucket, packed = zip(*rows, strict=True) if rows else [()] * 3
@@ -164,7 +166,7 @@ def _read_siblings(
     return siblings
 
 
-def _looked_up(
+def _select_rows(
     connection: Connection,
     table: str,
     columns: str,

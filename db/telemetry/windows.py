@@ -120,15 +120,15 @@ def windows_of(
     names: Collection[str] | None = None,
 ) -> dict[int, Window]:
     """Return the result of `window` for each run with steps; short runs take two queries."""
-    connection, asked = session.connection(), _asked(first, last)
+    connection, limits = session.connection(), _limits(first, last)
     series_names = None if names is None else {"loss", *names}
-    spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **asked})
+    spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **limits})
     there = [
         (steps_of(row[0], series_names), (row[1], row[2])) for row in spans if row[1] is not None
     ]
     return {
         stretch.source.key["run_id"]: _window(connection, stretch, most)
-        for stretch in _read(connection, there, asked, most)
+        for stretch in _read(connection, there, limits, most)
     }
 
 
@@ -186,14 +186,14 @@ def metrics_of_runs(
 
     Short runs take one query per name and one more.
     """
-    connection, asked = session.connection(), _asked(first, last)
-    given = {"run_ids": list(run_ids), **asked}
+    connection, limits = session.connection(), _limits(first, last)
+    given = {"run_ids": list(run_ids), **limits}
     if names is not None:
         given["names"] = list(names)
     rows = connection.execute(_spans_of_metrics(names is not None), given)
     there = [(metric_of(row[1], row[0]), (row[2], row[3])) for row in rows if row[2] is not None]
     by_run: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}
-    for stretch in _read(connection, there, asked, most):
+    for stretch in _read(connection, there, limits, most):
         key = stretch.source.key
         by_run[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
     return {run_id: dict(sorted(lines.items())) for run_id, lines in by_run.items()}
@@ -218,10 +218,10 @@ def measured(
 
     names: only these metrics.
     """
-    return measured_of(session, [run_id], names=names)[run_id]
+    return measured_by_run(session, [run_id], names=names)[run_id]
 
 
-def measured_of(
+def measured_by_run(
     session: Session, run_ids: Collection[int], *, names: Collection[str] | None = None
 ) -> dict[int, list[Measured]]:
     """Summarize each metric of each run by name, in as many queries as for one run."""
@@ -257,7 +257,7 @@ def extremes(
         yield keys[at], lowest, highest, points
 
 
-def _asked(first: int | None, last: int | None) -> dict[str, int]:
+def _limits(first: int | None, last: int | None) -> dict[str, int]:
     return {"first": -END if first is None else first, "last": END if last is None else last}
 
 
@@ -290,7 +290,7 @@ def _ends(step: ColumnElement[int], *same: ColumnElement[bool]) -> list[ScalarSe
 def _read(
     connection: Connection,
     there: list[tuple[Source, StepRange]],
-    asked: dict[str, int],
+    limits: dict[str, int],
     most: int,
 ) -> Iterator["_Raw | _Stretch"]:
     """Yield the data to draw for each source, reading several short ones in one query.
@@ -305,7 +305,7 @@ def _read(
         size = max(1, ROWS // (2 * most))
         for at in range(0, len(short), size):
             sources = [spans[run_id][0] for run_id in short[at : at + size]]
-            raw = read_points_of_runs(connection, sources, (asked["first"], asked["last"]))
+            raw = read_points_of_runs(connection, sources, (limits["first"], limits["last"]))
             for source, points in raw:
                 _, span = spans.pop(source.key["run_id"])
                 yield _drawn(source, span, points, most)
