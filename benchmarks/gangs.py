@@ -283,7 +283,7 @@ class Site:
         if run is None:
             return None
         with self.database.writing() as session:
-            held = queue.held(session, run.id, run.attempt)
+            held = queue.lock_active_attempt(session, run.id, run.attempt)
             queue.seconds_since_start(session, held)
             queue.start(session, run.id, run.attempt)
             mine = select(RunNode.worker_id).where(RunNode.run_id == run.id)

@@ -1,1 +1,1 @@
-"""Where server and worker meet: tables, queries and the only commit."""
+"""Database access of server and worker: tables, queries and the only commit."""

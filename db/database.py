@@ -200,7 +200,7 @@ def _engine(url: str, backend: str, turns: Turns) -> Engine:
         engine.dialect.statement_compiler = _HintedSQLite
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", partial(_begin_on_sqlite, turns))
-        event.listen(engine, "checkin", partial(_give_turn_back, turns))
+        event.listen(engine, "checkin", partial(_release_turn, turns))
         return engine
     engine = create_engine(
         url,
@@ -245,7 +245,7 @@ def _begin_on_sqlite(turns: Turns, connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _give_turn_back(turns: Turns, _connection: Any, record: Any) -> None:
+def _release_turn(turns: Turns, _connection: Any, record: Any) -> None:
     """Release the turn when the connection is returned to its pool, also after an error."""
     if record.record_info.pop(TURN, False):
         turns.give_back()

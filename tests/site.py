@@ -117,7 +117,7 @@ class Site:
     def recipes(self) -> list[dict[str, Any]]:
         """What the workers have said of their recipes, broken ones included."""
         with self.database.reading() as session:
-            return [each for worker, _ in workers.everyone(session) for each in worker.recipes]
+            return [each for worker, _ in workers.all_workers(session) for each in worker.recipes]
 
     def run(self, run_id: int) -> Run:
         with self.database.reading() as session:

@@ -24,7 +24,7 @@ def delete_erased(settings: Settings, database: Database) -> list[int]:
         erased = [
             run_id
             for first in range(0, len(here), RUNS)
-            for run_id in erasure.erased_of(session, here[first : first + RUNS])
+            for run_id in erasure.select_erased(session, here[first : first + RUNS])
         ]
     for run_id in erased:
         try:

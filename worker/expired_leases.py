@@ -7,7 +7,7 @@ from db.database import Database
 from db.queue import queue
 
 
-class LostRuns:
+class ExpiredLeases:
     """The runs with expired leases at the last check."""
 
     def __init__(
@@ -21,7 +21,7 @@ class LostRuns:
     def __bool__(self) -> bool:
         return bool(self._expired)
 
-    def look(self, *, is_lost: bool) -> None:
+    def check(self, *, is_lost: bool) -> None:
         """Mark runs that were expired before, and requeue those that no node can still train.
 
         is_lost: whether there are expired leases.

@@ -26,20 +26,20 @@ from db.alerts.notifications import SIGNED_IN, Listener
 from db.database import Database, is_outage, open_database
 from db.errors import HalfstepError, Invalid, StaleAttempt
 from db.files.storage import check_store, open_store
-from db.queue import claims, gangs, queue, workers
-from db.queue.gangs import NodeOutcome
+from db.queue import claims, node_groups, queue, workers
+from db.queue.node_groups import NodeOutcome
 from db.settings import Settings
 from db.tables import RunNode, Status
 from halfstep.cli.application import ServingCommand, single
 from halfstep.cli.output import say
 from halfstep.process import close_to_others
 from halfstep.telemetry.folder_lock import FolderLock
-from worker.attempts import gang
+from worker.attempts import node_group
 from worker.attempts.recorder import CannotRecord, Recorder, in_short, may_pass
 from worker.capabilities import Capabilities, Offer
 from worker.cleanup import delete_checkouts, delete_erased, delete_uploads
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine, key_in
-from worker.expired_leases import LostRuns
+from worker.expired_leases import ExpiredLeases
 from worker.sandbox import cgroup_limits, run_users, sandbox
 
 TICK_SECONDS = 0.5
@@ -76,7 +76,7 @@ class Worker:
         self.store = open_store(settings)
         self.capabilities = Capabilities(settings)
         self.running: dict[Attempt, tuple[Handle, RunNode]] = {}
-        self.lost = LostRuns(database, settings.lease_seconds, _say)
+        self.lost = ExpiredLeases(database, settings.lease_seconds, _say)
         self.stopping = threading.Event()
         # Signal handlers may add to a SimpleQueue at any moment, but not set an Event waited on.
         self.wakeups: SimpleQueue[set[int]] = SimpleQueue()
@@ -274,7 +274,7 @@ class Worker:
             self._launch(node)
 
     def _pick_up(self) -> None:
-        """Start this worker's nodes of gangs that other workers have claimed.
+        """Start this worker's nodes of multi-node runs that other workers have claimed.
 
         A device is not free while the previous supervisor on it is still exiting.
         """
@@ -414,7 +414,7 @@ class Worker:
         ending = NodeOutcome(reason, failure_kind="infrastructure")
         if node.node:
             with self.database.writing() as session:  # unless the node reported it itself
-                gangs.tell_ending(session, run_id, attempt, node.node, ending)
+                node_groups.record_outcome(session, run_id, attempt, node.node, ending)
             return True
         recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
 
@@ -427,7 +427,7 @@ class Worker:
             pass
         if recorder.problem:
             raise CannotRecord(recorder.problem)
-        if gang.close(self.database, self.settings, run_id, attempt, ending) is None:
+        if node_group.close(self.database, self.settings, run_id, attempt, ending) is None:
             return False
         with self.database.writing() as session:
             queue.end_killed(
@@ -451,9 +451,9 @@ class Worker:
     def _beat(self) -> None:
         """Send a heartbeat, apply its reply, and look for lost runs of other workers."""
         with self.database.touching() as session:
-            pulse = workers.beat(session, self.id)
+            pulse = workers.heartbeat(session, self.id)
         self._apply_heartbeat(pulse)  # a lost notification costs at most one heartbeat interval
-        self.lost.look(is_lost=pulse.is_lost)
+        self.lost.check(is_lost=pulse.is_lost)
 
     def _apply_heartbeat(self, pulse: workers.PendingWork) -> None:
         """Apply a stop request, and note whether there may be work."""

@@ -55,12 +55,12 @@ class AlertDelivery:
         if not channel.is_on and row.alert_id is not None:
             return Outcome(False, "not sent: the channel was switched off", is_final=True)
         try:
-            reach = channels.reach(self._settings.secrets_key, channel)
+            target = channels.decrypt_address(self._settings.secrets_key, channel)
         except secrets.Unreadable as error:
             logger.warning("delivery %d: %s", row.id, error)
             return Outcome(False, "not sent: the server cannot decrypt the channel's address")
         try:
-            return await deliver(self._settings, reach, row.id, row.body)
+            return await deliver(self._settings, target, row.id, row.body)
         except Exception:  # only this delivery fails
             logger.exception("delivery %d failed", row.id)
             return Outcome(False, "an error occurred on the server; see its log")

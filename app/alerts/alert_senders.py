@@ -20,7 +20,7 @@ import httpx2
 
 from app.alerts import smtp
 from app.http.url_policy import Forbidden, port_of, resolved
-from db.alerts.channels import EMAIL, SLACK, Reach
+from db.alerts.channels import EMAIL, SLACK, ChannelAddress
 from db.alerts.deliveries import ANSWER_CHARACTERS, Outcome
 from db.errors import Invalid
 from db.settings import Settings
@@ -33,17 +33,19 @@ SECONDS = 15.0
 ANSWER_BYTES = 4 * ANSWER_CHARACTERS
 
 
-async def deliver(settings: Settings, reach: Reach, delivery_id: int, body: str) -> Outcome:
+async def deliver(
+    settings: Settings, target: ChannelAddress, delivery_id: int, body: str
+) -> Outcome:
     """Attempt a delivery; errors are part of the outcome, without secrets."""
     try:
         async with asyncio.timeout(SECONDS):
-            if reach.kind == EMAIL:
+            if target.kind == EMAIL:
                 content = json.loads(body)
                 answer = await asyncio.to_thread(
-                    smtp.send, settings, reach.address, content["text"], _link(content)
+                    smtp.send, settings, target.address, content["text"], _link(content)
                 )
                 return Outcome(True, answer)
-            return await _post(settings, reach, delivery_id, body)
+            return await _post(settings, target, delivery_id, body)
     except TimeoutError:
         return Outcome(False, f"no response within {SECONDS:g} seconds")
     except Forbidden as error:
@@ -55,7 +57,7 @@ async def deliver(settings: Settings, reach: Reach, delivery_id: int, body: str)
     except Invalid as error:
         return Outcome(False, f"not sent: {error}")
     except (OSError, httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
-        return Outcome(False, _masked(str(error) or type(error).__name__, reach.address))
+        return Outcome(False, _masked(str(error) or type(error).__name__, target.address))
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
@@ -64,19 +66,19 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
     return f"sha256={hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()}"
 
 
-async def _post(settings: Settings, reach: Reach, delivery_id: int, body: str) -> Outcome:
-    parts = urlsplit(reach.address)
+async def _post(settings: Settings, target: ChannelAddress, delivery_id: int, body: str) -> Outcome:
+    parts = urlsplit(target.address)
     host = parts.hostname or ""
     address = await resolved(host, port_of(parts), private=settings.alerts_allow_private_addresses)
-    content = _slack(body) if reach.kind == SLACK else body.encode()
+    content = _slack(body) if target.kind == SLACK else body.encode()
     headers = {"Host": parts.netloc, "Content-Type": "application/json"}
     headers |= {"User-Agent": "Halfstep", "X-Halfstep-Delivery": str(delivery_id)}
-    if reach.secret:
+    if target.secret:
         timestamp = str(int(time.time()))
         headers["X-Halfstep-Timestamp"] = timestamp
-        headers["X-Halfstep-Signature"] = signature(reach.secret, timestamp, content)
+        headers["X-Halfstep-Signature"] = signature(target.secret, timestamp, content)
     # To the checked IP address, with the host name for the certificate.
-    url = httpx2.URL(reach.address).copy_with(host=address)
+    url = httpx2.URL(target.address).copy_with(host=address)
     named = {"sni_hostname": host} if parts.scheme == "https" else {}
     options: Any = {"trust_env": False, "follow_redirects": False, "timeout": SECONDS}
     client = httpx2.AsyncClient(verify=_trusted(), **options)
@@ -91,7 +93,7 @@ async def _post(settings: Settings, reach: Reach, delivery_id: int, body: str) -
                 break
     decoded = text[:ANSWER_BYTES].decode(errors="replace").strip()
     printable = "".join(c if c.isprintable() else " " for c in decoded)
-    outcome = _masked(f"{answer.status_code} {printable}".strip(), reach.address)
+    outcome = _masked(f"{answer.status_code} {printable}".strip(), target.address)
     return Outcome(answer.is_success, outcome[:ANSWER_CHARACTERS])
 
 

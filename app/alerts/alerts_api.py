@@ -123,7 +123,7 @@ class ChannelRow(BaseModel):
     created_at: float
 
 
-class MadeChannel(ChannelRow):
+class CreatedChannel(ChannelRow):
     """A newly created channel."""
 
     secret: Annotated[str, Field(description="Signing secret of a webhook. It is not shown again")]
@@ -252,11 +252,11 @@ def make_channel(
     session: Db,
     settings: TheSettings,
     principal: SignedIn,
-) -> MadeChannel:
+) -> CreatedChannel:
     """Create a channel. Only this response contains a webhook's secret."""
     key_file, fields = settings.secrets_key, body.model_dump() | {"forbidden": forbidden}
     row, secret = channels.make(session, key_file, principal.user, **fields)
-    return MadeChannel(**ChannelRow.model_validate(row).model_dump(), secret=secret)
+    return CreatedChannel(**ChannelRow.model_validate(row).model_dump(), secret=secret)
 
 
 @router.patch("/alerts/channels/{channel_id}")

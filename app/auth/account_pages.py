@@ -57,7 +57,7 @@ def set_password(
     """
     user = session.get_one(User, principal.user.id)
     try:
-        if not accounts.came_by_fresh_link(session, at_browser):
+        if not accounts.signed_in_by_recent_link(session, at_browser):
             client = client_of(request, user.name)
             login_attempts.take(session, **client)
             accounts.check_current_password(user, current)
@@ -143,7 +143,7 @@ def _account(
         "auth/account.html",
         principal=principal,
         status_code=422 if errors else 200,
-        asks_current=not accounts.came_by_fresh_link(session, at_browser),
+        asks_current=not accounts.signed_in_by_recent_link(session, at_browser),
         has_password=session.get_one(User, principal.user.id).password_hash is not None,
         tokens=accounts.api_tokens(session, principal.user),
         kinds=KINDS,

@@ -77,7 +77,7 @@ class Principal:
     @property
     def anywhere(self) -> str:
         """Permissions in at least one project, which decide what pages offer."""
-        permissions = (p for p in Permission if self.grants.may_somewhere(p))
+        permissions = (p for p in Permission if self.grants.may_in_any_project(p))
         return " ".join(sorted(permissions))
 
     def permissions(self, run: Run) -> set[str]:
@@ -198,7 +198,7 @@ def _check_run(database: Database, request: Request, known: accounts.KnownToken)
     if run_id is not None:
         with database.glancing() as session:
             project = session.scalar(select(Run.project).where(Run.id == run_id))
-        check_may_send(known, run_id, project)
+        check_may_upload(known, run_id, project)
 
 
 def _run_id(request: Request) -> int | None:
@@ -208,7 +208,7 @@ def _run_id(request: Request) -> int | None:
     return int(text) if is_id else None
 
 
-def check_may_send(known: accounts.KnownToken, run_id: int | None, project: str | None) -> None:
+def check_may_upload(known: accounts.KnownToken, run_id: int | None, project: str | None) -> None:
     """Check that a token may upload a run. Raises NotForSending. run_id: None for a new run."""
     is_its_run = known.kind != ONE_RUN or known.run_id == run_id
     if not is_its_run or known.project not in (None, project):

@@ -112,7 +112,7 @@ def admit(
     if need == ADMIN:
         raise Forbidden("Only an admin may do this.")
     if need == ANY_SUBMITTER:
-        if not grants.may_somewhere(Permission.SUBMIT_RUN):
+        if not grants.may_in_any_project(Permission.SUBMIT_RUN):
             raise Forbidden(NO_SUBMITTING)
         return
     if need == RUN_COMMANDS:
@@ -141,7 +141,7 @@ def check_project(session: Session, permission: Permission, project: str, action
         if (
             not project
             and permission == Permission.SUBMIT_RUN
-            and not grants.may_somewhere(permission)
+            and not grants.may_in_any_project(permission)
         ):
             raise Forbidden(NO_SUBMITTING)
         raise NotFound(f"There is no project {project[:100]!r}.")

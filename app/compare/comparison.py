@@ -251,7 +251,7 @@ def _compared(
     some_runs = [run for run, _owner in members]
     ids, configs = [run.id for run in some_runs], [run.settings for run in some_runs]
     names = comparisons.metric_names(session, ids, most=MOST_METRICS)
-    measured = windows.measured_of(session, ids, names={*names, *MEASURED})
+    measured = windows.measured_by_run(session, ids, names={*names, *MEASURED})
     metrics = {run.id: _own_metrics(run, measured[run.id]) for run in some_runs}
     losses = comparisons.lowest_losses(session, ids)
     summaries = summarise_all(session, members, settings)

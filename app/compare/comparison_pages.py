@@ -12,7 +12,7 @@ from app.auth.authentication import Principal, SignedIn
 from app.auth.permissions import SIGNED_IN, requires
 from app.compare import comparison
 from app.compare.comparison import MOST_RUNS, Comparison
-from app.compare.shared_links_pages import sharing_of
+from app.compare.shared_links_pages import sharing_panel
 from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import RunId, Text, as_run_ids
@@ -163,13 +163,13 @@ def _page(
         likely=comparisons.likely(session, ids, most=LIKELY_SHOWN),
         most_runs=MOST_RUNS,
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
-        sharing=sharing_of(session, principal, [column.run for column in compared.columns]),
-        **shown_of(compared, view),
+        sharing=sharing_panel(session, principal, [column.run for column in compared.columns]),
+        **template_values(compared, view),
         **values,
     )
 
 
-def shown_of(compared: Comparison, view: View) -> dict[str, Any]:
+def template_values(compared: Comparison, view: View) -> dict[str, Any]:
     """Return the template values of a comparison, for signed-in users and read-only links."""
     drawable = SERIES | {name: name for name in compared.names if name not in comparison.LABELS}
     drawn = [name for name in drawable if name in view.draw] or _usual(compared, drawable)

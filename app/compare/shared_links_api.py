@@ -38,7 +38,7 @@ class NewLink(Body):
     days: Annotated[int, Field(description="1, 7, 30 or 90")] = 7
 
 
-class MadeLink(LinkRow):
+class CreatedLink(LinkRow):
     """A newly created link."""
 
     address: Annotated[str, Field(description="Its path, with the secret. It is not shown again")]
@@ -68,13 +68,15 @@ def list_links(
 @router.post("", status_code=201)
 @requires(ACCOUNT)
 @audited("runs", "days")
-def make_link(body: NewLink, session: Db, principal: SignedIn, _at_browser: AtBrowser) -> MadeLink:
+def make_link(
+    body: NewLink, session: Db, principal: SignedIn, _at_browser: AtBrowser
+) -> CreatedLink:
     """Create a link. Requires a browser: a link made by a stolen token would outlive the token."""
     ids = check_shareable(session, list(dict.fromkeys(body.runs)))
     secret, link = shared_links.make(session, principal.user, ids, body.days)
     audit.set_runs(session, ids)
     fields = _row(link, principal.user.name, len(ids)).model_dump()
-    return MadeLink(**fields, address=address_of(secret))
+    return CreatedLink(**fields, address=address_of(secret))
 
 
 @router.delete("/{link_id}", status_code=204)

@@ -69,7 +69,7 @@ def revoke_link(
     return RedirectResponse(local_path(back), status_code=303)
 
 
-def sharing_of(
+def sharing_panel(
     session: Session, principal: Principal, some_runs: Sequence[Run | RunSummary]
 ) -> dict[str, Any] | None:
     """Return the values of the sharing panel; None if the user may not share these runs."""

@@ -19,7 +19,7 @@ from app.auth.permissions import SHARED_LINK, access_of, check, requires
 from app.compare import comparison
 from app.compare.comparison import Comparison
 from app.compare.comparison_api import ComparedRun, SeriesOfRuns, series_of
-from app.compare.comparison_pages import TheView, shown_of
+from app.compare.comparison_pages import TheView, template_values
 from app.dependencies import Db, TheDatabase, TheSettings
 from app.html.rendering import page
 from app.http.parameters import RowId, RunId, Step, Text, as_run_ids
@@ -122,7 +122,7 @@ def show(
     else:
         template, values = (
             "compare/shared_compare.html",
-            shown_of(_compared(session, shown.runs, settings), view),
+            template_values(_compared(session, shown.runs, settings), view),
         )
     return page(request, template, shown=shown, moment=moment, by_link=True, **values)
 

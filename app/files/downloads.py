@@ -235,7 +235,7 @@ def _check(store: ObjectStore, row: Stored) -> None:
     try:
         _check_size(row, obstore.head(store, row.key)["size"])
     except FileNotFoundError as error:
-        raise _gone(row) from error
+        raise _missing_file(row) from error
     except obstore.exceptions.BaseError as error:
         raise _unreachable(row, error) from error
 
@@ -245,7 +245,7 @@ def _check_own(store: ObjectStore, row: Stored) -> None:
         text = "is only on the training machine: it was not uploaded."
         raise NotFound(f"The file {row.path[:200]} {text}")
     if not is_own(store, row.key):
-        raise _gone(row)
+        raise _missing_file(row)
 
 
 def _check_size(row: Stored, size_bytes: int) -> None:
@@ -254,7 +254,7 @@ def _check_size(row: Stored, size_bytes: int) -> None:
         raise NotFound(f"{text}{row.size_bytes}.")
 
 
-def _gone(row: Stored) -> NotFound:
+def _missing_file(row: Stored) -> NotFound:
     return NotFound(f"The file {row.key} is no longer in the store.")
 
 

@@ -98,7 +98,7 @@ def _store(settings: Settings, file: FileUpload, part: Path) -> str:
 def _is_stored(database: Database, file: FileUpload) -> bool:
     """Return whether the file is stored. Checks permission and that a row names the file."""
     with database.writing() as session:
-        ingest.held(session, file.user, file.run_id, file.attempt)
+        ingest.lock_attempt(session, file.user, file.run_id, file.attempt)
         rows = ingest.awaited(
             session, file.run_id, file.path, size_bytes=file.size_bytes, sha256=file.sha256
         )
@@ -107,7 +107,7 @@ def _is_stored(database: Database, file: FileUpload) -> bool:
 
 def _record_stored(database: Database, file: FileUpload, key: str) -> None:
     with database.writing() as session:
-        run, _attempt = ingest.held(session, file.user, file.run_id, file.attempt)
+        run, _attempt = ingest.lock_attempt(session, file.user, file.run_id, file.attempt)
         rows = ingest.awaited(
             session, file.run_id, file.path, size_bytes=file.size_bytes, sha256=file.sha256
         )

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from app.auth import audit
-from app.auth.authentication import Sender, check_may_send
+from app.auth.authentication import Sender, check_may_upload
 from app.dependencies import Db, TheSettings, ingesting
 from app.files import spool_ingest as pieces
 from app.files.file_uploads import FileUpload, take_file
@@ -110,7 +110,7 @@ def begin(body: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
     named = body.project or projects.DEFAULT
     known = ingest.known(session, sender, body.id)
     run_id, project = (known.id, known.project) if known else (None, named)
-    check_may_send(request.state.known, run_id, project)
+    check_may_upload(request.state.known, run_id, project)
     makes_project = named != projects.DEFAULT and not projects.listed(session, [named])
     config = json_safe(body.config or {})
     texts = {"versions": body.versions, "command": body.command, "folder": body.folder}

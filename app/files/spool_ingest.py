@@ -64,7 +64,7 @@ def take_spool(database: Database, position: SpoolPosition, piece: bytes) -> int
         raise Invalid({"body": str(error)}) from error
     # The first time also without a frame, so that the position is checked.
     items = part.poll(TRANSACTION_BYTES, limit_items=TRANSACTION_ITEMS)
-    _record_what_can_be(database, position, items, part.offset)
+    _record_individually(database, position, items, part.offset)
     is_polled = database.engine.dialect.name == "sqlite"
     paused_at = time.monotonic()
     while items:
@@ -73,11 +73,11 @@ def take_spool(database: Database, position: SpoolPosition, piece: bytes) -> int
             if is_polled and time.monotonic() - paused_at > WORK_SECONDS:
                 time.sleep(PAUSE_SECONDS)
                 paused_at = time.monotonic()
-            _record_what_can_be(database, position, items, part.offset)
+            _record_individually(database, position, items, part.offset)
     return part.offset
 
 
-def _record_what_can_be(
+def _record_individually(
     database: Database, position: SpoolPosition, items: Sequence[Any], offset: int
 ) -> None:
     """Record items one by one; the run's log names those that cannot be recorded."""
@@ -112,7 +112,7 @@ def _record(
         more = f", and {len(problems) - 1:,} more frames" if len(problems) > 1 else ""
         remarks.append(f"some data could not be recorded: {problems[0]}{more}")
     with database.writing() as session:
-        run, at = ingest.held(session, position.user, position.run_id, position.attempt)
-        ingest.check_place(run, at, position.sequence, position.offset)
+        run, at = ingest.lock_attempt(session, position.user, position.run_id, position.attempt)
+        ingest.check_position(run, at, position.sequence, position.offset)
         end = (position.sequence, offset)
         ingest.record(session, run, at, items, end=end, remarks=remarks)

@@ -82,7 +82,7 @@ def is_public(text: str) -> bool:
     """Return whether an address is on the public Internet, and so is an IPv4 address within it."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address):
-        if any(not _is_global(each) for each in _isatap(address)):
+        if any(not _is_global(embedded) for embedded in _isatap(address)):
             return False
         for prefix, shift in EMBEDDING:
             if address in prefix:
@@ -96,5 +96,7 @@ def _isatap(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
 
 
 def _is_global(address: Address) -> bool:
-    is_special = any(address.version == each.version and address in each for each in NOT_PUBLIC)
+    is_special = any(
+        address.version == network.version and address in network for network in NOT_PUBLIC
+    )
     return address.is_global and not address.is_multicast and not is_special

@@ -12,7 +12,7 @@ from db.errors import Conflict
 from db.files import checkpoints
 from db.queue.idempotency import hash_of_request, made_by
 from db.runs import runs
-from db.tables import ENDED, KEPT, Run, Status, User
+from db.tables import ENDED, NOT_DELETED, Run, Status, User
 
 #: Statuses of runs that ended before their last step; a paused run is resumed instead.
 CUT_SHORT = (Status.CANCELLED, Status.FAILED)
@@ -55,7 +55,7 @@ def continue_run(
 
 def _check_nobody_does(session: Session, run: Run, step: int) -> None:
     at = (Run.parent_id == run.id, Run.parent_step == step)
-    forks = select(Run).where(*at, Run.status.not_in(ENDED), KEPT).order_by(Run.id)
+    forks = select(Run).where(*at, Run.status.not_in(ENDED), NOT_DELETED).order_by(Run.id)
     for fork in session.scalars(forks.limit(100)):
         if _config(fork) == _config(run):
             raise Conflict(f"Run {fork.id} goes on from there already: it is {fork.status}.")

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from app.auth.authentication import SignedIn
 from app.auth.permissions import requires
 from app.compare import comparison
-from app.compare.shared_links_pages import sharing_of
+from app.compare.shared_links_pages import sharing_panel
 from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import RunId
@@ -70,7 +70,7 @@ def show_run(
         principal=principal,
         may=principal.permissions(run),
         destinations=elsewhere(session, principal, run.project),
-        sharing=sharing_of(session, principal, [run]),
+        sharing=sharing_panel(session, principal, [run]),
         tabs=TABS.items(),
         tab=tab if tab in TABS else next(iter(TABS)),
         run=summarise(session, run, owner, settings),

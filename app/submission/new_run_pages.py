@@ -170,9 +170,9 @@ def submit_run(
     config: dict[str, Any] = {}
     try:
         config = forms.read(workers.recipe(session, recipe)["schema"], posted)
-        place, errors = numbers(values, posted)
+        options, errors = numbers(values, posted)
         texts = {name: values[name] for name in ("name", "tags", "project")}
-        submission = Submission(recipe=recipe, config=config, **texts, **place)
+        submission = Submission(recipe=recipe, config=config, **texts, **options)
         errors |= lost
         if errors:
             raise Invalid(errors | check(session, submission).errors)
@@ -228,7 +228,7 @@ def form(
         problem = f"No worker offers the recipe {recipe!r}. Choose one below."
     chosen = chosen or (offered[0] if offered else None)
     schema = chosen["schema"] if chosen else {}
-    everyone = workers.everyone(session)
+    everyone = workers.all_workers(session)
     projects = may_submit_to(session, principal.grants)
     main, field_sets = forms.main_settings(forms.field_sets(schema, config, errors or {}))
     return page(

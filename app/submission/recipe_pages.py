@@ -48,7 +48,7 @@ class Offered:
 @requires(SIGNED_IN)
 def list_recipes(request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show the recipes of the workers that are up, and those that could not be loaded."""
-    up = [worker for worker, is_alive in workers.everyone(session) if is_alive]
+    up = [worker for worker, is_alive in workers.all_workers(session) if is_alive]
     offered = by_name(up)
     return page(
         request,
@@ -65,7 +65,7 @@ def list_recipes(request: Request, session: Db, principal: SignedIn) -> HTMLResp
 @requires(SIGNED_IN)
 def show_recipe(name: Text, request: Request, session: Db, principal: SignedIn) -> HTMLResponse:
     """Show a recipe with all of its settings. Raises NotFound."""
-    up = [worker for worker, is_alive in workers.everyone(session) if is_alive]
+    up = [worker for worker, is_alive in workers.all_workers(session) if is_alive]
     offered = [row for row in by_name(up) if "schema" in row.recipe]
     recipe = workers.named([row.recipe for row in offered], name)
     if recipe is None:

@@ -105,10 +105,10 @@ def submit(
     if errors:
         raise Invalid(errors)
     project = _project(session, grants, submission)
-    projects.hold(session, project)
+    projects.lock_shared(session, project)
     quotas.check_submission(session, user, project)
     name = cleaned(submission.name)
-    place: dict[str, Any] = {
+    options: dict[str, Any] = {
         "owner": user,
         "config": checked.config,
         "tags": ", ".join(filter(None, map(cleaned, submission.tags.split(",")))),
@@ -121,12 +121,12 @@ def submit(
     }
     if submission.command is not None:
         name = name or command_lines.default_name(submission.command.line)
-        return runs.submit_command(session, command=checked.command, name=name, **place)
-    place |= {"parent_id": submission.parent_id, "parent_step": submission.parent_step}
+        return runs.submit_command(session, command=checked.command, name=name, **options)
+    options |= {"parent_id": submission.parent_id, "parent_step": submission.parent_step}
     recipe = _recipe_name(session, submission)
     expected = _expected_seconds(session, submission, recipe, checked.config)
-    place |= {"nodes": submission.nodes, "expected_seconds": expected}
-    run = runs.submit(session, recipe=recipe, name=name, **place)
+    options |= {"nodes": submission.nodes, "expected_seconds": expected}
+    run = runs.submit(session, recipe=recipe, name=name, **options)
     if submission.compared_with is not None:
         groups.join(session, run, submission.compared_with)
     return run

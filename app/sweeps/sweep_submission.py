@@ -298,7 +298,7 @@ def begin(
     if errors := {**known, **checked.errors}:
         raise Invalid(errors)
     project = usual_project(session, user) if submission.project is None else submission.project
-    projects.hold(session, project)
+    projects.lock_shared(session, project)
     subject = (
         command_lines.default_name(submission.command.line)
         if submission.command

@@ -25,13 +25,13 @@ def show_trash(
     request: Request, session: Db, settings: TheSettings, principal: SignedIn, after: After = ""
 ) -> HTMLResponse:
     """Show deleted runs with the time until which they can be restored."""
-    found = trash.listed(session, after=after, limit=PAGE_SIZE)
+    runs_page = trash.listed(session, after=after, limit=PAGE_SIZE)
     return page(
         request,
         "trash/trash.html",
         principal=principal,
-        rows=[deleted(run, owner, settings) for run, owner in found.rows],
-        older=found.next,
+        rows=[deleted(run, owner, settings) for run, owner in runs_page.rows],
+        older=runs_page.next,
         bin=trash.contents(session),
         disk=disk(settings),
         days=settings.trash_days,

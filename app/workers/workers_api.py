@@ -66,7 +66,7 @@ def list_workers(
     session: Db, _principal: SignedIn, after: After = "", limit: Limit = 1000
 ) -> Workers:
     """List workers; those that do not report are not alive."""
-    page = workers.page_of_everyone(session, after=after, limit=limit)
+    page = workers.page_of_all(session, after=after, limit=limit)
     states = [_state(worker, alive=alive) for worker, alive in page.rows]
     return Workers(workers=states, total=page.total, next=page.next)
 
@@ -121,7 +121,7 @@ def list_recipes(session: Db, _principal: SignedIn) -> list[dict[str, Any]]:
 
 
 def _worker(session: Session, worker_id: int) -> WorkerState:
-    worker, is_up = workers.found(session, worker_id)
+    worker, is_up = workers.with_liveness(session, worker_id)
     return _state(worker, alive=is_up)
 
 

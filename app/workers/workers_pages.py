@@ -40,11 +40,11 @@ def list_workers(
         cursor=cursor_of(rows),
         queued=[
             (
-                place,
+                position,
                 *seen[run_id],
                 pending_reasons.reason(seen[run_id][0], queue, **settings.per_user),
             )
-            for place, run_id in enumerate(first, 1)
+            for position, run_id in enumerate(first, 1)
             if run_id in seen
         ],
         total=len(queue.places),
@@ -57,7 +57,7 @@ def show_worker(
     worker_id: RowId, request: Request, session: Db, principal: SignedIn
 ) -> HTMLResponse:
     """Show a worker with its devices, recipes and versions."""
-    worker, is_up = workers.found(session, worker_id)
+    worker, is_up = workers.with_liveness(session, worker_id)
     return page(request, "workers/worker.html", principal=principal, worker=worker, alive=is_up)
 
 

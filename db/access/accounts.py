@@ -178,7 +178,7 @@ def set_password(session: Session, user: User, password: str) -> None:
     _shut_out(session, user)
 
 
-def came_by_fresh_link(session: Session, sign_in: SignInSession) -> bool:
+def signed_in_by_recent_link(session: Session, sign_in: SignInSession) -> bool:
     """Return whether a browser signed in by a link within the last few minutes."""
     age = session.scalars(select(now())).one() - sign_in.created_at
     return sign_in.by_link and age < FRESH_SECONDS
@@ -314,7 +314,7 @@ def make_api_token(
     ):
         raise Invalid({"project": f"there is no project {project[:100]!r}; allowed: one of yours"})
     if (run_id is not None) != (kind == ONE_RUN) or (
-        run_id and not _may_send(session, user, run_id)
+        run_id and not _may_upload(session, user, run_id)
     ):
         allowed = "of kind 'run' a watched run that you may send, of the others none"
         raise Invalid({"run_id": f"{run_id} is not allowed; allowed: {allowed}"})
@@ -331,7 +331,7 @@ def make_api_token(
     return token, row
 
 
-def _may_send(session: Session, user: User, run_id: int) -> bool:
+def _may_upload(session: Session, user: User, run_id: int) -> bool:
     """Return whether a run is the user's own, watched, and in a project the user may submit to."""
     run = session.get(Run, run_id)
     is_own = run is not None and run.owner_id == user.id and run.deleted_at is None
@@ -407,7 +407,7 @@ def all_grants(session: Session, hashes: Collection[str]) -> dict[str, Grants]:
         .where(IS_ACTIVE),
     )
     rows: Sequence[Any] = session.execute(union_all(*queries)).all()
-    roles = permissions.held(session, {row[1] for row in rows if not row[2]})
+    roles = permissions.of_users(session, {row[1] for row in rows if not row[2]})
     return {
         hash_: Grants(
             user_id, is_admin, roles.get(user_id, {}), permissions.PERMISSIONS_OF_TOKENS[kind], only

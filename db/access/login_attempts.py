@@ -36,21 +36,21 @@ def take(session: Session, **who: str) -> None:
     session.execute(delete(LoginAttempts).where(LoginAttempts.tried_at < moment - FORGET_SECONDS))
     dialect: Any = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     rows = [
-        {"kind": kind, "who": each, "count": 0, "tried_at": moment, "open_at": moment}
-        for kind, each in sorted(who.items())  # in a fixed order, to avoid deadlocks
+        {"kind": kind, "who": key, "count": 0, "tried_at": moment, "open_at": moment}
+        for kind, key in sorted(who.items())  # in a fixed order, to avoid deadlocks
     ]
     session.execute(dialect.insert(LoginAttempts).values(rows).on_conflict_do_nothing())
     mine = select(LoginAttempts).where(
         tuple_(LoginAttempts.kind, LoginAttempts.who).in_(who.items())
     )
     attempts = session.scalars(mine.order_by(LoginAttempts.kind).with_for_update()).all()
-    if (wait := max(each.open_at for each in attempts) - moment) > 0:
+    if (wait := max(attempt.open_at for attempt in attempts) - moment) > 0:
         raise TooManyAttempts(int(-(-wait // 1)))
-    for each in attempts:
-        each.count, each.tried_at = each.count + 1, moment
-        extra = each.count - FREE_ATTEMPTS[each.kind]
+    for attempt in attempts:
+        attempt.count, attempt.tried_at = attempt.count + 1, moment
+        extra = attempt.count - FREE_ATTEMPTS[attempt.kind]
         pause = min(2.0 ** min(extra, 10), MOST_SECONDS) if extra >= 0 else 0.0
-        each.open_at = moment + pause
+        attempt.open_at = moment + pause
     session.flush()
 
 

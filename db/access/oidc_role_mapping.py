@@ -50,7 +50,7 @@ def apply(session: Session, user: User, rules: list[Rule], groups: Collection[st
             given[rule.project] += [rule.role] if rule.group in groups else []
     for project, roles in given.items():
         if project != projects.DEFAULT:
-            projects.found_or_made(session, project)
+            projects.get_or_create(session, project)
         if roles:
             projects.set_role(session, user, project, max(roles, key=ROLES.index))
         else:

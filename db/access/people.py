@@ -24,9 +24,11 @@ def listed(session: Session, *, after: str = "", limit: int = 1000) -> list[Pers
     query = select(User).where(User.removed_at.is_(None), User.name > after)
     users = session.scalars(query.order_by(User.name).limit(limit)).all()
     roles: dict[int, dict[str, str]] = {user.id: {} for user in users}
-    held = select(Membership).where(Membership.user_id.in_(roles)).order_by(Membership.project)
-    for each in session.scalars(held):
-        roles[each.user_id][each.project] = each.role
+    memberships = (
+        select(Membership).where(Membership.user_id.in_(roles)).order_by(Membership.project)
+    )
+    for row in session.scalars(memberships):
+        roles[row.user_id][row.project] = row.role
     return [Person(user, roles[user.id]) for user in users]
 
 

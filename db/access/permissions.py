@@ -119,7 +119,7 @@ class Grants:
             for project, permissions in other.permissions.items()
         )
 
-    def may_somewhere(self, permission: Permission) -> bool:
+    def may_in_any_project(self, permission: Permission) -> bool:
         """Return whether a permission is granted in at least one project."""
         projects = self.projects
         return (
@@ -155,7 +155,7 @@ PERMISSIONS_OF_TOKENS: Mapping[str, frozenset[Permission]] = MappingProxyType(
 
 def grants(session: Session, user: User) -> Grants:
     """Return the grants of a user."""
-    permissions = {} if user.is_admin else held(session, [user.id])[user.id]
+    permissions = {} if user.is_admin else of_users(session, [user.id])[user.id]
     return Grants(user.id, user.is_admin, permissions)
 
 
@@ -178,7 +178,7 @@ def grants_of(
     return Grants(user.id, user.is_admin, permissions, PERMISSIONS_OF_TOKENS[kind], only)
 
 
-def held(
+def of_users(
     session: Session, user_ids: Collection[int]
 ) -> dict[int, dict[str, frozenset[Permission]]]:
     """Return the permissions of these users by user id and project."""
@@ -218,8 +218,8 @@ def limit(session: Session, to: Grants) -> None:
 
 def limits(session: Session) -> Grants | None:
     """Return the grants of a session; None: unlimited, such as a worker's."""
-    found: Grants | None = session.info.get(_GRANTS)
-    return found
+    grants: Grants | None = session.info.get(_GRANTS)
+    return grants
 
 
 @contextmanager
@@ -275,7 +275,7 @@ def _visible_by_link(_projects: list[str], runs: list[int]) -> list[ExecutableOp
     return [
         _condition(Run, lambda cls: cls.id.in_(runs)),
         _condition(OfRun, lambda cls: cls.run_id.in_(runs)),
-        *(with_loader_criteria(each, false(), include_aliases=True) for each in (Sweep, Preset)),
+        *(with_loader_criteria(table, false(), include_aliases=True) for table in (Sweep, Preset)),
     ]
 
 

@@ -45,17 +45,17 @@ def get(session: Session, name: str) -> Project:
     return project
 
 
-def hold(session: Session, name: str) -> None:
+def lock_shared(session: Session, name: str) -> None:
     """Check that a project exists, and lock it against renames and deletion until the commit.
 
     Raises Invalid.
     """
-    if not _is_held(session, name) and name != DEFAULT:
+    if not _lock_if_exists(session, name) and name != DEFAULT:
         text = f"{name[:100]!r} was renamed or deleted meanwhile; allowed: one that there is"
         raise Invalid({"project": text})
 
 
-def _is_held(session: Session, name: str | None) -> bool:
+def _lock_if_exists(session: Session, name: str | None) -> bool:
     """Lock a project, if it exists, against renames and deletion."""
     query = select(Project.name).where(Project.name == name)
     return session.scalar(query.with_for_update(read=True, key_share=True)) is not None
@@ -66,7 +66,7 @@ def lock_within(session: Session, kind: type[Run | Sweep], row_id: int) -> None:
     while True:
         name = session.scalar(select(kind.project).where(kind.id == row_id))
         with session.begin_nested() as tried:
-            _is_held(session, name)
+            _lock_if_exists(session, name)
             locked = select(kind.project).where(kind.id == row_id).with_for_update()
             if session.scalar(locked) == name:
                 return
@@ -90,7 +90,7 @@ def make(session: Session, name: str) -> Project:
 def rename(session: Session, name: str, new_name: str) -> Project:
     """Rename a project in all tables. Raises Invalid, NotFound."""
     project = _own(session, name)
-    _keep_others_off(session, name)
+    _lock_exclusively(session, name)
     session.refresh(project)  # its previous holder may have set a limit
     new_name = _new_name(session, new_name, but=name)
     columns = inspect(Project).column_attrs.keys()
@@ -117,7 +117,7 @@ def delete_empty(session: Session, name: str) -> None:
     Runs in the trash count. Its roles, tokens, rules, presets, note and empty sweeps are deleted.
     """
     _own(session, name)
-    _keep_others_off(session, name)
+    _lock_exclusively(session, name)
     going_on = (Sweep.status != CANCELLED, Sweep.submitted < Sweep.runs_total)
     with permissions.unlimited(session):
         if session.scalar(select(Run.id).where(Run.project == name).limit(1)) is not None:
@@ -143,7 +143,7 @@ def move(session: Session, run_id: int, user: User, project: str) -> Run:
     Raises Conflict, NotFound, OverQuota.
     """
     get(session, project)
-    hold(session, project)
+    lock_shared(session, project)
     run = runs.get(session, run_id, lock=True)
     if run.project == project:
         return run
@@ -167,7 +167,7 @@ def move_sweep(session: Session, sweep_id: int, user: User, project: str) -> Swe
     Its quotas then apply. Raises Conflict, NotFound, OverQuota.
     """
     get(session, project)
-    hold(session, project)
+    lock_shared(session, project)
     sweep = sweeps.get(session, sweep_id, lock=True)
     if sweep.project == project:
         return sweep
@@ -197,10 +197,10 @@ def _move(session: Session, run: Run, user: User, project: str) -> None:
     runs.remark(session, run, f"moved by {user.name}, {called}")
 
 
-def _keep_others_off(session: Session, name: str) -> None:
+def _lock_exclusively(session: Session, name: str) -> None:
     """Lock a project exclusively, after waiting for its current holders."""
-    found = select(Project.name).where(Project.name == name).with_for_update()
-    if session.scalar(found) is None:
+    query = select(Project.name).where(Project.name == name).with_for_update()
+    if session.scalar(query) is None:
         raise NotFound(f"There is no project {name[:100]!r}.")
 
 
@@ -221,10 +221,10 @@ def _new_name(session: Session, name: str, but: str = DEFAULT) -> str:
     return name
 
 
-def found_or_made(session: Session, name: str) -> Project:
+def get_or_create(session: Session, name: str) -> Project:
     """Return a project, created if missing. Raises Invalid."""
     if (project := session.get(Project, name)) is not None:
-        hold(session, name)
+        lock_shared(session, name)
         return project
     project = Project(name=checked_name(name, most=NAME_CHARACTERS))
     try:

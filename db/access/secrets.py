@@ -81,7 +81,7 @@ def read(session: Session, key_file: Path, names: Collection[str]) -> dict[str, 
 
 def encrypt(key_file: Path, text: str) -> str:
     """Encrypt a text for the database; the key is created if missing."""
-    return _made(key_file).encrypt(text.encode()).decode()
+    return _load_or_create_key(key_file).encrypt(text.encode()).decode()
 
 
 def decrypt(key_file: Path, ciphertext: str) -> str:
@@ -108,7 +108,7 @@ def _mistakes(name: str, value: str) -> dict[str, str]:
     return wrong
 
 
-def _made(key_file: Path) -> Fernet:
+def _load_or_create_key(key_file: Path) -> Fernet:
     """Return the key, created if missing; of two concurrent creations the first wins."""
     if not key_file.exists():
         temporary = key_file.with_name(f".{key_file.name}.{os.getpid()}-{get_ident()}")

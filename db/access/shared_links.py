@@ -16,7 +16,7 @@ from db.access.permissions import Grants, Permission
 from db.database import now
 from db.errors import Invalid, NotFound
 from db.paging import Page, page
-from db.tables import KEPT, Run, SharedLink, SharedRun, User
+from db.tables import NOT_DELETED, Run, SharedLink, SharedRun, User
 
 #: Range of a link's lifetime in days.
 DAYS = (1, 7, 30, 90)
@@ -52,8 +52,8 @@ def make(session: Session, user: User, run_ids: Sequence[int], days: int) -> tup
     session.add(link)
     session.flush()
     session.add_all(
-        SharedRun(link_id=link.id, run_id=run_id, place=place)
-        for place, run_id in enumerate(run_ids)
+        SharedRun(link_id=link.id, run_id=run_id, place=position)
+        for position, run_id in enumerate(run_ids)
     )
     session.flush()
     return secret, link
@@ -100,11 +100,11 @@ def find(session: Session, secret: str) -> Shown | None:
         return None
     link, maker = row
     shown = select(Run.id, Run.project).join(SharedRun, SharedRun.run_id == Run.id)
-    shown = shown.where(SharedRun.link_id == link.id, KEPT).order_by(SharedRun.place)
+    shown = shown.where(SharedRun.link_id == link.id, NOT_DELETED).order_by(SharedRun.place)
     projects = {row[0]: row[1] for row in session.execute(shown)}
     theirs = permissions.grants(session, maker)
     if not projects or not all(
-        theirs.may(Permission.SHARE_RUN, each) for each in projects.values()
+        theirs.may(Permission.SHARE_RUN, project) for project in projects.values()
     ):
         return None
     seen = frozenset({Permission.VIEW_RUN})

@@ -23,7 +23,7 @@ from db.database import Database, now
 from db.health import findings
 from db.tables import (
     ACTIVE,
-    KEPT,
+    NOT_DELETED,
     Alert,
     AlertEvaluation,
     AlertRule,
@@ -124,8 +124,8 @@ def _evaluate(session: Session, seen: Seen) -> _Result | None:
 def _lately(since: float) -> CompoundSelect[int, int, int, str, Status]:
     """Return the query of runs that train, or have ended since; each half uses an index."""
     columns = (Run.id, Run.revision, Run.owner_id, Run.project, Run.status)
-    training = select(*columns).where(Run.status.in_(EVALUATED), KEPT)
-    return training.union_all(select(*columns).where(Run.ended_at > since, KEPT))
+    training = select(*columns).where(Run.status.in_(EVALUATED), NOT_DELETED)
+    return training.union_all(select(*columns).where(Run.ended_at > since, NOT_DELETED))
 
 
 class _Concerning:

@@ -16,22 +16,22 @@ from db.telemetry.telemetry import SPIKE
 
 def read(session: Session, some_runs: Sequence[Run], needs: set[str], moment: float) -> list[Facts]:
     """Read facts of runs. needs: names of the fields of Facts to read; no others are read."""
-    found = {
+    values = {
         name: read_one(session, some_runs)
         for name, read_one in _READERS.items()
         if name in needs and some_runs
     }
-    verdicts = found.get("verdict", {})
-    for run in some_runs if "skips_in_a_row" in found else ():
+    verdicts = values.get("verdict", {})
+    for run in some_runs if "skips_in_a_row" in values else ():
         judged = verdicts.get(run.id)
         if judged is not None and judged.word != "calibrating":
-            streaks = found["skips_in_a_row"]
+            streaks = values["skips_in_a_row"]
             streaks[run.id] = max(streaks.get(run.id, 0), judged.figures.streak)
     return [
         Facts(
             run,
             moment,
-            **{name: each[run.id] for name, each in found.items() if run.id in each},
+            **{name: by_run[run.id] for name, by_run in values.items() if run.id in by_run},
         )
         for run in some_runs
     ]

@@ -32,7 +32,7 @@ EMAIL_ADDRESS = re.compile(
 
 
 @dataclass(frozen=True)
-class Reach:
+class ChannelAddress:
     """Address of a channel (URL or e-mail) and, for a webhook, its signing secret."""
 
     kind: str
@@ -84,9 +84,9 @@ def make(
     return row, secret
 
 
-def reach(key_file: Path, channel: Channel) -> Reach:
+def decrypt_address(key_file: Path, channel: Channel) -> ChannelAddress:
     """Return the decrypted address of a channel. Raises secrets.Unreadable."""
-    return Reach(channel.kind, **json.loads(secrets.decrypt(key_file, channel.ciphertext)))
+    return ChannelAddress(channel.kind, **json.loads(secrets.decrypt(key_file, channel.ciphertext)))
 
 
 def switch(session: Session, user: User, channel_id: int, *, is_on: bool) -> Channel:

@@ -29,7 +29,7 @@ RETRY_SECONDS, PROOF_SECONDS = 5.0, 2.0
 TURN_SECONDS = 5.0
 
 
-def tell(session: Session, *worker_ids: int) -> None:
+def notify(session: Session, *worker_ids: int) -> None:
     """Notify these workers, or SIGNED_IN for all, when the session's transaction commits."""
     session.info.setdefault(_PENDING, set()).update(worker_ids)
 
@@ -42,10 +42,10 @@ def _send(session: Session) -> None:
     payload = ",".join(map(str, sorted(ids)))
     if len(payload) > MOST_CHARACTERS:
         payload = str(SIGNED_IN)
-    notify = select(func.pg_notify(_CHANNEL, payload))
+    statement = select(func.pg_notify(_CHANNEL, payload))
     if ids == {SIGNED_IN}:  # an end matters only if runs are queued
-        notify = notify.where(exists().where(Run.status == Status.QUEUED))
-    session.execute(notify)
+        statement = statement.where(exists().where(Run.status == Status.QUEUED))
+    session.execute(statement)
 
 
 class Listener:

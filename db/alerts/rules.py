@@ -137,15 +137,15 @@ def _mistakes(
     if condition not in CONDITIONS:
         allowed = ", ".join(CONDITIONS)
         return wrong | {"condition": f"{condition[:100]!r} is not allowed; allowed: {allowed}"}
-    found = CONDITIONS[condition]
-    if found.value:
-        least = 1.0 if found.value in ("steps", "minutes") else -LARGEST_VALUE
+    kind = CONDITIONS[condition]
+    if kind.value:
+        least = 1.0 if kind.value in ("steps", "minutes") else -LARGEST_VALUE
         is_known = value is not None and math.isfinite(value)
         if not is_known or not least <= (value or 0.0) <= LARGEST_VALUE:
             of = "a number" if least < 0 else "a number from 1 on"
             given = "there is none" if value is None else f"it is {value}"
-            wrong["value"] = f"{given}; allowed: {of}, the {found.value} of this condition"
-    if found.has_metric and not 1 <= len(metric) <= NAME_CHARACTERS:
+            wrong["value"] = f"{given}; allowed: {of}, the {kind.value} of this condition"
+    if kind.has_metric and not 1 <= len(metric) <= NAME_CHARACTERS:
         wrong["metric"] = f"it has {len(metric)} characters; allowed: the name of a metric"
     if scope == PROJECT and not 1 <= len(project) <= NAME_CHARACTERS:
         wrong["project"] = f"it has {len(project)} characters; allowed: the name of a project"

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from db.errors import NotFound
 from db.paging import Page, page
-from db.queue.queue import held
+from db.queue.queue import lock_active_attempt
 from db.tables import Artifact, Diagnosis
 
 #: Name prefix of the files of a run's output; artifacts of recipes cannot have it.
@@ -21,7 +21,7 @@ def publish(session: Session, run_id: int, attempt: int, event: dict[str, Any], 
 
     The key is empty while the file exists only on the training machine.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     identity = {"run_id": run_id, "step": event["step"], "name": event["name"]}
     row = session.scalar(select(Artifact).filter_by(**identity))
     if row is None:

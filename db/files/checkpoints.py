@@ -11,7 +11,7 @@ from db.database import now
 from db.errors import NotFound
 from db.health.spikes import spikes
 from db.paging import Page, page
-from db.queue.queue import held
+from db.queue.queue import lock_active_attempt
 from db.tables import ACTIVE, RECIPE, CheckpointFile, ControlRequest, Diagnosis, Metric, Run, Status
 
 #: Latest spikes that retain a checkpoint each: limited, since a noisy loss could fill the disk.
@@ -28,7 +28,7 @@ def publish(
     or a replayed spool, replaces the rows; an identical file stays in the store. Raises
     StaleAttempt.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     run.revision += 1
     run.files_revision = run.revision
     _forget_shards(session, run, event)
@@ -176,7 +176,7 @@ def retire(session: Session, run_id: int, attempt: int, policy: dict[str, Any]) 
     that another run started from or will start its weights from, or the last one before one of the
     latest spikes of the loss. Raises StaleAttempt.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     if policy.get("keep_last") is None:
         return []
     rows = of_run(session, run_id)

@@ -73,7 +73,7 @@ def tables() -> list[Table]:
     return [table for table in tables if "run_id" in table.columns and table.name not in others]
 
 
-def erased_of(session: Session, run_ids: Collection[int]) -> list[int]:
+def select_erased(session: Session, run_ids: Collection[int]) -> list[int]:
     """Return the runs that are erased or being erased."""
     return list(session.scalars(select(Run.id).where(Run.id.in_(run_ids), Run.erasing)))
 

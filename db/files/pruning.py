@@ -16,7 +16,7 @@ from db.files import artifacts, checkpoints
 from db.files.storage import delete_files
 from db.runs import run_metadata, runs
 from db.runs.trash import DAY_SECONDS
-from db.tables import ENDED, KEPT, Artifact, CheckpointFile, LogLine, Run, SystemSample
+from db.tables import ENDED, NOT_DELETED, Artifact, CheckpointFile, LogLine, Run, SystemSample
 
 #: Nothing of a run with this tag is deleted.
 PINNED = "pinned"
@@ -67,7 +67,7 @@ def candidates(
 ) -> list[int]:
     """List the runs with files older than the rules, largest first. projects: only of these."""
     fork = aliased(Run)
-    query = select(Run.id).where(Run.status.in_(ENDED), KEPT, or_(false(), *_has_old(rules)))
+    query = select(Run.id).where(Run.status.in_(ENDED), NOT_DELETED, or_(false(), *_has_old(rules)))
     query = query.where(not_(exists().where(fork.parent_id == Run.id)))
     if projects is not None:
         query = query.where(Run.project.in_(projects))

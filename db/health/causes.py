@@ -120,13 +120,13 @@ def read(
         has_scaler=has_scaler(run),
         precision=run.precision,
         may_replay=may_replay,
-        first_lost=None if has_scaler(run) else _lost_at(session, run),
+        first_lost=None if has_scaler(run) else _first_nonfinite_step(session, run),
         resumed=_resumed(session, run),
         finite_at=None if run.last_flags & (NONFINITE_LOSS | UNKNOWN_LOSS) else run.step,
     )
 
 
-def _lost_at(session: Session, run: Run) -> tuple[int, bool] | None:
+def _first_nonfinite_step(session: Session, run: Run) -> tuple[int, bool] | None:
     first = (
         select(func.min(Step.step))
         .with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, aliased
 
 from db.queue import workers
 from db.queue.quotas import Usage
-from db.tables import ACTIVE, ENDED, KEPT, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, ENDED, NOT_DELETED, Run, RunNode, Status, Worker
 
 #: Reasons why queued runs wait, the hardest obstacle first. not_offered: no worker that is up has
 #: the recipe, the precision or enough devices, or none takes commands.  quota: device limit of its
@@ -41,7 +41,7 @@ class Readings:
 def read(session: Session, *, runs_per_user: int = 0, devices_per_user: int = 0) -> Readings:
     """Read the current values."""
     up = workers.alive(session)
-    listed = func.sum(case((KEPT, 1), else_=0))
+    listed = func.sum(case((NOT_DELETED, 1), else_=0))
     recorded = (func.sum(Run.recorded_steps), func.sum(Run.recorded_skips))
     counts = select(Run.status, Run.owner_id, listed, *recorded).group_by(Run.status, Run.owner_id)
     runs: Counter[Status] = Counter()

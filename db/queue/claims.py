@@ -163,7 +163,7 @@ def claim(
     fits = _fits(here, plan.reservation, usage)
     if is_one and fits is not _FITS:
         [is_one] = _are_there(session, parameters, waiting, fits)
-    if not is_one and plan.gang is None:
+    if not is_one and plan.group_run is None:
         save_changes(session, plan)
         return None  # the usual case: nothing is locked for it
     per_user = bool(runs_per_user or devices_per_user)
@@ -176,11 +176,11 @@ def claim(
     save_changes(session, plan)
     parameters |= _parameters(FreeNode(worker_id, len(taken[worker_id])), offer, plan.reservation)
     fits = _fits(here, plan.reservation, usage)
-    if plan.gang is not None and all(
-        len(devices) >= plan.gang.devices_per_node for devices in taken.values()
+    if plan.group_run is not None and all(
+        len(devices) >= plan.group_run.devices_per_node for devices in taken.values()
     ):
-        parameters["claim_gang"] = plan.gang.id
-        fits = _or_gang(fits)
+        parameters["claim_group_run"] = plan.group_run.id
+        fits = _or_group_run(fits)
     row = session.execute(_taking_query((*waiting, fits), usage.order), parameters).one_or_none()
     if row is None:
         return None
@@ -202,7 +202,7 @@ def claim(
     connection.execute(_TAKE_PART, nodes)
     by = "a worker" if run.nodes == 1 else f"{run.nodes} workers"
     connection.execute(_NOTE, {**its, "status": run.status, "reason": f"claimed by {by}"})
-    notifications.tell(session, *worker_ids[1 : run.nodes])
+    notifications.notify(session, *worker_ids[1 : run.nodes])
     return run
 
 
@@ -292,8 +292,8 @@ def _fits(here: FreeNode, reservation: Reservation | None, usage: Usage) -> Colu
 
 
 @lru_cache(CACHED_STATEMENTS)
-def _or_gang(fits: ColumnElement[bool]) -> ColumnElement[bool]:
-    return fits | (Run.id == bindparam("claim_gang", type_=Integer))
+def _or_group_run(fits: ColumnElement[bool]) -> ColumnElement[bool]:
+    return fits | (Run.id == bindparam("claim_group_run", type_=Integer))
 
 
 @lru_cache(CACHED_STATEMENTS)

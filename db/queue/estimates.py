@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.runs import runs
-from db.tables import KEPT, CheckpointFile, Run, Status
+from db.tables import NOT_DELETED, CheckpointFile, Run, Status
 
 #: Latest runs that are searched, finished ones of them to compare sizes with, similar ones to use.
 SEARCHED, COMPARED, SIMILAR = 2000, 50, 5
@@ -58,7 +58,7 @@ def alike(
             batch.label("batch_size"),
             Run.config["recipe"].label("sizes"),
         )
-        .where(Run.id > (runs.newest_id(session) or 0) - SEARCHED, KEPT)
+        .where(Run.id > (runs.newest_id(session) or 0) - SEARCHED, NOT_DELETED)
         .where(Run.status == Status.FINISHED, Run.steps_per_second > 0)
         .where(Run.recipe.in_(recipes), Run.precision == precision)
         .where(Run.nodes == nodes, Run.devices_per_node == devices_per_node)

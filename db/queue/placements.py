@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, aliased
 from db.database import now
 from db.queue.claims import unheld
 from db.queue.quotas import Usage
-from db.tables import ACTIVE, COMMAND, KEPT, RECIPE, Placement, Run, RunNode, Status, Worker
+from db.tables import ACTIVE, COMMAND, NOT_DELETED, RECIPE, Placement, Run, RunNode, Status, Worker
 
 #: Delay until the next try: n² times this after the n-th failure, at most MOST_TRIES² times.
 RETRY_SECONDS = 10.0
@@ -43,7 +43,7 @@ def unplaced(
     query = select(Run.id, (Run.attempt + 1).label("attempt"), Run.nodes, Run.devices_per_node)
     query = query.where(
         Run.status == Status.QUEUED,
-        KEPT,
+        NOT_DELETED,
         or_(and_(Run.source == RECIPE, Run.recipe.in_(recipes)), Run.source == COMMAND),
         *unheld(runs_per_user),
         *usage.allows(devices_per_user),

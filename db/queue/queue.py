@@ -96,7 +96,7 @@ def start(
     reason: str | None = None,
 ) -> None:
     """Record that the training has started, and at which step. Raises StaleAttempt."""
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     run.resumed_step = node(session, run_id, attempt).resumed_step = resumed_step
     if run.status in (Status.STARTING, Status.UNREACHABLE):
         runs.set_status(session, run, Status.RUNNING, reason=reason)
@@ -104,7 +104,7 @@ def start(
 
 def run_command(session: Session, run_id: int, attempt: int) -> None:
     """Record that a command runs; it may never report a step. Raises StaleAttempt."""
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     if run.status in (Status.STARTING, Status.UNREACHABLE):
         runs.set_status(session, run, Status.RUNNING)
 
@@ -113,7 +113,7 @@ def renew(
     session: Session, run_id: int, attempt: int, lease_seconds: float, number: int = 0
 ) -> DesiredState:
     """Renew a node's lease; return the desired state and requests. Raises StaleAttempt."""
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     node(session, run_id, attempt, number).lease_expires_at = now() + lease_seconds
     if run.status == Status.UNREACHABLE and not _is_silent(session, run):
         back = {"run": Status.RUNNING, "pause": Status.PAUSING}.get(
@@ -150,7 +150,7 @@ def end(
     reason, error: may hold what the script printed; codes for a terminal are left out.
     Raises StaleAttempt.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     reason, error = (text and without_codes(text) for text in (reason, error))
     if status in (Status.QUEUED, Status.PAUSED) and run.desired_state in ("cancel", "kill"):
         status = Status.CANCELLED
@@ -192,7 +192,7 @@ def end_killed(
 
     log: details of the death, for the error of a failed run. Raises StaleAttempt.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     has_stalled = run.step <= node(session, run_id, attempt).step_before
     run.stalled_attempts = run.stalled_attempts + 1 if has_stalled else 0
     run.killed_attempts += 1
@@ -266,7 +266,7 @@ def requeue_unreachable(session: Session, run_ids: Collection[int]) -> list[int]
     return [run.id for run in rows]
 
 
-def held(session: Session, run_id: int, attempt: int) -> Run:
+def lock_active_attempt(session: Session, run_id: int, attempt: int) -> Run:
     """Lock and return the run if this attempt is the current one: the fence of every write.
 
     Raises StaleAttempt.

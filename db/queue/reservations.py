@@ -102,7 +102,7 @@ class Reservation:
 class Plan:
     """Plan of a claim: a multi-node run that fits, and the reservation to respect."""
 
-    gang: Row[Any] | None = None  # the first multi-node run that fits
+    group_run: Row[Any] | None = None  # the first multi-node run that fits
     partners: tuple[int, ...] = ()  # ids of the other workers for it
     reservation: Reservation | None = None
     first: Row[Any] | None = None  # the first run that waits for devices, as read
@@ -242,7 +242,7 @@ def make_plan(
             tried.add((shape, passes))
             partners = _partners(run, teams[shape], here, None if passes else plan.reservation)
             if partners is not None:
-                return replace(plan, gang=run, partners=partners)
+                return replace(plan, group_run=run, partners=partners)
         if lacking[shape]:
             if plan.first is None:
                 plan = _plan_wait(session, run, teams[shape], reserve_after)

@@ -79,7 +79,7 @@ def offer(session: Session, worker_id: int, recipes: list[dict[str, Any]]) -> No
 
 def _files_of(recipes: list[dict[str, Any]]) -> set[str]:
     """Return the references of registered recipe files, broken ones included."""
-    references = (each.get("reference", each["name"]) for each in recipes)
+    references = (recipe.get("reference", recipe["name"]) for recipe in recipes)
     return {reference for reference in references if reference.startswith("/")}
 
 
@@ -90,7 +90,9 @@ def recipe_names(recipes: list[dict[str, Any]]) -> list[str]:
     """
     able = [recipe for recipe in recipes if "schema" in recipe]
     names = [recipe["name"] for recipe in able]
-    return list(dict.fromkeys([*names, *(each.get("reference", each["name"]) for each in able)]))
+    return list(
+        dict.fromkeys([*names, *(recipe.get("reference", recipe["name"]) for recipe in able)])
+    )
 
 
 def reference(worker: Worker, name: str) -> str:
@@ -115,7 +117,7 @@ class PendingWork:
     is_lost: bool  # there are expired leases
 
 
-def beat(session: Session, worker_id: int) -> PendingWork:
+def heartbeat(session: Session, worker_id: int) -> PendingWork:
     """Send a worker's heartbeat, and return its work, in one statement."""
     alive = update(Worker).where(Worker.id == worker_id).values(seen_at=now())
     alive = alive.execution_options(synchronize_session=False)
@@ -142,7 +144,7 @@ def drain(session: Session, worker_id: int, *, stop: bool = False) -> Worker:
     """Drain a worker: it stops claiming runs. stop: also stop its runs. Raises NotFound."""
     worker = _locked(session, worker_id)
     worker.drained_at, worker.drain_stops = worker.drained_at or now(), stop
-    notifications.tell(session, worker_id)
+    notifications.notify(session, worker_id)
     session.flush()
     return worker
 
@@ -151,7 +153,7 @@ def undrain(session: Session, worker_id: int) -> Worker:
     """Let a worker claim runs again. Raises NotFound."""
     worker = _locked(session, worker_id)
     worker.drained_at, worker.drain_stops = None, False
-    notifications.tell(session, worker_id)
+    notifications.notify(session, worker_id)
     session.flush()
     return worker
 
@@ -182,7 +184,7 @@ def of_nodes(session: Session, run: Run) -> list[str]:
     return list(session.scalars(query.order_by(RunNode.node)))
 
 
-def found(session: Session, worker_id: int) -> tuple[Worker, bool]:
+def with_liveness(session: Session, worker_id: int) -> tuple[Worker, bool]:
     """Return a worker, and whether it is alive. Raises NotFound."""
     row = session.execute(select(Worker, ALIVE).where(Worker.id == worker_id)).one_or_none()
     if row is None:
@@ -190,13 +192,13 @@ def found(session: Session, worker_id: int) -> tuple[Worker, bool]:
     return row[0], bool(row[1])
 
 
-def everyone(session: Session) -> list[tuple[Worker, bool]]:
+def all_workers(session: Session) -> list[tuple[Worker, bool]]:
     """Return workers with their liveness; of workers for one run only those alive."""
     rows = session.execute(select(Worker, ALIVE).where(LASTING).order_by(Worker.name))
     return [(worker, bool(is_alive)) for worker, is_alive in rows]
 
 
-def page_of_everyone(session: Session, *, after: str = "", limit: int) -> Page:
+def page_of_all(session: Session, *, after: str = "", limit: int) -> Page:
     """Return a page of workers by time of registration, each with its liveness."""
     query = select(Worker, ALIVE).where(LASTING)
     return page(session, query, (Worker.id,), after=after, limit=limit)
@@ -227,7 +229,7 @@ def device_memory_bytes(devices: list[dict[str, Any]]) -> float:
 
 def recipes(session: Session) -> list[dict[str, Any]]:
     """Return the recipes that can be submitted, each once; alive workers take precedence."""
-    offers = sorted(everyone(session), key=lambda row: (not row[1], -row[0].seen_at))
+    offers = sorted(all_workers(session), key=lambda row: (not row[1], -row[0].seen_at))
     by_name: dict[str, dict[str, Any]] = {}
     for worker, _alive in offers:
         for recipe in worker.recipes:

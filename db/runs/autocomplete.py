@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.runs.run_filters import METRICS, SETTINGS, named_at_all, qualified
-from db.tables import KEPT, LatestMetric, Run, RunConfigValue, User
+from db.tables import NOT_DELETED, LatestMetric, Run, RunConfigValue, User
 
 MOST_NAMES, MOST_VALUES, NEWEST_RUNS = 500, 200, 2000
 #: Runs and rows that are read for the names of settings and metrics.
@@ -32,7 +32,9 @@ class Vocabulary:
 
 def vocabulary(session: Session) -> Vocabulary:
     """Return completions from the newest runs that the session's user can see."""
-    newest = select(Run.id, Run.tags, Run.recipe, Run.project, User.name.label("owner")).where(KEPT)
+    newest = select(Run.id, Run.tags, Run.recipe, Run.project, User.name.label("owner")).where(
+        NOT_DELETED
+    )
     newest = newest.join(User, User.id == Run.owner_id)
     rows = session.execute(newest.order_by(Run.id.desc()).limit(NEWEST_RUNS)).all()
     run_ids = [row.id for row in rows[:NAMED_RUNS]]

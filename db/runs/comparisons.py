@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, func, or_, select
 from sqlalchemy.orm import Session, load_only
 
-from db.tables import KEPT, LatestMetric, Run, StepBucket
+from db.tables import NOT_DELETED, LatestMetric, Run, StepBucket
 from db.telemetry.pyramid import SIZES, STEP_SERIES
 from db.telemetry.windows import extremes
 
@@ -56,7 +56,7 @@ def drawn(session: Session, run_ids: Collection[int]) -> list[Run]:
 def _drawn() -> Select[Any]:
     needed = load_only(Run.parent_id, Run.parent_step, Run.workload, raiseload=True)
     some = Run.id.in_(bindparam("run_ids", expanding=True))
-    return select(Run).options(needed).where(some, KEPT)
+    return select(Run).options(needed).where(some, NOT_DELETED)
 
 
 def lowest_losses(session: Session, run_ids: Collection[int]) -> dict[int, float]:
@@ -119,7 +119,7 @@ def likely(session: Session, ids: Collection[int], *, most: int) -> list[Likely]
         Run.parent_id.in_([*ids, *parents]),
         Run.group_id.in_(group_ids),
     )
-    found: dict[int, Likely] = {}
+    suggested: dict[int, Likely] = {}
     for row in session.execute(others.where(or_(*of_family))):
         if row.id in parents:
             why = "the parent"
@@ -129,12 +129,12 @@ def likely(session: Session, ids: Collection[int], *, most: int) -> list[Likely]
             why = f"in group {row.group_id}"
         else:
             why = f"a fork of run {row.parent_id} too"
-        found[row.id] = Likely(row.id, row.name, why)
+        suggested[row.id] = Likely(row.id, row.name, why)
     kind, value = _most_common(shown)
     if value:
         for row in session.execute(others.where(getattr(Run, kind) == value)):
-            found.setdefault(row.id, Likely(row.id, row.name, value))
-    return list(found.values())[:most]
+            suggested.setdefault(row.id, Likely(row.id, row.name, value))
+    return list(suggested.values())[:most]
 
 
 def _most_common(shown: Sequence[Any]) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from db.runs.outcomes import ENDINGS, ended_as
 from db.runs.run_filters import NUMBERS, SYNONYMS, Filter, is_metric, paths_of
-from db.tables import KEPT, LatestMetric, Run, RunConfigValue, Status, Trial, User
+from db.tables import NOT_DELETED, LatestMetric, Run, RunConfigValue, Status, Trial, User
 
 MOST_GROUPS = 200
 #: Larger figures count as nonfinite, because their squares could be.
@@ -205,7 +205,7 @@ def _runs(
         number = func.coalesce(*(settings.c[f"number:{path}"] for path in paths), null())
         text = func.coalesce(*(settings.c[f"text:{path}"] for path in paths), null())
     text = func.nullif(text, "")
-    state = case(*((ended_as(each), each) for each in ENDINGS), else_=Run.status)
+    state = case(*((ended_as(ending), ending) for ending in ENDINGS), else_=Run.status)
     values = [
         NUMBERS[SYNONYMS.get(name, name)]
         if name not in paths_by_name
@@ -221,7 +221,7 @@ def _runs(
         text.label("text"),
         func.lower(text).label("key"),
         *(_finite(value).label(f"value{n}") for n, value in enumerate(values)),
-    ).where(KEPT, *(term.sql() for term in conditions))
+    ).where(NOT_DELETED, *(term.sql() for term in conditions))
     query = query.select_from(Run)
     for table, needed_by in ((settings, all_paths), (metrics, paths_by_name), (tags, by == TAG)):
         if needed_by:
@@ -265,7 +265,7 @@ def _tags() -> Subquery:
         Run.id.label("run_id"),
         cast(literal(""), Text).label("tag"),
         Run.tags.concat(",").label("rest"),
-    ).where(KEPT, Run.tags != "")
+    ).where(NOT_DELETED, Run.tags != "")
     parts = whole.cte("parts", recursive=True)
     comma = _place_of_comma(parts.c.rest)
     first = func.trim(func.substr(parts.c.rest, 1, comma - 1))

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from db.errors import Invalid, NotFound
 from db.queue.workers import ALIVE
-from db.runs.runs import check_is_kept
-from db.tables import KEPT, RECIPE, Metric, Run, RunNode, Status, User, Worker
+from db.runs.runs import check_not_deleted
+from db.tables import NOT_DELETED, RECIPE, Metric, Run, RunNode, Status, User, Worker
 
 TF32, FP8 = "TF32", "fp8"
 MOST_COMPARED = 20
@@ -38,11 +38,11 @@ def variant(config: dict[str, Any]) -> str:
 def members(session: Session, group_id: int) -> list[tuple[Run, str]]:
     """List a group's runs with their owners' names, in order of id. Raises NotFound."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id)
-    query = query.where(Run.group_id == group_id, KEPT).order_by(Run.id)
-    found = [(run, owner) for run, owner in session.execute(query)]
-    if not found:
+    query = query.where(Run.group_id == group_id, NOT_DELETED).order_by(Run.id)
+    rows = [(run, owner) for run, owner in session.execute(query)]
+    if not rows:
         raise NotFound(f"There is no group {group_id}.")
-    return found
+    return rows
 
 
 def join(session: Session, run: Run, other_id: int) -> None:
@@ -50,8 +50,8 @@ def join(session: Session, run: Run, other_id: int) -> None:
 
     Raises Invalid if the other run does not exist or has another recipe, or if its group is full.
     """
-    found = session.get(Run, other_id, with_for_update=True)
-    other = check_is_kept(found, "compared_with", other_id)
+    row = session.get(Run, other_id, with_for_update=True)
+    other = check_not_deleted(row, "compared_with", other_id)
     if other.recipe != run.recipe or other.source != RECIPE:
         of = other.recipe or "no recipe"
         text = f"run {other_id} is of {of}; allowed: a run of {run.recipe}"
@@ -59,7 +59,7 @@ def join(session: Session, run: Run, other_id: int) -> None:
     if other.group_id is None:
         other.group_id = other.id
         other.revision += 1
-    beside = select(func.count(Run.id)).where(Run.group_id == other.group_id, KEPT)
+    beside = select(func.count(Run.id)).where(Run.group_id == other.group_id, NOT_DELETED)
     if (session.scalar(beside) or 0) >= MOST_COMPARED:
         text = f"run {other_id} has {MOST_COMPARED} beside it; allowed: fewer"
         raise Invalid({"compared_with": text})
@@ -74,8 +74,8 @@ def labels(configs: Sequence[dict[str, Any]]) -> list[str]:
     special = [_special(config) for config in configs]
     differ = len(set(special)) > 1
     return [
-        ", ".join(filter(None, (variant(config), each if differ else "")))
-        for config, each in zip(configs, special, strict=True)
+        ", ".join(filter(None, (variant(config), special_modules if differ else "")))
+        for config, special_modules in zip(configs, special, strict=True)
     ]
 
 
@@ -93,8 +93,8 @@ def is_on_cpu(session: Session, group_id: int) -> bool:
     Before any has a worker: whether all live workers have only CPUs.
     """
     owners = select(Worker).join(Run, Run.worker_id == Worker.id).where(Run.group_id == group_id)
-    if found := session.scalars(owners).all():
-        return any(_has_no_gpu(worker) for worker in found)
+    if alive := session.scalars(owners).all():
+        return any(_has_no_gpu(worker) for worker in alive)
     up = session.scalars(select(Worker).where(ALIVE)).all()
     return bool(up) and all(_has_no_gpu(worker) for worker in up)
 
@@ -108,22 +108,22 @@ def devices(session: Session, run_ids: Collection[int]) -> dict[int, str]:
     query = select(RunNode.run_id, RunNode.devices, Worker.devices)
     query = query.join(Worker, Worker.id == RunNode.worker_id)
     query = query.where(RunNode.run_id.in_(run_ids), RunNode.resumed_step.is_not(None))
-    found: dict[int, list[str]] = {}
+    texts_by_run: dict[int, list[str]] = {}
     for run_id, indexes, offered in session.execute(query.order_by(RunNode.attempt)):
         names = {device["index"]: str(device.get("name") or device["kind"]) for device in offered}
         used = Counter(names.get(index, "a device that is gone") for index in indexes)
         text = ", ".join(name if n == 1 else f"{n} × {name}" for name, n in used.items())
-        found.setdefault(run_id, []).append(text)
-    return {run_id: "; ".join(dict.fromkeys(texts)) for run_id, texts in found.items()}
+        texts_by_run.setdefault(run_id, []).append(text)
+    return {run_id: "; ".join(dict.fromkeys(texts)) for run_id, texts in texts_by_run.items()}
 
 
 def seconds(session: Session, group_id: int) -> dict[str, float]:
     """Return the duration of the finished runs of a group in seconds, by variant."""
     query = select(Run.config, Metric.value).join(Metric, Metric.run_id == Run.id)
-    query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED, KEPT)
+    query = query.where(Run.group_id == group_id, Run.status == Status.FINISHED, NOT_DELETED)
     rows = session.execute(query.where(Metric.name == "run/seconds").order_by(Run.id))
-    found: dict[str, float] = {}
+    seconds_by_variant: dict[str, float] = {}
     for config, value in rows:
         if value is not None:  # the first run of a variant: the group may contain a fork of it
-            found.setdefault(variant(config), value)
-    return found
+            seconds_by_variant.setdefault(variant(config), value)
+    return seconds_by_variant

@@ -32,17 +32,17 @@ def flagged_steps(
     session: Session, run_id: int, *, after: int = 0, limit: int
 ) -> dict[str, list[Any]]:
     """Return columns of skipped steps and steps with nonfinite loss after a step."""
-    found: dict[int, tuple[int, Any]] = {}
+    flagged: dict[int, tuple[int, Any]] = {}
     for flag, condition in FLAGGED.items():
         query = _flagged(flag, Step.step, Step.flags, Step.loss)
         query = query.where(Step.run_id == run_id, Step.step > after, condition)
         rows = session.execute(query.order_by(Step.step).limit(limit))
-        found |= {step: (flags, json_number(loss)) for step, flags, loss in rows}
-    steps = sorted(found)[:limit]
+        flagged |= {step: (flags, json_number(loss)) for step, flags, loss in rows}
+    steps = sorted(flagged)[:limit]
     return {
         "step": steps,
-        "flags": [found[step][0] for step in steps],
-        "loss": [found[step][1] for step in steps],
+        "flags": [flagged[step][0] for step in steps],
+        "loss": [flagged[step][1] for step in steps],
     }
 
 
@@ -104,7 +104,7 @@ def _newest_query() -> Select[Any]:
 
     def newest(column: Any) -> Any:
         of_run = column.class_.run_id == bindparam("run_id")
-        found = select(func.coalesce(func.max(column), 0)).where(of_run)
-        return found.scalar_subquery()
+        query = select(func.coalesce(func.max(column), 0)).where(of_run)
+        return query.scalar_subquery()
 
     return select(*(newest(column).label(name) for name, column in columns.items()))

@@ -271,8 +271,8 @@ class Term:
 
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
-        found = self.condition.sql()
-        return not_(found) if self.is_negated else found
+        condition = self.condition.sql()
+        return not_(condition) if self.is_negated else condition
 
 
 Filter: TypeAlias = Sequence[Term]
@@ -321,13 +321,15 @@ def _paths(name: str) -> list[str]:
     if prefix in ("", SETTINGS):
         return []
     prefixes = dict.fromkeys((prefix, prefix.removeprefix(SETTINGS)))
-    return [each + last for each in prefixes for last in names]
+    return [start + last for start in prefixes for last in names]
 
 
 def _parts(name: str) -> tuple[str, list[str]]:
     """Return the prefix before the last part of a name, and the candidates for that part."""
     last = name.rpartition(".")[2]
-    return name.removesuffix(last), [each for each in (last, SHORT_NAMES.get(last)) if each]
+    return name.removesuffix(last), [
+        candidate for candidate in (last, SHORT_NAMES.get(last)) if candidate
+    ]
 
 
 @dataclass(frozen=True)
@@ -359,7 +361,7 @@ class Order:
             return _order_by_number(name, falls=falls)
         if name in ORDERS:
             return cls((ORDERS[name], Run.id.expression), falls)
-        metrics = tuple(each for each in _metric_names(name) if is_logged(session, each))
+        metrics = tuple(metric for metric in _metric_names(name) if is_logged(session, metric))
         return _order_by_name(tuple(paths_of(session, name)), metrics, falls=falls)
 
     def joined_to(self, query: Select[Any]) -> Select[Any]:
@@ -399,12 +401,12 @@ _BY_NAME = "sqlite_autoindex_run_config_values_1"  # SQLite's name for the prima
 
 
 def _settings_at(paths: Sequence[str]) -> list[tuple[Any, ColumnElement[bool]]]:
-    found: list[tuple[Any, ColumnElement[bool]]] = []
+    joins: list[tuple[Any, ColumnElement[bool]]] = []
     for path in paths:
         setting = aliased(RunConfigValue)
         called = (setting.name == path.rpartition(".")[2]) & (setting.path == path)
-        found.append((setting, called & (setting.run_id == Run.id)))
-    return found
+        joins.append((setting, called & (setting.run_id == Run.id)))
+    return joins
 
 
 @lru_cache(MOST_KEPT)
@@ -418,13 +420,15 @@ def named_at_all(name: str) -> Select[Any]:
 def paths_of(session: Session, name: str) -> list[str]:
     """Return the first few paths of the settings that a name refers to."""
     names = _parts(name)[1]
-    asked = [(_PATH, path) for path in _paths(name)] or [(_PATHS, each) for each in names]
-    found = [
+    queries = [(_PATH, path) for path in _paths(name)] or [
+        (_PATHS, candidate) for candidate in names
+    ]
+    paths = [
         path
-        for query, at in asked
+        for query, at in queries
         for path in session.scalars(query, {"called": at.rpartition(".")[2], "at": at})
     ]
-    return sorted(found)[:MOST_PATHS]
+    return sorted(paths)[:MOST_PATHS]
 
 
 def is_logged(session: Session, name: str) -> bool:
@@ -438,10 +442,10 @@ def distinct(column: Any, *conditions: ColumnElement[bool]) -> Select[Any]:
     DISTINCT would read the whole index on both databases.
     """
     least = func.min(column)
-    found = select(least.label("value")).where(*conditions).cte("found", recursive=True)
-    after = select(least).where(column > found.c.value, *conditions).scalar_subquery()
-    found = found.union_all(select(after).where(found.c.value.is_not(None)))
-    return select(found.c.value).where(found.c.value.is_not(None))
+    values = select(least.label("value")).where(*conditions).cte("found", recursive=True)
+    after = select(least).where(column > values.c.value, *conditions).scalar_subquery()
+    values = values.union_all(select(after).where(values.c.value.is_not(None)))
+    return select(values.c.value).where(values.c.value.is_not(None))
 
 
 _IS_CALLED = RunConfigValue.name == bindparam("called")
@@ -459,9 +463,9 @@ def values_of(session: Session, run_ids: Sequence[int], name: str) -> dict[int, 
     metrics = select(LatestMetric.run_id, LatestMetric.value).where(
         LatestMetric.run_id.in_(run_ids), is_metric(name)
     )
-    found: dict[int, float | str | None] = {row[0]: row[1] for row in session.execute(metrics)}
+    values: dict[int, float | str | None] = {row[0]: row[1] for row in session.execute(metrics)}
     settings = select(RunConfigValue.run_id, RunConfigValue.number, RunConfigValue.text)
     settings = settings.where(_settings_called(name), RunConfigValue.run_id.in_(run_ids))
     for run_id, number, text in session.execute(settings.order_by(RunConfigValue.path.desc())):
-        found[run_id] = number if text is None else text
-    return found
+        values[run_id] = number if text is None else text
+    return values

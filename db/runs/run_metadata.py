@@ -69,7 +69,7 @@ def _retag(session: Session, run_id: int, user: User, tag: str, *, add: bool) ->
     if not tag.strip():
         raise Invalid({"tag": "it is empty; allowed: text without a comma"})
     run = runs.get(session, run_id, lock=True)
-    others = [each for each in tags_of(run) if each != tag.strip()]
+    others = [other for other in tags_of(run) if other != tag.strip()]
     if add == (len(others) == len(tags_of(run))):
         text, error = _checked("tags", [*others, tag] if add else others)
         if error:

@@ -28,7 +28,7 @@ from db.tables import (
     ACTIVE,
     COMMAND,
     ENDED,
-    KEPT,
+    NOT_DELETED,
     RECIPE,
     WATCH,
     CheckpointFile,
@@ -83,7 +83,7 @@ def submit(
     Raises Invalid for a run or a checkpoint that does not exist.
     """
     if after_id is not None:
-        check_is_kept(session.get(Run, after_id), "after_id", after_id)
+        check_not_deleted(session.get(Run, after_id), "after_id", after_id)
     if parent_id is not None:
         _check_parent(session, recipe, config, parent_id, parent_step)
     run = Run(
@@ -130,7 +130,7 @@ def submit_command(
     command, config: as described in the runs table.  after_id: as in `submit`. Raises Invalid.
     """
     if after_id is not None:
-        check_is_kept(session.get(Run, after_id), "after_id", after_id)
+        check_not_deleted(session.get(Run, after_id), "after_id", after_id)
     run = Run(
         name=name,
         source=COMMAND,
@@ -164,7 +164,7 @@ def _check_parent(
     session: Session, recipe: str, config: dict[str, Any], parent_id: int, parent_step: int | None
 ) -> None:
     """Check that a run can start from another's checkpoint. Raises Invalid."""
-    parent = check_is_kept(session.get(Run, parent_id), "parent_id", parent_id)
+    parent = check_not_deleted(session.get(Run, parent_id), "parent_id", parent_id)
     steps = session.scalars(
         select(CheckpointFile.step)
         .where(CheckpointFile.run_id == parent_id, CheckpointFile.kind == "checkpoint")
@@ -195,7 +195,7 @@ def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> Non
         raise Invalid({"parent_step": f"there is no checkpoint at step {parent_step} any more"})
 
 
-def check_is_kept(run: Run | None, field: str, run_id: int) -> Run:
+def check_not_deleted(run: Run | None, field: str, run_id: int) -> Run:
     """Return a run that another will refer to; raise Invalid for the field if deleted."""
     if run is None or run.erasing:
         raise Invalid({field: f"there is no run {run_id}"})
@@ -271,7 +271,7 @@ def count(session: Session, conditions: Filter = ()) -> int:
 
 def stored_bytes(session: Session) -> int:
     """Return the stored bytes of the files of all runs outside the trash."""
-    return int(session.scalar(select(func.sum(Run.stored_bytes)).where(KEPT)) or 0)
+    return int(session.scalar(select(func.sum(Run.stored_bytes)).where(NOT_DELETED)) or 0)
 
 
 def _page(
@@ -307,11 +307,11 @@ def _page_query(
     query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
     if not is_first:
         ends = [bindparam(f"last_{n}", type_=key.type) for n, key in enumerate(order.keys)]
-        place, last = tuple_(*order.keys), tuple_(*ends)
-        query = query.where(place < last if order.falls else place > last)
+        position, last = tuple_(*order.keys), tuple_(*ends)
+        query = query.where(position < last if order.falls else position > last)
     page = _ordered(query, order.keys, falls=order.falls).limit(bindparam("limit", type_=Integer()))
     shown = page.subquery()
-    rows = select(Run, User.name, *(shown.c[each.name] for each in more))
+    rows = select(Run, User.name, *(shown.c[column.name] for column in more))
     rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
     keys_shown = [shown.c[key.name] for key in keys]
     ordered: Select[Any] = _ordered(rows, keys_shown, falls=order.falls)
@@ -341,7 +341,7 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
 def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:
     # SQLite evaluates in this order: conditions on other tables come last, for fewer runs.
     terms = sorted(conditions, key=lambda term: isinstance(term.condition, Has | Compared))
-    return _joined(query, order).where(KEPT, *(term.sql() for term in terms))
+    return _joined(query, order).where(NOT_DELETED, *(term.sql() for term in terms))
 
 
 def _joined(query: Any, order: Order | None) -> Any:
@@ -352,7 +352,7 @@ def _joined(query: Any, order: Order | None) -> Any:
 def with_owners(session: Session, run_ids: Collection[int]) -> list[tuple[Run, str]]:
     """Return runs with their owners' names, newest first; skip unknown ids."""
     query = select(Run, User.name).join(User, User.id == Run.owner_id)
-    query = query.where(Run.id.in_(run_ids), KEPT).order_by(Run.id.desc())
+    query = query.where(Run.id.in_(run_ids), NOT_DELETED).order_by(Run.id.desc())
     return [(run, owner) for run, owner in session.execute(query)]
 
 
@@ -364,13 +364,13 @@ def get_with_owner(session: Session, run_id: int) -> tuple[Run, str]:
 
 def forks(session: Session, run_id: int) -> list[Run]:
     """List the runs that started from a checkpoint of this one, oldest first."""
-    query = select(Run).where(Run.parent_id == run_id, KEPT)
+    query = select(Run).where(Run.parent_id == run_id, NOT_DELETED)
     return list(session.scalars(query.order_by(Run.id)))
 
 
 def newest_id(session: Session) -> int:
     """Return the id of the newest run, or 0 if there is none."""
-    return session.scalar(select(func.max(Run.id)).where(KEPT)) or 0
+    return session.scalar(select(func.max(Run.id)).where(NOT_DELETED)) or 0
 
 
 def state(session: Session, run_id: int) -> tuple[int, Status, int]:
@@ -379,10 +379,10 @@ def state(session: Session, run_id: int) -> tuple[int, Status, int]:
     The last is the result of `silent_seconds`. Raises NotFound.
     """
     query = select(Run.revision, Run.status, Run.last_report_at, now().label("moment"))
-    found = session.execute(query.where(Run.id == run_id)).one_or_none()
-    if found is None:
+    row = session.execute(query.where(Run.id == run_id)).one_or_none()
+    if row is None:
         raise NotFound(f"There is no run {run_id}.")
-    return found.revision, found.status, silent_seconds(found, found.moment)
+    return row.revision, row.status, silent_seconds(row, row.moment)
 
 
 def silent_seconds(run: Any, moment: float) -> int:
@@ -404,8 +404,8 @@ def progress(session: Session, some_runs: Collection[Run]) -> tuple[dict[int, Pr
     unskipped, retrying = _unskipped(some_runs), _retrying(some_runs)
     query = _progress(retrying=bool(retrying))
     rows = session.execute(query, {"run_ids": list(unskipped), "retrying": retrying}).all()
-    found = {row[0]: Progress(unskipped[row[0]] + row[1], row[2]) for row in rows}
-    return found, rows[0][3] if rows else 0.0
+    progress = {row[0]: Progress(unskipped[row[0]] + row[1], row[2]) for row in rows}
+    return progress, rows[0][3] if rows else 0.0
 
 
 @cache  # SQLAlchemy takes longer to build this than the database to answer it
@@ -495,7 +495,7 @@ def set_status(
         pace = pyramid.steps_per_second(session.connection(), run.id)
         run.steps_per_second = pace or run.steps_per_second
     if status not in ACTIVE:
-        notifications.tell(session, notifications.SIGNED_IN)
+        notifications.notify(session, notifications.SIGNED_IN)
     remark(session, run, reason, failure_kind=failure_kind)
 
 

@@ -12,7 +12,7 @@ from db.database import now
 from db.errors import Conflict, NotFound
 from db.paging import Page, page
 from db.runs import runs
-from db.tables import ENDED, IN_TRASH, KEPT, RECIPE, Run, Status, User
+from db.tables import ENDED, IN_TRASH, NOT_DELETED, RECIPE, Run, Status, User
 
 DAY_SECONDS = 86_400.0
 #: Listed so that an index finds these few runs.
@@ -39,9 +39,11 @@ def delete(session: Session, run_id: int, user: User) -> Run:
     if run.status not in ENDED:
         text = f"Run {run_id} is {run.status}: only one that has ended can be deleted."
         raise Conflict(f"{text} Cancel it first.")
-    if found := _dependent(session, run_id):
-        text = f"Run {run_id} cannot be deleted: run {found.id}, which is {found.status}, starts"
-        raise Conflict(f"{text} from its checkpoints. Cancel that one first, or wait for its end.")
+    if dependent := _dependent(session, run_id):
+        text = (
+            f"Run {run_id} cannot be deleted: run {dependent.id} ({dependent.status}) starts from"
+        )
+        raise Conflict(f"{text} its checkpoints. Cancel that one first, or wait for its end.")
     run.deleted_at = session.scalars(select(now())).one()
     runs.remark(session, run, f"deleted by {user.name}")
     return run
@@ -94,8 +96,8 @@ def newest_and_contents(session: Session) -> tuple[int, float, Contents]:
 
     The id is that of the newest run outside the trash, or 0.
     """
-    newest = select(func.coalesce(func.max(Run.id), 0)).where(KEPT).scalar_subquery()
-    binned = (select(each).where(IN_TRASH).scalar_subquery() for each in _CONTENTS)
+    newest = select(func.coalesce(func.max(Run.id), 0)).where(NOT_DELETED).scalar_subquery()
+    binned = (select(column).where(IN_TRASH).scalar_subquery() for column in _CONTENTS)
     newest_id, moment, count, size = session.execute(select(newest, now(), *binned)).one()
     return newest_id, moment, Contents(count, int(size))
 

@@ -176,9 +176,11 @@ Index("ix_runs_queue", Run.status, Run.priority.desc(), Run.position, Run.id)
 IN_TRASH = Run.deleted_at.is_not(None) & Run.erased_at.is_(None)
 Index("ix_runs_deleted_at", Run.deleted_at, sqlite_where=IN_TRASH, postgresql_where=IN_TRASH)
 #: Condition of a run: neither in the trash nor erased, so shown in lists, searches and groups.
-KEPT = Run.deleted_at.is_(None)
+NOT_DELETED = Run.deleted_at.is_(None)
 # PostgreSQL counts these runs, and finds those of a period, without reading their long rows.
-Index("ix_runs_kept", Run.created_at, Run.id, postgresql_where=KEPT).ddl_if(dialect="postgresql")
+Index("ix_runs_kept", Run.created_at, Run.id, postgresql_where=NOT_DELETED).ddl_if(
+    dialect="postgresql"
+)
 
 
 class RunConfigValue(OfRun, Table):

@@ -35,7 +35,13 @@ def of_module(
     """
     return [
         {"step": row.step, "scale": row.content["scale"]}
-        | together([each for each in row.content["modules"] if module in (None, each["name"])])
+        | together(
+            [
+                module_row
+                for module_row in row.content["modules"]
+                if module in (None, module_row["name"])
+            ]
+        )
         for row in _thinned(session, run_id, "histogram", most)
     ]
 
@@ -48,11 +54,11 @@ def layer_norms(session: Session, run_id: int, *, most: int) -> dict[str, Any]:
     """
     rows = _thinned(session, run_id, "layer_norms", most)
     norms = [dict(zip(row.content["layers"], row.content["norms"], strict=True)) for row in rows]
-    layers = list(dict.fromkeys(name for each in norms for name in each))
+    layers = list(dict.fromkeys(name for norm in norms for name in norm))
     return {
         "steps": [row.step for row in rows],
         "layers": layers,
-        "norms": [[each.get(name) for each in norms] for name in layers],
+        "norms": [[norm.get(name) for norm in norms] for name in layers],
     }
 
 
@@ -67,8 +73,8 @@ def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
     if newest_look is None:
         return None
     modules = [
-        {**each, "left": _left_of(each)} | dict(zip(LARGEST_OF, _largest(each), strict=True))
-        for each in newest_look.content["modules"]
+        {**row, "left": _bits_left(row)} | dict(zip(LARGEST_OF, _largest(row), strict=True))
+        for row in newest_look.content["modules"]
     ]
     modules.sort(key=lambda module: math.inf if module["left"] is None else module["left"])
     return newest_look.content | {"modules": modules}
@@ -81,12 +87,14 @@ def headroom_by_step(session: Session, run_id: int, *, most: int) -> dict[str, A
     missing.
     """
     rows = _thinned(session, run_id, "headroom", most)
-    looks = [{each["name"]: _left_of(each) for each in row.content["modules"]} for row in rows]
-    modules = list(dict.fromkeys(name for look in looks for name in look))
+    measurements = [
+        {module["name"]: _bits_left(module) for module in row.content["modules"]} for row in rows
+    ]
+    modules = list(dict.fromkeys(name for measurement in measurements for name in measurement))
     return {
         "steps": [row.step for row in rows],
         "modules": modules,
-        "left": [[look.get(name) for look in looks] for name in modules],
+        "left": [[measurement.get(name) for measurement in measurements] for name in modules],
     }
 
 
@@ -100,9 +108,9 @@ def updates(session: Session, run_id: int) -> dict[str, Any] | None:
     if newest_count is None:
         return None
     modules = [
-        {**each, "share": each["lost"] / each["wanted"]}
-        for each in newest_count.content["modules"]
-        if each["wanted"]
+        {**row, "share": row["lost"] / row["wanted"]}
+        for row in newest_count.content["modules"]
+        if row["wanted"]
     ]
     modules.sort(key=lambda module: -float(module["share"]))
     return newest_count.content | {"modules": modules}
@@ -112,7 +120,7 @@ def _largest(module: Mapping[str, Any]) -> list[float]:
     return [float(module[kind] or 0) for kind in LARGEST_OF]
 
 
-def _left_of(module: Mapping[str, Any]) -> float | None:
+def _bits_left(module: Mapping[str, Any]) -> float | None:
     largest = _largest(module)
     if any(math.isnan(number) for number in largest):
         return -math.inf
@@ -132,16 +140,16 @@ def _thinned(session: Session, run_id: int, kind: str, most: int) -> Sequence[Di
 
 def together(modules: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Add up the histogram counts of modules per exponent."""
-    filled = [each for each in modules if each["counts"]]
-    lowest = min((each["lowest_exponent"] for each in filled), default=0)
-    end = max((each["lowest_exponent"] + len(each["counts"]) for each in filled), default=0)
+    filled = [module for module in modules if module["counts"]]
+    lowest = min((module["lowest_exponent"] for module in filled), default=0)
+    end = max((module["lowest_exponent"] + len(module["counts"]) for module in filled), default=0)
     counts = [0] * (end - lowest)
-    for each in filled:
-        for exponent, count in enumerate(each["counts"], each["lowest_exponent"]):
+    for module in filled:
+        for exponent, count in enumerate(module["counts"], module["lowest_exponent"]):
             counts[exponent - lowest] += count
     return {
         "lowest_exponent": lowest,
         "counts": counts,
-        "zeros": sum(each["zeros"] for each in modules),
-        "nonfinite": sum(each["nonfinite"] for each in modules),
+        "zeros": sum(module["zeros"] for module in modules),
+        "nonfinite": sum(module["nonfinite"] for module in modules),
     }

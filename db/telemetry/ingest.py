@@ -123,12 +123,12 @@ def _check_project(session: Session, owner: User, project: str) -> None:
     """
     if owner.is_admin:
         if project != projects.DEFAULT:
-            projects.found_or_made(session, project)
+            projects.get_or_create(session, project)
     elif not permissions.grants(session, owner).may(Permission.SUBMIT_RUN, project):
         named = repr(project[:100]) if project else "Default project"
         raise Invalid({"project": f"{named} lets you send no runs; ask its maintainers"})
     else:
-        projects.hold(session, project)
+        projects.lock_shared(session, project)
 
 
 def _start(session: Session, run: Run, attempt: int, host: str, versions: dict[str, Any]) -> None:
@@ -173,7 +173,9 @@ def _close_node(session: Session, run: Run) -> None:
     session.execute(update(RunNode).where(*node).values(ended_at=now()))
 
 
-def held(session: Session, user: User, run_id: int, attempt: int) -> tuple[Run, WatchedAttempt]:
+def lock_attempt(
+    session: Session, user: User, run_id: int, attempt: int
+) -> tuple[Run, WatchedAttempt]:
     """Lock and return a watched run and its attempt, and update its last report time.
 
     Raises NotFound, NotOwner, StaleAttempt if a later attempt has begun, Ended if a user ended it.
@@ -200,13 +202,13 @@ def attempt_of(session: Session, run: Run) -> WatchedAttempt | None:
     return session.get(WatchedAttempt, (run.id, run.attempt))
 
 
-def check_place(run: Run, place: WatchedAttempt, sequence: int, offset: int) -> None:
+def check_position(run: Run, attempt: WatchedAttempt, sequence: int, offset: int) -> None:
     """Check that an upload continues at the expected place. Raises Ended, OffsetMismatch."""
     if run.status in ENDED:
         raise Ended(_ended(run))
-    is_next = (sequence, offset) == (place.sequence, place.offset)
-    if not is_next and not (sequence > place.sequence and offset == 0):
-        raise OffsetMismatch(offset=place.offset, sequence=place.sequence)
+    is_next = (sequence, offset) == (attempt.sequence, attempt.offset)
+    if not is_next and not (sequence > attempt.sequence and offset == 0):
+        raise OffsetMismatch(offset=attempt.offset, sequence=attempt.sequence)
 
 
 def _is_stopped(run: Run) -> bool:
@@ -277,7 +279,7 @@ def end(
     how: a key of HOW_IT_ENDED.  exit_code: negative for a signal.  lost_bytes: damaged bytes of the
     spool.  Idempotent.
     """
-    run, place = held(session, user, run_id, attempt)
+    run, place = lock_attempt(session, user, run_id, attempt)
     if run.status in ENDED:
         return
     if lost_bytes:

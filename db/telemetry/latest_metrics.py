@@ -54,8 +54,8 @@ def last_steps(connection: Connection, run_id: int, names: list[str], *, default
     kind = connection.dialect.name
     given = json.dumps(names) if kind == "sqlite" else names
     rows = connection.execute(LAST_STEPS[kind], {"run_id": run_id, "names": given})
-    found: dict[str, int] = dict(rows.cursor.fetchall())
-    return np.array([found.get(name, default) for name in names], np.int64)
+    last: dict[str, int] = dict(rows.cursor.fetchall())
+    return np.array([last.get(name, default) for name in names], np.int64)
 
 
 class NamesPage(NamedTuple):
@@ -93,10 +93,10 @@ def page_of_names(
     total = session.scalar(select(func.count()).select_from(query.subquery())) if search else every
     if after:
         query = query.where(column > after)
-    found = list(session.scalars(query.order_by(column).limit(limit + 1)))
-    further = found[limit - 1] if len(found) > limit else None
+    matching = list(session.scalars(query.order_by(column).limit(limit + 1)))
+    further = matching[limit - 1] if len(matching) > limit else None
     there = session.scalars(of_run.where(column.in_(named))) if named else ()
-    return NamesPage(sorted({*found[:limit], *there}), total or 0, every, further)
+    return NamesPage(sorted({*matching[:limit], *there}), total or 0, every, further)
 
 
 def points(
@@ -112,10 +112,10 @@ def points(
     query = query.where(LatestMetric.run_id.in_(run_ids))
     if names is not None:
         query = query.where(LatestMetric.name.in_(names))
-    found: dict[int, dict[str, Point]] = {run_id: {} for run_id in run_ids}
+    points: dict[int, dict[str, Point]] = {run_id: {} for run_id in run_ids}
     for run_id, name, step, value in session.execute(query):
-        found[run_id][name] = Point(step, value)
-    return found
+        points[run_id][name] = Point(step, value)
+    return points
 
 
 def first_name(session: Session, run_id: int, *, without: str) -> str | None:

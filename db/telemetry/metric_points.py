@@ -26,13 +26,13 @@ class MetricPoints:
     def of(cls, events: Iterable[dict[str, Any]]) -> Self:
         """Convert spool events to points; the last event of a metric and step counts."""
         names: dict[str, int] = {}
-        places: dict[str, int] = {}  # by original name, to clean each only once
+        indexes: dict[str, int] = {}  # by original name, to clean each only once
         rows: dict[tuple[int, int], tuple[int, float]] = {}
         for event in events:
-            if (place := places.get(event["name"])) is None:
-                place = names.setdefault(clean(event["name"]), len(names))
-                places[event["name"]] = place
-            rows[place, event["step"]] = event["elapsed_ms"], float(event["value"])
+            if (index := indexes.get(event["name"])) is None:
+                index = names.setdefault(clean(event["name"]), len(names))
+                indexes[event["name"]] = index
+            rows[index, event["step"]] = event["elapsed_ms"], float(event["value"])
         keys = np.array(list(rows), np.int64).reshape(-1, 2)
         elapsed_ms, values = zip(*rows.values(), strict=True) if rows else ((), ())
         order = np.lexsort((keys[:, 1], keys[:, 0]))
@@ -54,8 +54,8 @@ class MetricPoints:
         """Index of the last point of each name."""
         return np.append(self.first[1:], len(self.owner)) - 1
 
-    def of_names(self, places: Ints) -> Self:
+    def of_names(self, indexes: Ints) -> Self:
         """Return the points of the names at these indices, given in ascending order."""
-        mine = np.isin(self.owner, places)
-        names = [self.names[place] for place in places.tolist()]
-        return type(self)(names, np.searchsorted(places, self.owner[mine]), self.points[mine])
+        mine = np.isin(self.owner, indexes)
+        names = [self.names[index] for index in indexes.tolist()]
+        return type(self)(names, np.searchsorted(indexes, self.owner[mine]), self.points[mine])

@@ -94,7 +94,7 @@ class _Axis:
         """Return the name at each position."""
         return np.searchsorted(self.starts, positions, side="right") - 1
 
-    def is_kept(self, start: Ints, size: int) -> NDArray[np.bool_]:
+    def is_complete(self, start: Ints, size: int) -> NDArray[np.bool_]:
         """Return which buckets have a later point of their metric."""
         owners = self.owners(start)
         return start + size <= (self.last + self.offsets)[owners]
@@ -112,10 +112,12 @@ def _update(
     filled, touched = split(moved)
     open_before = ((before + axis.offsets) // size)[before != NEVER]
     touched = np.union1d(touched, np.setdiff1d(open_before, filled.step // size))
-    touched = touched[axis.is_kept(touched * size, size)]
+    touched = touched[axis.is_complete(touched * size, size)]
     read = _read_points(connection, run_id, metrics.names, axis, touched * size)
     there = _read_siblings(connection, run_id, metrics.names, axis)
-    start, sizes, packed = summed_up(in_order([filled, read]), there, METRIC_SERIES, axis.is_kept)
+    start, sizes, packed = summed_up(
+        in_order([filled, read]), there, METRIC_SERIES, axis.is_complete
+    )
     if not packed:
         return
     owners = axis.owners(start)
@@ -136,7 +138,7 @@ def _read_points(
     low = starts - axis.offsets[owners]
     columns = "step, elapsed_ms, value"
     of_names = [names[owner] for owner in owners.tolist()]
-    rows = _looked_up(connection, "metrics", columns, run_id, of_names, low, low + SIZES[0] - 1)
+    rows = _select_rows(connection, "metrics", columns, run_id, of_names, low, low + SIZES[0] - 1)
     which, step, elapsed_ms, value = zip(*rows, strict=True) if rows else [()] * 4
     steps = np.array(step, np.int64)
     zeros, values = np.zeros_like(steps), np.array(value, float)[:, None]
@@ -148,23 +150,23 @@ def _read_siblings(
     connection: Connection, run_id: int, names: Sequence[str], axis: _Axis
 ) -> dict[int, Summaries]:
     """Read the buckets that share a stored parent with the written ones, by size."""
-    found = {SIZES[-1]: unpack(np.array([], np.int64), [], METRIC_SERIES, SIZES[-1])}
+    siblings = {SIZES[-1]: unpack(np.array([], np.int64), [], METRIC_SERIES, SIZES[-1])}
     for size in SIZES[:-1]:
         parent = size * FANOUT
         owners = np.flatnonzero(axis.first // parent < axis.last // parent)
         low, high = (steps[owners] // parent * FANOUT for steps in (axis.first, axis.last))
         some = [names[owner] for owner in owners.tolist()]
-        rows = _looked_up(
+        rows = _select_rows(
             connection, "metric_buckets", "bucket, summary", run_id, some, low, high - 1, size=size
         )
         which, bucket, packed = zip(*rows, strict=True) if rows else [()] * 3
         offsets = axis.offsets[owners[np.array(which, np.int64)]]
         start = np.array(bucket, np.int64) * size + offsets
-        found[size] = in_order([unpack(start, list(packed), METRIC_SERIES, size)])
-    return found
+        siblings[size] = in_order([unpack(start, list(packed), METRIC_SERIES, size)])
+    return siblings
 
 
-def _looked_up(
+def _select_rows(
     connection: Connection,
     table: str,
     columns: str,
@@ -249,17 +251,17 @@ def extremes(
     if names is not None:
         asked.append(latest.name.in_(names))
     rows = connection.execute(_points_of_tails().where(*asked)).cursor.fetchall()
-    places = {key: place for place, key in enumerate(dict.fromkeys(row[:2] for row in rows))}
+    indexes = {key: index for index, key in enumerate(dict.fromkeys(row[:2] for row in rows))}
     values = np.array([value for *_, value in rows], float)
     values[~np.isfinite(values)] = np.nan
-    low, high = np.full((2, len(places)), np.nan)
-    count = np.zeros(len(places), np.int64)
+    low, high = np.full((2, len(indexes)), np.nan)
+    count = np.zeros(len(indexes), np.int64)
 
     def add(keys: list[tuple[int, str]], lows: Any, highs: Any, counts: Any) -> None:
-        place = np.array([places[key] for key in keys], np.int64)
-        np.fmin.at(low, place, lows)
-        np.fmax.at(high, place, highs)
-        np.add.at(count, place, counts)
+        index = np.array([indexes[key] for key in keys], np.int64)
+        np.fmin.at(low, index, lows)
+        np.fmax.at(high, index, highs)
+        np.add.at(count, index, counts)
 
     add([row[:2] for row in rows], values, values, 1)
     for size in SIZES:
@@ -268,7 +270,7 @@ def extremes(
         parts = unpack(np.zeros(len(packed), np.int64), packed, METRIC_SERIES, size)
         keys = [row[:2] for row in stones]
         add(keys, parts.low[:, 0], parts.high[:, 0], parts.steps)
-    ends = zip(places, low.tolist(), high.tolist(), count.tolist(), strict=True)
+    ends = zip(indexes, low.tolist(), high.tolist(), count.tolist(), strict=True)
     return {key: Extremes(_known(least), _known(most), number) for key, least, most, number in ends}
 
 

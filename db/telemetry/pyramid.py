@@ -77,7 +77,9 @@ class Source:
 
 def steps_of(run_id: int, names: Collection[str] | None = None) -> Source:
     """Return the source for the steps of a run. names: only these series."""
-    series = tuple(each for each in STEP_SERIES if names is None or each.name in names)
+    series = tuple(
+        candidate for candidate in STEP_SERIES if names is None or candidate.name in names
+    )
     return Source(Step.__table__, StepBucket.__table__, {"run_id": run_id}, series, STEP_SERIES)
 
 
@@ -167,10 +169,10 @@ def count_skips(connection: Connection, run_id: int) -> int:
 
 def steps_per_second(connection: Connection, run_id: int) -> float | None:
     """Return the mean steps per second of a run, or None if it has no timed steps."""
-    found = _largest(connection, run_id)
-    step_us = found.mean[:, [series.name for series in STEP_SERIES].index("step_us")]
-    total_us = float((step_us * found.steps).sum())
-    return 1e6 * int(found.steps.sum()) / total_us if total_us > 0 else None
+    largest = _largest(connection, run_id)
+    step_us = largest.mean[:, [series.name for series in STEP_SERIES].index("step_us")]
+    total_us = float((step_us * largest.steps).sum())
+    return 1e6 * int(largest.steps.sum()) / total_us if total_us > 0 else None
 
 
 def _largest(connection: Connection, run_id: int) -> Summaries:
@@ -225,14 +227,14 @@ def read_buckets(
     sizes = {f"size_{n}": size for n, (size, _, _) in enumerate(ranges)}
     bounds = _bounds([(first, last) for _, first, last in ranges])
     rows = _fetch(connection, query, source.key | sizes | bounds)
-    found = {}
+    by_size = {}
     for size in {size for size, _, _ in ranges}:
         stones = [row for row in rows if row[0] == size]
         start: Ints = np.array([bucket for _, bucket, _ in stones], dtype=np.int64) * size
         packed = [summary for *_, summary in stones]
         summaries = unpack(start, packed, source.kept, size, source.series)
-        found[size] = in_order([summaries])
-    return found
+        by_size[size] = in_order([summaries])
+    return by_size
 
 
 # Queries are cached and receive their values as parameters: SQLAlchemy takes longer to build one

@@ -243,11 +243,11 @@ def sparklines(
         if run.own_steps
     ]
     query = select(Step.run_id, Step.loss).where(or_(false(), *conditions))
-    found: dict[int, list[Any]] = {run.id: [] for run in some_runs}
+    losses: dict[int, list[Any]] = {run.id: [] for run in some_runs}
     if conditions:
         for run_id, loss in session.execute(query.order_by(Step.run_id, Step.step)):
-            found[run_id].append(json_number(loss))
-    return found
+            losses[run_id].append(json_number(loss))
+    return losses
 
 
 def _spread(run: Run, points: int) -> list[int]:

@@ -176,7 +176,7 @@ def unpack(
     packed: list[bytes],
     series: tuple[Series, ...],
     size: int,
-    wanted: tuple[Series, ...] | None = None,
+    requested: tuple[Series, ...] | None = None,
 ) -> Summaries:
     """Unpack summaries from `pack`, all series or the given ones.
 
@@ -186,7 +186,7 @@ def unpack(
     joined, record = b"".join(packed), layout(series, size)
     if len(joined) < len(packed) * record.itemsize:
         joined = _with_last(packed, series, size)
-    rows, series = np.frombuffer(joined, record), series if wanted is None else wanted
+    rows, series = np.frombuffer(joined, record), series if requested is None else requested
 
     def column(part: str) -> NDArray[Any]:
         return np.column_stack([rows[f"{name}_{part}"] for name, _, _ in series])
@@ -216,9 +216,9 @@ def unpack(
 def _with_last(packed: list[bytes], series: tuple[Series, ...], size: int) -> bytes:
     """Join packed summaries, padding old ones that lack the last series."""
     record, before, name = layout(series, size), layout(series[:-1], size), series[-1].name
-    rows = np.frombuffer(b"".join(each.ljust(record.itemsize, b"\0") for each in packed), record)
+    rows = np.frombuffer(b"".join(row.ljust(record.itemsize, b"\0") for row in packed), record)
     rows = rows.copy()
-    lacking = np.array([len(each) == before.itemsize for each in packed])
+    lacking = np.array([len(row) == before.itemsize for row in packed])
     rows[f"{name}_nonfinite"][lacking] = rows["steps"][lacking]
     return rows.tobytes()
 

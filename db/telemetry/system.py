@@ -46,12 +46,12 @@ def of_run(session: Session, run_id: int, *, most: int = 500) -> list[DeviceSamp
         .group_by(column.device, stretch)
         .order_by(column.device, func.min(column.elapsed_ms))
     )
-    found: dict[int, DeviceSamples] = {}
+    devices: dict[int, DeviceSamples] = {}
     for device, elapsed_ms, utilization, memory_bytes, watts, celsius in session.execute(query):
-        samples = found.setdefault(device, DeviceSamples(device))
+        samples = devices.setdefault(device, DeviceSamples(device))
         samples.elapsed_ms.append(elapsed_ms)
         samples.utilization.append(utilization)
         samples.memory_bytes.append(memory_bytes)
         samples.power_watts.append(watts)
         samples.temperature_celsius.append(celsius)
-    return list(found.values())
+    return list(devices.values())

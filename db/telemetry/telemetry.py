@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from db.database import now
-from db.queue.queue import held
+from db.queue.queue import lock_active_attempt
 from db.tables import (
     IS_NOT_STEPPED,
     NONFINITE_LOSS,
@@ -82,7 +82,7 @@ def number_lines(
     session: Session, run_id: int, attempt: int, lines: Iterable[dict[str, Any]]
 ) -> None:
     """Number lines after the last stored line of the run's log. Raises StaleAttempt."""
-    held(session, run_id, attempt)
+    lock_active_attempt(session, run_id, attempt)
     newest = select(func.max(LogLine.number)).where(LogLine.run_id == run_id)
     last = session.scalar(newest) or 0
     for line in lines:
@@ -107,7 +107,7 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
 
     Raises StaleAttempt if the attempt no longer holds the run.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     connection = session.connection()
     if flush.steps:
         steps = _in_order(np.concatenate(flush.steps))
@@ -115,7 +115,7 @@ def record(session: Session, run_id: int, attempt: int, flush: Flush) -> None:
         _count(run, steps)
         _summarise(run, steps)
         run.skipped = pyramid.count_skips(connection, run_id)
-    if run.not_stepped or any((each["flags"] & NOT_STEPPED).any() for each in flush.steps):
+    if run.not_stepped or any((batch["flags"] & NOT_STEPPED).any() for batch in flush.steps):
         run.not_stepped = _count_not_stepped(connection, run_id)
     _record_events(connection, run, flush.events)
     _record_lines(connection, run_id, flush.log_lines)
@@ -152,7 +152,7 @@ def truncate(session: Session, run_id: int, attempt: int, *, after: int) -> None
 
     Raises StaleAttempt.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     _delete_after(session, run, after)
 
 
@@ -162,7 +162,7 @@ def take_back(session: Session, run_id: int, attempt: int, event: dict[str, Any]
     event: the spool's rolled_back event. If the spool is read again, the status is added only once.
     Raises StaleAttempt.
     """
-    run = held(session, run_id, attempt)
+    run = lock_active_attempt(session, run_id, attempt)
     after = event["step"]
     _delete_after(session, run, after, retained=OUTLAST)
     run.rollbacks, run.rollback_step = run.rollbacks + 1, after
@@ -185,8 +185,8 @@ def _delete_after(session: Session, run: Run, after: int, *, retained: Sequence[
     for table in (Step, ScalerEvent, Metric):
         session.execute(delete(table).where(table.run_id == run.id, table.step > after))
     latest_metrics.take_back(session.connection(), run.id, after=after)
-    found = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
-    session.execute(found.where(Diagnosis.kind.not_in(retained)))
+    diagnoses = delete(Diagnosis).where(Diagnosis.run_id == run.id, Diagnosis.step > after)
+    session.execute(diagnoses.where(Diagnosis.kind.not_in(retained)))
     pyramid.rebuild(session, run.id, since=after)
     metric_pyramids.truncate(session, run.id)
     run.step = after
@@ -304,8 +304,8 @@ def _record_events(connection: Connection, run: Run, events: Iterable[dict[str, 
             acknowledged.append(event["request"])
         else:
             content = {name: value for name, value in event.items() if name != "event"}
-            place = {"run_id": run.id, "kind": event["event"], "step": event["step"]}
-            diagnoses.append({**place, "content": content})
+            key = {"run_id": run.id, "kind": event["event"], "step": event["step"]}
+            diagnoses.append({**key, "content": content})
     if acknowledged:
         applied = update(ControlRequest).where(
             ControlRequest.run_id == run.id, ControlRequest.id.in_(acknowledged)

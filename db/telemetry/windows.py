@@ -106,8 +106,8 @@ def window(
     most: the most points per series.  names: only these series and the loss. Raises ValueError if
     most is less than 32.
     """
-    found = windows_of(session, [run_id], first=first, last=last, most=most, names=names)
-    return found.get(run_id)
+    by_run = windows_of(session, [run_id], first=first, last=last, most=most, names=names)
+    return by_run.get(run_id)
 
 
 def windows_of(
@@ -120,15 +120,15 @@ def windows_of(
     names: Collection[str] | None = None,
 ) -> dict[int, Window]:
     """Return the result of `window` for each run with steps; short runs take two queries."""
-    connection, asked = session.connection(), _asked(first, last)
+    connection, limits = session.connection(), _limits(first, last)
     series_names = None if names is None else {"loss", *names}
-    spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **asked})
+    spans = connection.execute(_spans_of_runs(), {"run_ids": list(run_ids), **limits})
     there = [
         (steps_of(row[0], series_names), (row[1], row[2])) for row in spans if row[1] is not None
     ]
     return {
         stretch.source.key["run_id"]: _window(connection, stretch, most)
-        for stretch in _read(connection, there, asked, most)
+        for stretch in _read(connection, there, limits, most)
     }
 
 
@@ -186,17 +186,17 @@ def metrics_of_runs(
 
     Short runs take one query per name and one more.
     """
-    connection, asked = session.connection(), _asked(first, last)
-    given = {"run_ids": list(run_ids), **asked}
+    connection, limits = session.connection(), _limits(first, last)
+    given = {"run_ids": list(run_ids), **limits}
     if names is not None:
         given["names"] = list(names)
     rows = connection.execute(_spans_of_metrics(names is not None), given)
     there = [(metric_of(row[1], row[0]), (row[2], row[3])) for row in rows if row[2] is not None]
-    found: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}
-    for stretch in _read(connection, there, asked, most):
+    by_run: dict[int, dict[str, Line]] = {run_id: {} for run_id in run_ids}
+    for stretch in _read(connection, there, limits, most):
         key = stretch.source.key
-        found[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
-    return {run_id: dict(sorted(lines.items())) for run_id, lines in found.items()}
+        by_run[key["run_id"]][key["name"]] = dict(stretch.lines())["value"]
+    return {run_id: dict(sorted(lines.items())) for run_id, lines in by_run.items()}
 
 
 @dataclass(frozen=True)
@@ -218,10 +218,10 @@ def measured(
 
     names: only these metrics.
     """
-    return measured_of(session, [run_id], names=names)[run_id]
+    return measured_by_run(session, [run_id], names=names)[run_id]
 
 
-def measured_of(
+def measured_by_run(
     session: Session, run_ids: Collection[int], *, names: Collection[str] | None = None
 ) -> dict[int, list[Measured]]:
     """Summarize each metric of each run by name, in as many queries as for one run."""
@@ -248,7 +248,7 @@ def extremes(
         return
     parts = unpack(np.zeros(len(packed), np.int64), packed, series, SIZES[-1])
     first = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
-    index = [each.name for each in series].index(name)
+    index = [candidate.name for candidate in series].index(name)
     low = np.fmin.reduceat(parts.low[:, index], first)
     high = np.fmax.reduceat(parts.high[:, index], first)
     count = np.add.reduceat(parts.steps, first)
@@ -257,7 +257,7 @@ def extremes(
         yield keys[at], lowest, highest, points
 
 
-def _asked(first: int | None, last: int | None) -> dict[str, int]:
+def _limits(first: int | None, last: int | None) -> dict[str, int]:
     return {"first": -END if first is None else first, "last": END if last is None else last}
 
 
@@ -273,11 +273,11 @@ def _spans_of_runs() -> Any:
 def _spans_of_metrics(are_named: bool) -> Any:
     """Select the lowest and highest existing step of each metric of each run, by name."""
     latest, points = LatestMetric.__table__.c, Metric.__table__.c
-    each = select(latest.run_id, latest.name)
-    each = each.where(latest.run_id.in_(bindparam("run_ids", expanding=True)))
+    query = select(latest.run_id, latest.name)
+    query = query.where(latest.run_id.in_(bindparam("run_ids", expanding=True)))
     if are_named:
-        each = each.where(latest.name.in_(bindparam("names", expanding=True)))
-    of = each.subquery().c
+        query = query.where(latest.name.in_(bindparam("names", expanding=True)))
+    of = query.subquery().c
     ends = _ends(points.step, points.run_id == of.run_id, points.name == of.name)
     return select(of.name, of.run_id, *ends).order_by(of.name)
 
@@ -290,7 +290,7 @@ def _ends(step: ColumnElement[int], *same: ColumnElement[bool]) -> list[ScalarSe
 def _read(
     connection: Connection,
     there: list[tuple[Source, StepRange]],
-    asked: dict[str, int],
+    limits: dict[str, int],
     most: int,
 ) -> Iterator["_Raw | _Stretch"]:
     """Yield the data to draw for each source, reading several short ones in one query.
@@ -299,14 +299,14 @@ def _read(
     """
     if most < 32:
         raise ValueError(f"most is {most}; a window needs at least 32 points")
-    for _name, alike in groupby(there, lambda each: each[0].key.get("name")):
+    for _name, alike in groupby(there, lambda row: row[0].key.get("name")):
         spans = {source.key["run_id"]: (source, span) for source, span in alike}
         short = [run_id for run_id, (_, (low, high)) in spans.items() if high - low < 2 * most]
         size = max(1, ROWS // (2 * most))
         for at in range(0, len(short), size):
             sources = [spans[run_id][0] for run_id in short[at : at + size]]
-            found = read_points_of_runs(connection, sources, (asked["first"], asked["last"]))
-            for source, points in found:
+            raw = read_points_of_runs(connection, sources, (limits["first"], limits["last"]))
+            for source, points in raw:
                 _, span = spans.pop(source.key["run_id"])
                 yield _drawn(source, span, points, most)
         for source, span in spans.values():

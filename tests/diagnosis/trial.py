@@ -197,7 +197,7 @@ def _record_attempt(session: Any, place: WatchedAttempt, folder: Path, number: i
         while items := reader.poll():
             faults = [item for item in items if isinstance(item, Unrecordable)]
             assert not faults, faults
-            run, _ = ingest.held(session, *_sender(session, place))
+            run, _ = ingest.lock_attempt(session, *_sender(session, place))
             position = reader.position()
             assert position is not None
             ingest.record(session, run, place, items, end=(position.sequence, position.offset))

@@ -67,7 +67,7 @@ def test_word_that_was_lost_costs_no_more_than_a_beat(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The beat tells that there is a run; where there is no word, a worker looks as ever."""
-    monkeypatch.setattr("db.alerts.notifications.tell", lambda *_: None)
+    monkeypatch.setattr("db.alerts.notifications.notify", lambda *_: None)
     monkeypatch.setattr("worker.worker.QUIET_BEAT_SECONDS", 0.02)
     with waiting(site) as worker:
         until(lambda: worker.listener.is_listening or site.url.startswith("sqlite"))

@@ -344,4 +344,4 @@ class Recorder:
     def _check_fence(self) -> None:
         """Check that no later attempt may have stored the same key. Raises StaleAttempt."""
         with self._database.writing() as session:
-            queue.held(session, self._run_id, self._attempt)
+            queue.lock_active_attempt(session, self._run_id, self._attempt)

@@ -21,7 +21,7 @@ from typing import Any
 from db.database import Database, open_database
 from db.errors import StaleAttempt
 from db.files.storage import open_store
-from db.queue import gangs, queue, workers
+from db.queue import node_groups, queue, workers
 from db.runs import environments, runs
 from db.settings import Settings
 from db.tables import COMMAND, Status, Worker
@@ -31,7 +31,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles, write_file
 from worker.attempts import environment
 from worker.attempts.attempt import Attempt, CannotStart, Ending, disk_full
 from worker.attempts.child import Child
-from worker.attempts.gang import Gang, NodeLog, as_told, close, judged
+from worker.attempts.node_group import NodeGroup, NodeLog, close, combined_outcome, reported_outcome
 from worker.attempts.recorder import CannotRecord, Recorder, may_pass
 from worker.attempts.renew_lease import wait_for
 from worker.attempts.samples import SystemMonitor
@@ -77,7 +77,7 @@ class Supervisor:
         )
         with database.reading() as session:
             is_alone = runs.get(session, run_id).nodes == 1
-        self.gang = None if is_alone else Gang(settings, self.files, run_id, node)
+        self.node_group = None if is_alone else NodeGroup(settings, self.files, run_id, node)
         self.user: RunUser | None = None
         self.group: RunGroup | None = None
         self.trouble: str | None = None  # failure of another node that made this one end
@@ -162,7 +162,7 @@ class Supervisor:
         """Prepare everything the training needs. Raises CannotStart, StaleAttempt."""
         self._acquire_isolation()
         with self.database.writing() as session:
-            run = queue.held(session, self.run_id, self.attempt)
+            run = queue.lock_active_attempt(session, self.run_id, self.attempt)
             started_at = clock() - queue.seconds_since_start(session, run)
             node = queue.node(session, self.run_id, self.attempt, self.node)
             worker = workers.get(session, node.worker_id)
@@ -217,7 +217,7 @@ class Supervisor:
             return
         content, texts = described
         with self.database.writing() as session:
-            queue.held(session, self.run_id, self.attempt)
+            queue.lock_active_attempt(session, self.run_id, self.attempt)
             environments.record(session, self.run_id, self.attempt, content, texts)
 
     def _follow(self, child: Child) -> Ending:
@@ -268,8 +268,8 @@ class Supervisor:
         self.wanted = requested.desired_state
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
         write_file(self.files.lease, self.lease)
-        if self.gang:
-            self.trouble = self.trouble or self.gang.look(self.database)
+        if self.node_group:
+            self.trouble = self.trouble or self.node_group.poll(self.database)
         return requested
 
     def _check_wanted(self) -> None:
@@ -329,7 +329,7 @@ class Supervisor:
 
         Raises StaleAttempt.
         """
-        if self.gang:
+        if self.node_group:
             ending = self._settled(ending)
         if self.node:
             return
@@ -361,16 +361,18 @@ class Supervisor:
 
         Raises StaleAttempt.
         """
-        own = as_told(ending)
+        own = reported_outcome(ending)
         while True:
             try:
                 if self.node:
                     with self.database.writing() as session:
-                        gangs.tell_ending(session, self.run_id, self.attempt, self.node, own)
+                        node_groups.record_outcome(
+                            session, self.run_id, self.attempt, self.node, own
+                        )
                     return ending
                 blamed = close(self.database, self.settings, self.run_id, self.attempt, own)
                 if blamed is not None:
-                    return judged(ending, blamed, self.trouble)
+                    return combined_outcome(ending, blamed, self.trouble)
             except Exception as error:
                 if not may_pass(error):
                     raise

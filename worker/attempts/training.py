@@ -11,12 +11,12 @@ from sqlalchemy.orm import Session
 
 from db.files import checkpoints
 from db.files.storage import get_file
-from db.queue import gangs, queue
+from db.queue import node_groups, queue
 from db.tables import CheckpointFile, Status
 from halfstep import data_paths
 from halfstep.telemetry.attempt_files import write_file
 from worker import gpus
-from worker.attempts import gang
+from worker.attempts import node_group
 from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
 from worker.attempts.child import Child
 from worker.attempts.environment import Started
@@ -82,8 +82,8 @@ class Training:
         if self._attempt.run.nodes == 1:
             return {}
         settings = self._attempt.settings
-        timeout = settings.rank_timeout_seconds or gang.TIMEOUT_SHARE * settings.lease_seconds
-        return {"host": gang.interface(settings)[1], "timeout_seconds": timeout}
+        timeout = settings.rank_timeout_seconds or node_group.TIMEOUT_SHARE * settings.lease_seconds
+        return {"host": node_group.interface(settings)[1], "timeout_seconds": timeout}
 
     def started(self) -> Started:
         """Return the command to record, with the user's recipe as its file."""
@@ -102,7 +102,7 @@ class Training:
             env["HALFSTEP_DATA"] = str(attempt.files.temporary)
         argv, isolation = attempt.isolated(self._argv(), str(attempt.recipe_file or ""))
         if attempt.run.nodes > 1:
-            env |= gang.environment(attempt.settings)
+            env |= node_group.environment(attempt.settings)
         environment = run_environment.of_recipes(attempt.settings) | env | isolation
         return Child(argv, environment, log=attempt.log)
 
@@ -146,7 +146,7 @@ class Training:
             return disk_full(self._attempt.files.folder, error)
         if status == Status.FAILED:
             failure_kind = outcome.get("failure_kind") or "code"
-            if failure_kind == gangs.RANK and self._attempt.run.nodes == 1:
+            if failure_kind == node_groups.RANK and self._attempt.run.nodes == 1:
                 failure_kind = "code"  # the other rank's error would be known here
             return Ending(status, error.splitlines()[-1], error, failure_kind)
         if status == Status.QUEUED:

@@ -25,7 +25,7 @@ from db.settings import Settings
 from halfstep.cli.application import App
 from halfstep.cli.options import AsJson
 from halfstep.cli.output import say
-from worker.attempts.gang import interface
+from worker.attempts.node_group import interface
 from worker.clusters.cluster_check import Finding
 from worker.clusters.placement import open_placement
 

@@ -22,7 +22,7 @@ from halfstep.process import close_to_others
 from worker.attempts.recorder import may_pass
 from worker.capabilities import Capabilities
 from worker.clusters.placement import Pilots, PlacementRejected, open_placement
-from worker.expired_leases import LostRuns
+from worker.expired_leases import ExpiredLeases
 
 LOOK_SECONDS = 2.0
 
@@ -35,7 +35,7 @@ class Placer:
         self.database = database
         self.engine = open_placement(settings)
         self.capabilities = Capabilities(settings)
-        self.lost = LostRuns(database, settings.lease_seconds, _say)
+        self.lost = ExpiredLeases(database, settings.lease_seconds, _say)
         self.stopping = threading.Event()
 
     def run(self) -> None:
@@ -68,8 +68,8 @@ class Placer:
         Also requeues lost runs: a pilot lost with its machine may have been the only worker.
         """
         with self.database.touching() as session:
-            pulse = workers.beat(session, self.id)
-        self.lost.look(is_lost=pulse.is_lost)
+            pulse = workers.heartbeat(session, self.id)
+        self.lost.check(is_lost=pulse.is_lost)
         self._update_recipes()
         with self.database.reading() as session:
             unended = placements.unended(session)

@@ -26,7 +26,7 @@ from app.alerts.alert_senders import deliver
 from app.http import url_policy
 from db.access import accounts, secrets
 from db.alerts import alert_evaluation, channels, deliveries, rules
-from db.alerts.channels import Reach
+from db.alerts.channels import ChannelAddress
 from db.alerts.deliveries import PAUSES, Outcome
 from db.database import Database
 from db.errors import Conflict, Invalid, NotFound
@@ -50,7 +50,7 @@ def inside(tmp_path: Path) -> Settings:
 
 
 def sent(settings: Settings, kind: str, address: str, secret: str = "") -> Outcome:
-    return asyncio.run(deliver(settings, Reach(kind, address, secret), 7, BODY))
+    return asyncio.run(deliver(settings, ChannelAddress(kind, address, secret), 7, BODY))
 
 
 def test_a_webhook_is_signed(inside: Settings, hook: Receiver) -> None:
@@ -228,8 +228,8 @@ def test_mail(inside: Settings) -> None:
         url = SecretStr(f"smtp://127.0.0.1:{server.port}")
         settings = inside.model_copy(update={"smtp_url": url, "smtp_from": "hs@here.example"})
         body = json.dumps({"text": "Run é,\nfailed", "run": {"url": "http://here/runs/1"}})
-        reach = Reach("email", "ada@x.example")
-        assert asyncio.run(deliver(settings, reach, 1, body)).is_delivered
+        target = ChannelAddress("email", "ada@x.example")
+        assert asyncio.run(deliver(settings, target, 1, body)).is_delivered
         [(to, text)] = server.got
         message = email.message_from_string(text, policy=policy.default)
         assert to == ["ada@x.example"]
@@ -237,7 +237,7 @@ def test_mail(inside: Settings) -> None:
         assert message["from"] == "hs@here.example"
         assert "http://here/runs/1" in message.get_content()
         server.answer = (550, {}, b"")
-        assert "550" in asyncio.run(deliver(settings, reach, 1, body)).answer
+        assert "550" in asyncio.run(deliver(settings, target, 1, body)).answer
 
 
 def test_no_password_leaves_without_tls(inside: Settings, caplog: pytest.LogCaptureFixture) -> None:
@@ -281,14 +281,14 @@ def test_channels_are_checked_and_keep_their_secrets(
         assert row.name == row.target == "hooks.example"
         assert "hush" not in row.ciphertext + row.target
         assert secret not in row.ciphertext
-        assert channels.reach(key, row) == Reach("webhook", url, secret)
+        assert channels.decrypt_address(key, row) == ChannelAddress("webhook", url, secret)
         bob = accounts.make_user(session, "bob")
         for act in (channels.delete, channels.mine):
             with pytest.raises(NotFound):
                 act(session, bob, row.id)
         (tmp_path / "key").write_bytes(secrets.Fernet.generate_key())
         with pytest.raises(secrets.Unreadable):
-            channels.reach(key, row)
+            channels.decrypt_address(key, row)
 
 
 def test_an_alert_goes_all_the_way_once(

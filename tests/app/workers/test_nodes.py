@@ -34,7 +34,7 @@ def test_a_run_says_how_many_nodes_it_has_and_where_they_are(
     text = "It needs 3 nodes of 1 device each, and only 2 workers have as many, of one version"
     assert text in browser.get(answer.headers["location"]).text
     with database.writing() as session:
-        (worker, _), *_others = workers.everyone(session)
+        (worker, _), *_others = workers.all_workers(session)
         claimed = claims.claim(
             session,
             worker.id,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url, text
 
-from db.alerts.notifications import SIGNED_IN, Listener, tell
+from db.alerts.notifications import SIGNED_IN, Listener, notify
 from db.database import Database
 from db.queue import queue, workers
 from db.tables import Status, User, Worker
@@ -60,7 +60,7 @@ def test_those_are_told_who_have_something_to_do(
             workers.drain(session, worker.id)
         assert heard() == {worker.id}
         with database.writing() as session:
-            tell(session, *range(10**6, 10**6 + 2000))  # more than a word holds
+            notify(session, *range(10**6, 10**6 + 2000))  # more than a word holds
             submit(session, ada)
         assert heard() == {SIGNED_IN}
 

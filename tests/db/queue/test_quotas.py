@@ -24,7 +24,7 @@ from tests.site import until
 def make(session: Session, *names: str, **limits: Any) -> None:
     """Make projects of these limits."""
     for name in names:
-        quotas.set_limits(projects.found_or_made(session, name), limits)
+        quotas.set_limits(projects.get_or_create(session, name), limits)
 
 
 def why(session: Session, run: Run, **limits: int) -> str:

@@ -36,14 +36,14 @@ def test_silent_or_stopped_workers_are_not_alive(database: Database, worker: Wor
 
     def is_alive() -> bool:
         with database.reading() as session:
-            return workers.everyone(session)[0][1]
+            return workers.all_workers(session)[0][1]
 
     assert is_alive()
     with database.writing() as session:
         session.execute(update(Worker).values(seen_at=now() - 60))
     assert not is_alive()
     with database.writing() as session:
-        workers.beat(session, worker.id)
+        workers.heartbeat(session, worker.id)
     assert is_alive()
     with database.writing() as session:
         workers.stop(session, worker.id)
@@ -114,12 +114,12 @@ def test_one_statement_says_that_a_worker_is_alive_and_what_there_is_to_do(
 ) -> None:
     """Its nodes, runs in the queue, leases that ran out, and that it is to stop."""
     with database.touching() as session:
-        pulse = workers.beat(session, worker.id)
+        pulse = workers.heartbeat(session, worker.id)
     assert pulse == workers.PendingWork(is_stopped=False, nodes=1, is_queued=False, is_lost=False)
     with database.writing() as session:
         queue.renew(session, running.id, 1, -1.0)
         submit(session, ada)
         workers.drain(session, worker.id, stop=True)
     with database.touching() as session:
-        pulse = workers.beat(session, worker.id)
+        pulse = workers.heartbeat(session, worker.id)
     assert pulse == workers.PendingWork(is_stopped=True, nodes=1, is_queued=True, is_lost=True)

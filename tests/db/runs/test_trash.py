@@ -108,7 +108,7 @@ def test_what_another_starts_from_is_kept(database: Database, ended: int, ada: U
         weights = {"run": ended, "step": 10}
         by_weights = submit(session, ada, config=config() | {"weights": weights})
     for fork in (by_fork, by_weights):
-        with pytest.raises(Conflict, match=f"run {fork.id}, which is queued, starts from its"):
+        with pytest.raises(Conflict, match=rf"run {fork.id} \(queued\) starts from its"):
             move_to_trash(database, ada, ended)
         with database.writing() as session:
             run_control.cancel(session, fork.id, ada)
@@ -137,7 +137,7 @@ def test_a_watched_run_in_the_bin_takes_nothing(database: Database, ada: User) -
     with pytest.raises(Ended, match="in the trash"), database.writing() as session:
         ingest.begin(session, ada, "a" * 32, 2, **WATCHED)
     with pytest.raises(Ended, match="in the trash"), database.writing() as session:
-        ingest.held(session, ada, run_id, 1)
+        ingest.lock_attempt(session, ada, run_id, 1)
 
 
 def test_a_run_is_erased_with_all_its_rows(

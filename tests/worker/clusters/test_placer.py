@@ -14,7 +14,7 @@ from db.tables import Placement, Status, User
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from worker.clusters.placement import open_placement
 from worker.clusters.placer import Placer
-from worker.expired_leases import LostRuns
+from worker.expired_leases import ExpiredLeases
 
 REFUSAL = "sbatch: error: Batch job submission failed:\nInvalid account"
 
@@ -63,7 +63,7 @@ def test_a_run_whose_machine_is_gone_is_queued_again_though_no_worker_is_up(
     with database.writing() as session:
         run_id = submit(session, ada).id
         assert claim(session, pilot, lease_seconds=0.0) is not None
-    placer.lost = LostRuns(database, 0.0, print)
+    placer.lost = ExpiredLeases(database, 0.0, print)
     placer.turn()
     placer.turn()
     with database.reading() as session:

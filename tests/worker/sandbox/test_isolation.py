@@ -127,7 +127,7 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
     with _working(site, python, **asked) as worker_pid:
         until(lambda: site.offers("digits"))
         with site.database.reading() as session:
-            [(row, _)] = workers.everyone(session)
+            [(row, _)] = workers.all_workers(session)
         assert row.sandbox == {"users": "", "processes": ""}
         first = _wait(site, f"python {site.data.parent / 'bomb.py'}")
         other = site.data / "runs" / str(first)
@@ -245,7 +245,7 @@ def test_a_run_that_takes_too_much_memory_ends_alone(site: Site, tmp_path: Path)
     with site.worker(HALFSTEP_ALLOW_COMMANDS="yes", HALFSTEP_RUN_MEMORY_GIB="0.2"):
         until(lambda: site.offers("digits"))
         with site.database.reading() as session:
-            [(row, _)] = workers.everyone(session)
+            [(row, _)] = workers.all_workers(session)
         if row.sandbox["memory"]:
             pytest.skip(f"no limit of memory: {row.sandbox['memory']}")
         run = site.run(_wait(site, f"python {hog}"))

@@ -128,7 +128,7 @@ def working_sandbox(site: Site) -> tuple[bool, dict[str, str]]:
     """What the worker says of its sandbox, once it is up."""
     until(lambda: site.offers("digits"))
     with site.database.reading() as session:
-        [(row, _)] = workers.everyone(session)
+        [(row, _)] = workers.all_workers(session)
     return row.is_sandboxed, row.sandbox
 
 

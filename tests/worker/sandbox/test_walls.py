@@ -110,7 +110,7 @@ def test_runs_reach_nothing_that_the_service_knows(site: Site, tmp_path: Path) -
         reader.error or ""
     )
     with site.database.reading() as session:
-        [(row, _)] = workers.everyone(session)
+        [(row, _)] = workers.all_workers(session)
     assert row.is_sandboxed
     for run_id in (command, run):
         told = spied(site, run_id)

@@ -13,7 +13,7 @@ import torch
 from sqlalchemy import select
 
 from db.files import checkpoints
-from db.queue import claims, gangs, queue, run_control, workers
+from db.queue import claims, node_groups, queue, run_control, workers
 from db.runs import runs
 from db.tables import RunNode, Status
 from tests import warm
@@ -21,7 +21,7 @@ from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.site import DEAD, SECONDS, Site, is_running, until
 from tests.trainer.conftest import assert_same_bits
 from worker.attempts.attempt import LOST_LEASE, Ending
-from worker.attempts.gang import as_told, judged
+from worker.attempts.node_group import combined_outcome, reported_outcome
 from worker.engine import Handle
 
 LEASE_SECONDS = 12.0
@@ -52,7 +52,7 @@ class Machines:
         """Claim both nodes and start their supervisors."""
         with self.site.database.writing() as session:
             for worker in self.workers:  # which nobody takes for dead, on however busy a machine
-                workers.beat(session, worker.id)
+                workers.heartbeat(session, worker.id)
             run = claims.claim(
                 session,
                 self.workers[0].id,
@@ -209,22 +209,27 @@ def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
 
 def test_who_is_to_blame_for_an_end() -> None:
     """A node's own fault counts before a loss, a loss before the complaints of those who saw it."""
-    gone = Ending(Status.FAILED, "Connection closed by peer", "Traceback", gangs.RANK)
-    code = gangs.NodeOutcome("node 1 (m1): ValueError: no", "Traceback: no", "code")
-    lost = gangs.NodeOutcome("node 1 (m1) was lost", None, "infrastructure")
-    nobody = gangs.NodeOutcome()
-    assert judged(gone, code, None) == Ending(Status.FAILED, code.reason, code.error, "code")
-    assert judged(gone, lost, None) == Ending(None, lost.reason)
-    assert judged(gone, nobody, None) == Ending(None, gone.reason)
+    gone = Ending(Status.FAILED, "Connection closed by peer", "Traceback", node_groups.RANK)
+    code = node_groups.NodeOutcome("node 1 (m1): ValueError: no", "Traceback: no", "code")
+    lost = node_groups.NodeOutcome("node 1 (m1) was lost", None, "infrastructure")
+    nobody = node_groups.NodeOutcome()
+    assert combined_outcome(gone, code, None) == Ending(
+        Status.FAILED, code.reason, code.error, "code"
+    )
+    assert combined_outcome(gone, lost, None) == Ending(None, lost.reason)
+    assert combined_outcome(gone, nobody, None) == Ending(None, gone.reason)
     own = Ending(Status.FAILED, "ValueError: mine", "Traceback: mine", "code")
-    assert judged(own, code, None) is own
-    assert judged(Ending(None, "was killed by SIGKILL"), lost, "node 2 (m2)") == Ending(
+    assert combined_outcome(own, code, None) is own
+    assert combined_outcome(Ending(None, "was killed by SIGKILL"), lost, "node 2 (m2)") == Ending(
         None, "node 2 (m2)"
     )
     paused = Ending(Status.PAUSED)
-    assert judged(paused, lost, None) is paused
-    assert (as_told(paused).failure_kind, as_told(own).failure_kind) == (None, "code")
-    assert as_told(Ending(Status.QUEUED, LOST_LEASE)).failure_kind == "infrastructure"
+    assert combined_outcome(paused, lost, None) is paused
+    assert (reported_outcome(paused).failure_kind, reported_outcome(own).failure_kind) == (
+        None,
+        "code",
+    )
+    assert reported_outcome(Ending(Status.QUEUED, LOST_LEASE)).failure_kind == "infrastructure"
 
 
 @pytest.mark.only_on("postgresql")
@@ -307,9 +312,11 @@ def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Sit
     worker._reap()
     assert list(worker.running) == [attempt]
     with site.database.writing() as session:
-        assert "supervisor died" in (gangs.trouble(session, run_id, 1, 1, 60.0) or "")
+        assert "supervisor died" in (node_groups.stop_reason(session, run_id, 1, 1, 60.0) or "")
         assert queue.nodes_of_worker(session, other.id) != []
-        gangs.tell_ending(session, run_id, 1, 1, gangs.NodeOutcome("another node is lost"))
+        node_groups.record_outcome(
+            session, run_id, 1, 1, node_groups.NodeOutcome("another node is lost")
+        )
     worker._reap()
     assert worker.running == {}
     assert site.run(run_id).status == Status.QUEUED

@@ -17,7 +17,7 @@ from db.database import Database
 from db.errors import Invalid
 from db.files import artifacts
 from db.files.storage import open_store, put_file
-from db.queue import gangs, queue
+from db.queue import node_groups, queue
 from db.settings import Settings
 from db.tables import Status
 from db.telemetry import telemetry
@@ -29,59 +29,61 @@ from worker.attempts.renew_lease import wait_for
 
 #: Time that other nodes have to renew their leases after a database outage, as this one had.
 GRACE_SECONDS = 5.0
-#: Time between two looks; a longer gap means an outage.
-LOOK_SECONDS = 2.0
+#: Time between two polls; a longer gap means an outage.
+POLL_SECONDS = 2.0
 #: Share of a lease after which ranks that wait for each other raise.
 TIMEOUT_SHARE = 0.4
 #: Variables naming the interface by which ranks reach other machines: host and device backend.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-class Gang:
+class NodeGroup:
     """Other nodes of an attempt, as seen from one of them."""
 
     def __init__(self, settings: Settings, files: AttemptFiles, run_id: int, node: int) -> None:
         self._files, self._run_id, self._node = files, run_id, node
         self._lease_seconds = settings.lease_seconds
-        self._has_met = False
-        self._looked_at, self._believed_until = 0.0, 0.0
+        self._has_rendezvous = False
+        self._polled_at, self._believed_until = 0.0, 0.0
 
-    def look(self, database: Database) -> str | None:
+    def poll(self, database: Database) -> str | None:
         """Exchange the rendezvous address; return why this node must stop, or None.
 
         Call it after each renewal of this node's lease. Raises StaleAttempt.
         """
         moment = clock()
-        if moment - self._looked_at > LOOK_SECONDS:
+        if moment - self._polled_at > POLL_SECONDS:
             self._believed_until = moment + GRACE_SECONDS
-        self._looked_at = moment
+        self._polled_at = moment
         lease = self._lease_seconds if moment > self._believed_until else math.inf
         attempt = self._files.attempt
-        if not self._has_met:
+        if not self._has_rendezvous:
             self._exchange_rendezvous(database)
         with database.reading() as session:
-            return gangs.trouble(session, self._run_id, attempt, self._node, lease)
+            return node_groups.stop_reason(session, self._run_id, attempt, self._node, lease)
 
     def _exchange_rendezvous(self, database: Database) -> None:
         """Publish the rendezvous address as node 0; pass it to the ranks as another."""
         run_id, attempt, path = self._run_id, self._files.attempt, self._files.meeting
         if self._node == 0 and path.exists():
-            place = json.loads(path.read_text())
+            address = json.loads(path.read_text())
             with database.writing() as session:
-                gangs.meet(session, run_id, attempt, place["host"], place["port"])
-            self._has_met = True
+                node_groups.set_rendezvous(
+                    session, run_id, attempt, address["host"], address["port"]
+                )
+            self._has_rendezvous = True
         elif self._node:
             with database.reading() as session:
-                known = gangs.meeting(session, run_id, attempt)
+                known = node_groups.rendezvous(session, run_id, attempt)
             if known:
                 write_file(path, {"host": known[0], "port": known[1]})
-                self._has_met = True
+                self._has_rendezvous = True
 
 
 class NodeLog:
     """Recorder of the lines that the ranks of any node but the first print.
 
-    All lines are also kept in files of the run, like those of the first node.
+    All lines are also stored in files of the run, like those of the first node.
     """
 
     def __init__(
@@ -148,16 +150,18 @@ class NodeLog:
         ]
 
 
-def as_told(ending: Ending) -> gangs.NodeOutcome:
-    """Return the outcome reported to other nodes; without a fault it ends none."""
+def reported_outcome(ending: Ending) -> node_groups.NodeOutcome:
+    """Return the outcome that is reported to other nodes; without a failure they continue."""
     is_fine = ending.status not in (None, Status.FAILED) and not (
         ending.status == Status.QUEUED and ending.reason == LOST_LEASE
     )
     failure_kind = None if is_fine else ending.failure_kind or "infrastructure"
-    return gangs.NodeOutcome(ending.reason, ending.error, failure_kind)
+    return node_groups.NodeOutcome(ending.reason, ending.error, failure_kind)
 
 
-def judged(ending: Ending, blamed: gangs.NodeOutcome, trouble: str | None) -> Ending:
+def combined_outcome(
+    ending: Ending, blamed: node_groups.NodeOutcome, trouble: str | None
+) -> Ending:
     """Return how an attempt ended, from the first node's and the blamed node's outcome.
 
     trouble: the reason for which this node ended its training, if it did.
@@ -166,7 +170,7 @@ def judged(ending: Ending, blamed: gangs.NodeOutcome, trouble: str | None) -> En
         return replace(ending, reason=blamed.reason)
     if ending.status not in (None, Status.FAILED):  # as users requested, or normally
         return ending
-    is_own = ending.status == Status.FAILED and ending.failure_kind != gangs.RANK
+    is_own = ending.status == Status.FAILED and ending.failure_kind != node_groups.RANK
     if is_own and trouble is None:
         return ending
     if blamed.failure_kind and blamed.failure_kind != "infrastructure":
@@ -179,23 +183,23 @@ def close(
     settings: Settings,
     run_id: int,
     attempt: int,
-    ending: gangs.NodeOutcome,
-) -> gangs.NodeOutcome | None:
+    ending: node_groups.NodeOutcome,
+) -> node_groups.NodeOutcome | None:
     """Report the outcome of node 0 and check whether the other nodes have ended.
 
     Returns the outcome of the other node that is to blame, an empty one if there is none, and None
     while some may still be training. Raises StaleAttempt.
     """
     with database.writing() as session:
-        gangs.tell_ending(session, run_id, attempt, 0, ending)
+        node_groups.record_outcome(session, run_id, attempt, 0, ending)
         queue.renew(session, run_id, attempt, settings.lease_seconds)
-        if not gangs.are_over(session, run_id, attempt):
+        if not node_groups.others_have_ended(session, run_id, attempt):
             return None
-        return gangs.blamed(session, run_id, attempt) or gangs.NodeOutcome()
+        return node_groups.cause(session, run_id, attempt) or node_groups.NodeOutcome()
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return variables for the ranks' network interface; the operator's take precedence."""
+    """Return variables for the ranks' network interface; those already set take precedence."""
     name, _address = interface(settings)
     return {variable: os.environ.get(variable, name) for variable in INTERFACES}
 
@@ -206,20 +210,20 @@ def interface(settings: Settings) -> tuple[str, str]:
     Raises Invalid if HALFSTEP_NETWORK_INTERFACE names one without an IPv4 address.
     """
     addresses = [
-        (name, each.address)
+        (name, entry.address)
         for name, entries in psutil.net_if_addrs().items()
-        for each in entries
-        if each.family == socket.AF_INET
+        for entry in entries
+        if entry.family == socket.AF_INET
     ]
     if settings.network_interface:
-        named = [each for each in addresses if each[0] == settings.network_interface]
+        named = [row for row in addresses if row[0] == settings.network_interface]
         if not named:
             names = ", ".join(sorted({name for name, _ in addresses}))
             message = f"{settings.network_interface!r} has no IPv4 address here; there are {names}"
             raise Invalid({"HALFSTEP_NETWORK_INTERFACE": message})
         return named[0]
     own = _own_address(make_url(settings.database_url).host or "localhost")
-    return next((each for each in addresses if each[1] == own), ("lo", "127.0.0.1"))
+    return next((row for row in addresses if row[1] == own), ("lo", "127.0.0.1"))
 
 
 def _own_address(host: str) -> str:

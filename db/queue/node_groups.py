@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
 from db.database import now
-from db.queue.queue import held, node
+from db.queue.queue import lock_active_attempt, node
 from db.tables import RunNode, Worker
 
 #: A node whose lease has not been renewed for this share of it is lost to the others.
@@ -30,20 +30,20 @@ class NodeOutcome:
     failure_kind: str | None = None  # None: it ended without a failure
 
 
-def meet(session: Session, run_id: int, attempt: int, host: str, port: int) -> None:
+def set_rendezvous(session: Session, run_id: int, attempt: int, host: str, port: int) -> None:
     """Store the address of the rendezvous. Raises StaleAttempt."""
-    held(session, run_id, attempt)
+    lock_active_attempt(session, run_id, attempt)
     first = node(session, run_id, attempt)
     first.host, first.port = host, port
 
 
-def meeting(session: Session, run_id: int, attempt: int) -> tuple[str, int] | None:
+def rendezvous(session: Session, run_id: int, attempt: int) -> tuple[str, int] | None:
     """Return host and port of the rendezvous, if known."""
     first = node(session, run_id, attempt)
     return (first.host, first.port) if first.host and first.port else None
 
 
-def trouble(
+def stop_reason(
     session: Session, run_id: int, attempt: int, number: int, lease_seconds: float
 ) -> str | None:
     """Return why this node must stop: another one is lost, or ended with an error.
@@ -61,11 +61,11 @@ def trouble(
     return None
 
 
-def tell_ending(
+def record_outcome(
     session: Session, run_id: int, attempt: int, number: int, ending: NodeOutcome
 ) -> None:
     """Record how a node ended; the other nodes then stop too. Raises StaleAttempt."""
-    held(session, run_id, attempt)
+    lock_active_attempt(session, run_id, attempt)
     row = node(session, run_id, attempt, number)
     if row.ending is None:  # the first outcome is the cause
         row.ending = {
@@ -77,14 +77,14 @@ def tell_ending(
         row.ended_at = row.ended_at or now()
 
 
-def are_over(session: Session, run_id: int, attempt: int) -> bool:
+def others_have_ended(session: Session, run_id: int, attempt: int) -> bool:
     """Return whether all nodes but the first have ended or lost their lease."""
     alive = (RunNode.node > 0) & RunNode.ended_at.is_(None) & (RunNode.lease_expires_at >= now())
     query = select(RunNode.node).where(_of(run_id, attempt), alive).limit(1)
     return session.scalar(query) is None
 
 
-def blamed(session: Session, run_id: int, attempt: int) -> NodeOutcome | None:
+def cause(session: Session, run_id: int, attempt: int) -> NodeOutcome | None:
     """Return the outcome of another node that caused the first node's failure, if any.
 
     A node that failed by itself takes precedence over one that was killed or lost, and that over
