@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from db.alerts import notifications
 from db.database import now
 from db.errors import Conflict, InTrash, Invalid, NotFound
 from db.runs import config_values
-from db.runs.run_filters import MOST_KEPT, NUMBERS, Compared, Filter, Has, Order, Term
+from db.runs.run_filters import MOST_KEPT, NUMBERS, ORDERS, Compared, Filter, Has, Order, Term
 from db.tables import (
     ACTIVE,
     COMMAND,
@@ -251,22 +252,41 @@ def newest_and_count(
     conditions: Filter = (),
     sort: str = "-id",
     before: int | None = None,
+    after: int | None = None,
     limit: int = 50,
 ) -> tuple[list[tuple[Run, str]], int]:
     """List runs like `newest`, and count the runs on all pages.
 
+    after: a run id for paging backwards: list the runs right ahead of it in the order.
+
     For a first page, one filter pass serves both. Without a filter all runs are counted by an
     index, and the newest are read without reading the others.
     """
-    rows = _page(session, conditions, sort, before, limit, counts=True)
+    rows = _page(session, conditions, sort, before, limit, after=after, counts=True)
     if not rows:
-        return [], 0 if before is None else count(session, conditions)
+        return [], 0 if before is None and after is None else count(session, conditions)
     return [(run, owner) for run, owner, _total in rows], rows[0].total
+
+
+def count_ahead(session: Session, run_id: int, *, conditions: Filter, sort: str) -> int:
+    """Count the runs that stand ahead of a run in a list."""
+    order = Order.of(session, sort)
+    first = _keys_of(session, run_id, order)
+    if first is None:
+        return 0
+    query = _matching(select(func.count()), conditions, order)
+    return session.scalar(query.where(_is_beyond(order, first, falls=not order.falls))) or 0
 
 
 def count(session: Session, conditions: Filter = ()) -> int:
     """Count the runs that `newest` would list on all pages."""
     return session.scalar(_matching(select(func.count()), conditions)) or 0
+
+
+def counts(session: Session, filters: Sequence[Filter]) -> list[int]:
+    """Count the runs of several filters by one query."""
+    each = [_matching(select(func.count()), terms).scalar_subquery() for terms in filters]
+    return list(session.execute(select(*each)).one())
 
 
 def stored_bytes(session: Session) -> int:
@@ -281,17 +301,28 @@ def _page(
     before: int | None,
     limit: int,
     *,
+    after: int | None = None,
     counts: bool = False,
 ) -> Sequence[Any]:
     """Read a page of runs with their owners' names. counts: also their total number."""
     order, given = Order.of(session, sort), {"limit": limit}
-    if before is not None:
-        last = _keys_of(session, before, order)
+    beside = after if before is None else before
+    if beside is not None:
+        last = _keys_of(session, beside, order)
         if last is None:
             return []
         given |= {f"last_{n}": value for n, value in enumerate(last)}
-    query = _page_query(tuple(conditions), order, is_first=before is None, counts=counts)
-    return session.execute(query, given).all()
+    is_backwards = before is None and after is not None
+    read = replace(order, falls=not order.falls) if is_backwards else order
+    query = _page_query(tuple(conditions), read, is_first=beside is None, counts=counts)
+    rows = session.execute(query, given).all()
+    return rows[::-1] if is_backwards else rows
+
+
+def _is_beyond(order: Order, keys: Sequence[Any], *, falls: bool) -> ColumnElement[bool]:
+    """Return whether a run stands beyond these sort keys, in an order that falls or rises."""
+    place, last = tuple_(*order.keys), tuple_(*keys)
+    return place < last if falls else place > last
 
 
 @lru_cache(MOST_KEPT)  # slow to build, and the same list is requested repeatedly
@@ -307,8 +338,7 @@ def _page_query(
     query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
     if not is_first:
         ends = [bindparam(f"last_{n}", type_=key.type) for n, key in enumerate(order.keys)]
-        place, last = tuple_(*order.keys), tuple_(*ends)
-        query = query.where(place < last if order.falls else place > last)
+        query = query.where(_is_beyond(order, ends, falls=order.falls))
     page = _ordered(query, order.keys, falls=order.falls).limit(bindparam("limit", type_=Integer()))
     shown = page.subquery()
     rows = select(Run, User.name, *(shown.c[each.name] for each in more))
@@ -335,7 +365,10 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
     if len(order.keys) == 1:
         return (run_id,)
     of_run = _joined(select(*order.keys), order).where(Run.id == run_id)
-    return session.execute(of_run).one_or_none()
+    found = session.execute(of_run).one_or_none()
+    if found is None and order.keys[0] is ORDERS["active"]:
+        return (0, run_id)  # erased since, so it had ended
+    return found
 
 
 def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:

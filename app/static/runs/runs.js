@@ -14,6 +14,8 @@ let body
 let countTicked = () => {}
 /** Run ids: the newest that there is, and that this page was fetched after. */
 let [newest, shown] = [0, 0]
+/** The header's facts as they came last. */
+let sources = ''
 
 /** @param {Found} list */
 const begin = (list) => {
@@ -33,10 +35,18 @@ const showFirst = (list) => {
   begin(list)
 }
 
-/** @param {boolean} isUp */
-const showWorkers = (isUp) => {
-  for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(isUp)
+/** The header's facts, and the banner that stands while no worker was there when the page came. */
+const showFacts = (news) => {
+  const facts = document.querySelector('[data-facts]')
+  if (facts && news.facts && sources !== news.facts) facts.innerHTML = sources = news.facts
+  for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(news.is_worker_up)
 }
+
+/** Whether a run of the other band is among these rows, which only the server can place. @param {Record<string, string>} rows */
+const hasMoved = (rows) => Object.entries(rows).some(([id, html]) => {
+  const row = body?.querySelector(`tr[data-key="${id}"]`)
+  return row && body?.querySelector('.band') && 'active' in row.dataset !== / data-active[ >]/.test(html)
+})
 
 /** Fetch this very page again if it lacks the newest run that news told of. */
 const refresh = inTurn(async () => {
@@ -59,7 +69,8 @@ if (list) begin(list)
 const { cursor = '0', columns = '' } = (body ?? empty)?.dataset ?? {}
 follow(`${root}/api/v1/runs/live`, cursor, (news) => {
   still(() => {
-    showWorkers(news.is_worker_up)
+    showFacts(news)
+    if (hasMoved(news.rows)) shown = 0
     if (body) replaceRows(body, Object.values(news.rows).join(''))
     countTicked()
   })
