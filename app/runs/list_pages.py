@@ -19,9 +19,10 @@ from app.runs.columns import ACTIVE_FIRST, BUILT_IN, CHARTS, NEWEST_FIRST, TABLE
 from app.runs.summary import summarise_all
 from app.telemetry import metric_direction
 from app.trash.disk import disk
+from db.health.verdict import has_scaler
 from db.queue import pending_reasons
 from db.queue.pending_reasons import Queue
-from db.runs import runs, trash, views
+from db.runs import comparisons, runs, trash, views
 from db.runs.grouping import GROUPED_BY, Grouped, grouped
 from db.runs.run_filters import Filter, InStatus, Term
 from db.tables import ENDED, Run
@@ -33,6 +34,8 @@ PAGE_SIZE = 50
 DENSITIES = ("compact", "regular", "roomy")
 #: Runs that the charts view draws at most.
 MOST_DRAWN = 10
+#: Metrics that have a panel in it.
+MOST_PANELS = 8
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def list_runs(
     sort: Sort = NEWEST_FIRST,
     chosen: Annotated[Text, Query(alias="columns")] = "",
     group: Name = "",
+    current: Text = "",
     view: Literal["table", "charts"] = "table",
     before: RunId | None = None,
     after: RunId | None = None,
@@ -95,6 +99,7 @@ def list_runs(
 
     A filter that cannot be understood is marked, and nothing is listed.
     more: words to add to the filter.
+    current: columns that an open page has, and that its rows keep.
     group: what they are grouped by, if anything; the groups have the columns that hold numbers.
     view: charts shows the series of listed runs next to the list.
     ended: how many of those that were to be cancelled had ended already.  deleted: a run that was
@@ -111,7 +116,9 @@ def list_runs(
     elif not wanted.mistakes:
         listed = _listed(session, wanted.terms, sort, before, after)
     is_usual = not chosen.strip()
-    if is_usual:
+    if is_usual and current:
+        shown = columns.chosen(current)
+    elif is_usual:
         some = listed.rows or runs.newest(session, conditions=wanted.terms, limit=PAGE_SIZE)
         shown = columns.usual(session, [run for run, _owner in some])
     figures = grouping.figures(shown)
@@ -149,7 +156,8 @@ def list_runs(
         newest=newest,
         cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers, facts=facts),
         facts=facts,
-        workers=[worker.name for worker in queue.workers],
+        workers=[worker.name for worker in queue.workers if worker.drained_at is None],
+        server_url=settings.public_url.rstrip("/") or str(request.base_url).rstrip("/"),
         filter=wanted.typed,
         chips=chips,
         valid_filter=" ".join(chip.word for chip in chips),
@@ -177,6 +185,7 @@ def list_runs(
         grouped_by=GROUPED_BY,
         view=CHARTS if view == CHARTS and not is_grouped else TABLE,
         density=_density(request),
+        chart_rows=_chart_rows(session, listed) if view == CHARTS else (),
         most_drawn=MOST_DRAWN,
         at=at,
         address_of=columns.list_address,
@@ -189,6 +198,27 @@ def list_runs(
         bin=binned,
         disk=disk(settings),
     )
+
+
+def _chart_rows(session: Session, listed: Listed) -> list[tuple[str, str, str]]:
+    """Return name, title and note of each panel of the charts view."""
+    some = [run for run, _owner in listed.rows]
+    scaled = sum(has_scaler(run) for run in some)
+    ids = [run.id for run in some]
+    found = comparisons.metric_names(session, ids, most=MOST_PANELS)
+    metrics = sorted((name for name in found if not name.startswith("run/")), key=_not_evaluated)
+    return [
+        ("loss", "Loss", ""),
+        *((name, name, "") for name in metrics[:1]),
+        *[("scale", "Loss scale", "" if scaled == len(some) else "fp16 runs only")] * bool(scaled),
+        ("grad_norm", "Gradient norm", ""),
+        *((name, name, "") for name in metrics[1:]),
+        ("lr", "Learning rate", ""),
+    ]
+
+
+def _not_evaluated(metric: str) -> bool:
+    return not metric.startswith(("val/", "eval/", "test/"))
 
 
 def _density(request: Request) -> str:

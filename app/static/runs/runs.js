@@ -2,6 +2,7 @@
 import { insisted, inTurn } from 'http'
 import { localTimes } from 'formats'
 import { follow } from 'live'
+import { createListCharts } from 'list_charts'
 import { root } from 'root'
 import { replaceRows } from 'rows'
 import { createSelection, refetchRows } from 'selection'
@@ -12,6 +13,8 @@ const empty = document.querySelector('.empty')
 /** Undefined while there is no run. @type {Found|undefined} */
 let body
 let countTicked = () => {}
+/** Of the charts view. @type {ReturnType<typeof createListCharts>|null} */
+let charts = null
 /** Run ids: the newest that there is, and that this page was fetched after. */
 let [newest, shown] = [0, 0]
 /** The header's facts as they came last. */
@@ -26,13 +29,18 @@ const begin = (list) => {
   countTicked = createSelection(list, () => refetchRows(rows))
 }
 
-/** The first run comes in place of the advice, unless a key is about to press what that offers. @param {Found} list */
-const showFirst = (list) => {
+/** The first run comes in place of the advice, unless a key is about to press what that offers. @param {Document} page with the list */
+const showFirst = async (page) => {
+  const parts = [...page.querySelectorAll('#main > *')].map((part) => document.adoptNode(part))
+  const list = parts.find((part) => part.matches('[data-list]'))
+  if (!list) return
   localTimes(list)
-  empty.before(list)
+  empty.before(...parts)
+  for (const part of ['.identity', '.top-actions']) document.querySelector(part)?.replaceWith(document.adoptNode(page.querySelector(part)))
   if (empty.matches(':focus-within')) empty.addEventListener('focusout', () => setTimeout(() => empty.remove()), { once: true })
   else empty.remove()
   begin(list)
+  await Promise.all([import('filter'), import('columns'), import('density')])
 }
 
 /** The header's facts, and the banner that stands while no worker was there when the page came. */
@@ -57,15 +65,17 @@ const refresh = inTurn(async () => {
   } else if (empty) {
     const answer = await insisted(location.href)
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
-    const list = page.querySelector('[data-list]')
-    const [total, fresh] = [document.querySelector('[data-total]'), page.querySelector('[data-total]')]
-    if (list) still(() => { total?.replaceWith(document.adoptNode(fresh)); showFirst(document.adoptNode(list)) })
+    const watched = page.querySelector('tr[data-watched] .name a')
+    if (watched) return location.assign(watched.href)
+    still(() => { showFirst(page) })
   }
   shown = asked
 })
 
 const list = document.querySelector('[data-list]')
 if (list) begin(list)
+const section = document.querySelector('[data-list-charts]')
+if (list && section) charts = createListCharts(section, list)
 const { cursor = '0', columns = '' } = (body ?? empty)?.dataset ?? {}
 follow(`${root}/api/v1/runs/live`, cursor, (news) => {
   still(() => {
@@ -73,6 +83,7 @@ follow(`${root}/api/v1/runs/live`, cursor, (news) => {
     if (hasMoved(news.rows)) shown = 0
     if (body) replaceRows(body, Object.values(news.rows).join(''))
     countTicked()
+    charts?.update(Object.keys(news.rows))
   })
   newest = news.newest
   refresh()

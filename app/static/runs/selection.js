@@ -22,7 +22,10 @@ const inWords = (n) => (n === 1 ? '1 run' : `${count(n)} runs`)
 
 /** Fetch this very page again, and bring its rows up to date. @param {Element} body */
 export const refetchRows = async (body) => {
-  const answer = await insisted(location.href)
+  const address = new URL(location.href)
+  // The default columns go by the listed runs, and those of an open page stay.
+  if (body.dataset.columns) address.searchParams.set('current', body.dataset.columns)
+  const answer = await insisted(address.href)
   const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
   const fresh = page.querySelector('[data-rows]')
   if (!fresh) return still(() => location.reload())
