@@ -1,5 +1,6 @@
 """The columns of the list of runs: those available, and those that a URL selects."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from sqlalchemy.orm import Session
 from app.http.parameters import flaw
 from app.submission import config_schema
 from db.errors import Invalid
-from db.runs import comparisons, groups
+from db.runs import groups
 from db.runs.run_filters import TAKEN, qualified, values_of
 from db.tables import Run
 
@@ -106,24 +107,25 @@ def chosen(text: str) -> list[Column]:
     return [BUILT_IN.get(name) or Column(name, name, name, "number") for name in names]
 
 
-def usual(session: Session, some_runs: Sequence[Run]) -> list[Column]:
-    """Return the default columns for these runs: with their first metric and differing setting."""
+def usual(some_runs: Sequence[Run], metrics: Sequence[str]) -> list[Column]:
+    """Return the default columns for these runs: with their first metric and differing setting.
+
+    metrics: the first metric of each run that has one.
+    """
     names = [*DEFAULT]
     place = names.index(BEFORE_OWN) + 1
-    names[place:place] = [*_first_metric(session, some_runs), *_first_difference(some_runs)]
+    names[place:place] = [*_first_metric(metrics), *_first_difference(some_runs)]
     return chosen(",".join(names))
 
 
-def _first_metric(session: Session, some_runs: Sequence[Run]) -> list[str]:
-    """Return the metric that most runs have; one of evaluations before one of training."""
-    ids = [run.id for run in some_runs]
-    found = [each for each in comparisons.metric_names(session, ids, most=20) if _is_short(each)]
-    found.sort(key=lambda name: not name.startswith(("val/", "eval/", "test/")))
-    return [qualified(name) for name in found[:1]]
+def _first_metric(metrics: Sequence[str]) -> list[str]:
+    """Return the metric that most runs have."""
+    found = Counter(name for name in metrics if _is_short(name)).most_common(1)
+    return [qualified(name) for name, _count in found]
 
 
 def _is_short(name: str) -> bool:
-    return not name.startswith(("run/", "system/")) and "," not in name and len(name) <= 40
+    return "," not in name and len(name) <= 40
 
 
 def _first_difference(some_runs: Sequence[Run]) -> list[str]:

@@ -1,7 +1,9 @@
 """Facts in the header of the list of runs: counts that are filters, and devices in use."""
 
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from db.queue.pending_reasons import Queue
@@ -30,13 +32,22 @@ class ListFacts:
         return "_".join(str(int(each)) for each in astuple(self))
 
 
-def read(session: Session, queue: Queue) -> ListFacts:
-    """Read the facts. queue: as it is now."""
+def numbers() -> list[ColumnElement[int | None]]:
+    """Return what to select for the counts."""
     since = Created(is_before=False, seconds_ago=ATTENTION_DAYS * 86400.0)
-    devices = sum(len(worker.devices) for worker in queue.workers)
     running, queued = ([Term(InStatus((status,)))] for status in (Status.RUNNING, Status.QUEUED))
     unwell = [Term(NeedsAttention()), Term(since)]
-    counts = runs.counts(session, [running, queued, unwell])
+    return [runs.counted(terms) for terms in (running, queued, unwell)]
+
+
+def read(session: Session, queue: Queue) -> ListFacts:
+    """Read the facts. queue: as it is now."""
+    return of(session.execute(select(*numbers())).one(), queue)
+
+
+def of(counts: Iterable[int], queue: Queue) -> ListFacts:
+    """Return the facts. counts: what `numbers` selected."""
+    devices = sum(len(worker.devices) for worker in queue.workers)
     return ListFacts(
         *counts,
         used=devices - sum(max(queue.free(worker), 0) for worker in queue.workers),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
@@ -43,13 +43,14 @@ class Listed:
     """A page of the list.
 
     first: the number of its first row, from 1.  active: of all listed runs, those that have not
-    ended; None if the order has no bands.
+    ended; None if the order has no bands.  metrics: the first metric of each run that has one.
     """
 
     rows: Sequence[tuple[Run, str]] = ()
     total: int = 0
     first: int = 1
     active: int | None = None
+    metrics: Sequence[str] = ()
 
     @property
     def last(self) -> int:
@@ -109,28 +110,30 @@ def list_runs(
     wanted = _wanted(f"{filter_text} {more}".strip(), principal.user.name)
     group_notes = grouping.notes(session, group) if group else []
     is_grouped = bool(group) and not group_notes
-    (newest, moment, binned), queue = trash.newest_and_contents(session), Queue.read(session)
+    saved, queue = views.listed(session, principal.user), Queue.read(session)
+    counted = view_tabs.counted(principal.user, saved)
+    numbers = [*list_facts.numbers(), runs.counted(_unended(wanted.terms)), *counted.values()]
+    newest, moment, binned, counts = trash.newest_and_contents(session, numbers)
+    facts, active = list_facts.of(counts[:3], queue), counts[3]
     found, listed = Grouped([], 0, ""), Listed()
     if is_grouped and not wanted.mistakes:
         listed = Listed(total=runs.count(session, wanted.terms))
     elif not wanted.mistakes:
-        listed = _listed(session, wanted.terms, sort, before, after)
+        listed = _listed(session, wanted.terms, sort, before, after, active)
     is_usual = not chosen.strip()
     if is_usual and current:
         shown = columns.chosen(current)
     elif is_usual:
-        some = listed.rows or runs.newest(session, conditions=wanted.terms, limit=PAGE_SIZE)
-        shown = columns.usual(session, [run for run, _owner in some])
+        some = listed if listed.rows else _listed(session, wanted.terms, NEWEST_FIRST)
+        shown = columns.usual([run for run, _owner in some.rows], some.metrics)
     figures = grouping.figures(shown)
     names = [column.sort for column in figures]
     followed = listed.rows
     if is_grouped and not wanted.mistakes:
         found = grouped(session, group, names=names, conditions=wanted.terms, sort=sort)
         # Of the runs of all groups, those that a live page can follow.
-        unended = [*wanted.terms, Term(InStatus(ENDED), is_negated=True)]
-        followed = runs.newest(session, conditions=unended, limit=PAGE_SIZE)
+        followed = runs.newest(session, conditions=_unended(wanted.terms), limit=PAGE_SIZE)
     marks = pending_reasons.marks([run for run, _owner in followed], queue, moment)
-    facts = list_facts.read(session, queue)
     lines = series.sparklines(session, [run for run, _owner in listed.rows])
     values = columns.values(session, [run.id for run, _owner in listed.rows], shown)
     present = {"filter": wanted.typed, "sort": sort, "columns": "" if is_usual else chosen}
@@ -142,7 +145,6 @@ def list_runs(
         return columns.list_address(**(present | place | changes))
 
     chips, invalid = filters.chips(wanted.typed, wanted.mistakes)
-    saved = views.listed(session, principal.user)
     return page(
         request,
         "runs/runs.html",
@@ -190,7 +192,7 @@ def list_runs(
         at=at,
         address_of=columns.list_address,
         views=saved,
-        tabs=view_tabs.tabs(session, principal.user, saved),
+        tabs=view_tabs.tabs(saved, dict(zip(counted, counts[4:], strict=True))),
         before=before or after,
         ended=ended,
         deleted=trash.restorable(session, deleted),
@@ -206,7 +208,7 @@ def _chart_rows(session: Session, listed: Listed) -> list[tuple[str, str, str]]:
     scaled = sum(has_scaler(run) for run in some)
     ids = [run.id for run in some]
     found = comparisons.metric_names(session, ids, most=MOST_PANELS)
-    metrics = sorted((name for name in found if not name.startswith("run/")), key=_not_evaluated)
+    metrics = sorted((name for name in found if not name.startswith("run/")), key=_is_of_training)
     return [
         ("loss", "Loss", ""),
         *((name, name, "") for name in metrics[:1]),
@@ -217,8 +219,8 @@ def _chart_rows(session: Session, listed: Listed) -> list[tuple[str, str, str]]:
     ]
 
 
-def _not_evaluated(metric: str) -> bool:
-    return not metric.startswith(("val/", "eval/", "test/"))
+def _is_of_training(metric: str) -> bool:
+    return not metric.startswith(runs.EVALUATIONS)
 
 
 def _density(request: Request) -> str:
@@ -234,26 +236,32 @@ def _wanted(typed: str, me: str) -> Wanted:
         return Wanted(typed, mistakes=error.mistakes)
 
 
+def _unended(terms: Filter) -> Filter:
+    return (*terms, Term(InStatus(ENDED), is_negated=True))
+
+
 def _listed(
-    session: Session, terms: Filter, sort: str, before: int | None, after: int | None
+    session: Session,
+    terms: Filter,
+    sort: str,
+    before: int | None = None,
+    after: int | None = None,
+    active: int = 0,
 ) -> Listed:
-    """Read a page; one that would begin short of the list's begin is the first."""
+    """Read a page; one that would begin short of the list's begin is the first.
+
+    active: of the runs that match, those that have not ended.
+    """
     has_bands = sort == NEWEST_FIRST
-    order = ACTIVE_FIRST if has_bands else sort
-    rows, total = runs.newest_and_count(
-        session, conditions=terms, sort=order, before=before, after=after, limit=PAGE_SIZE
-    )
-    if before is None and after is not None and len(rows) < PAGE_SIZE:
+    asked: dict[str, Any] = {"conditions": terms, "sort": ACTIVE_FIRST if has_bands else sort}
+    found = runs.page_of_list(session, **asked, before=before, after=after, limit=PAGE_SIZE)
+    if before is None and after is not None and len(found.rows) < PAGE_SIZE:
         after = None
-        rows, total = runs.newest_and_count(session, conditions=terms, sort=order, limit=PAGE_SIZE)
-    is_first = not rows or (before is None and after is None)
-    ahead = 0
-    if not is_first:
-        ahead = runs.count_ahead(session, rows[0][0].id, conditions=terms, sort=order)
-    active = None
-    if has_bands:
-        active = runs.count(session, [*terms, Term(InStatus(ENDED), is_negated=True)])
-    return Listed(rows, total, ahead + 1, active)
+        found = runs.page_of_list(session, **asked, limit=PAGE_SIZE)
+    is_later = found.rows and (before or after) is not None
+    ahead = runs.count_ahead(session, found.rows[0][0].id, **asked) if is_later else 0
+    bands = active if has_bands else None
+    return Listed(found.rows, found.total, ahead + 1, bands, found.metrics)
 
 
 def _notes(

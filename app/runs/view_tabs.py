@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement
 
 from app.runs import filters
 from app.runs.columns import list_address
@@ -28,21 +28,27 @@ class Tab:
     filter: str = ""
 
 
-def tabs(session: Session, user: User, saved: Sequence[SavedView]) -> list[Tab]:
-    """Return the tabs; one's own runs have one where others have runs, too."""
+def counted(user: User, saved: Sequence[SavedView]) -> dict[str, ColumnElement[int | None]]:
+    """Return what to select for the counts, by filter; "" for all runs."""
     texts = [MINE, *(view.filter for view in saved[:MOST_COUNTED])]
     read = {text: terms for text in texts if (terms := _terms(text, user)) is not None}
-    newest = runs.newest_id(session)
-    known = {**read, "": ()} if newest <= MOST_RUNS else {"": ()}
-    counted = dict(zip(known, runs.counts(session, list(known.values())), strict=True))
-    found = [Tab("All runs", list_address(), counted[""])]
-    if counted.get(MINE) != counted[""]:
-        found.append(Tab("Mine", list_address(filter=MINE), counted.get(MINE), MINE))
+    numbers = {text: runs.counted(terms, most=MOST_RUNS) for text, terms in read.items()}
+    return numbers | {"": runs.counted(())}
+
+
+def tabs(saved: Sequence[SavedView], counts: dict[str, int | None]) -> list[Tab]:
+    """Return the tabs; one's own runs have one where others have runs, too.
+
+    counts: what `counted` selected, by filter.
+    """
+    found = [Tab("All runs", list_address(), counts[""])]
+    if counts.get(MINE) != counts[""]:
+        found.append(Tab("Mine", list_address(filter=MINE), counts.get(MINE), MINE))
     for view in saved:
         address = list_address(
             filter=view.filter, sort=view.sort, columns=view.columns, group=view.group
         )
-        found.append(Tab(view.name, address, counted.get(view.filter), view.filter))
+        found.append(Tab(view.name, address, counts.get(view.filter), view.filter))
     return found
 
 

@@ -14,6 +14,8 @@ from sqlalchemy import (
     case,
     func,
     literal,
+    not_,
+    or_,
     select,
     tuple_,
     update,
@@ -34,6 +36,7 @@ from db.tables import (
     WATCH,
     CheckpointFile,
     Diagnosis,
+    LatestMetric,
     Run,
     RunStatus,
     Status,
@@ -41,6 +44,8 @@ from db.tables import (
 )
 from db.telemetry import pyramid
 
+#: Prefixes of metrics of evaluations.
+EVALUATIONS = ("val/", "eval/", "test/")
 #: Uploaders report every few seconds; a longer silence than this is shown.
 SILENCE_SECONDS = 30.0
 IN_THE_TRASH = "Run {} was deleted. It is in the trash, from where it can be restored."
@@ -252,20 +257,48 @@ def newest_and_count(
     conditions: Filter = (),
     sort: str = "-id",
     before: int | None = None,
-    after: int | None = None,
     limit: int = 50,
 ) -> tuple[list[tuple[Run, str]], int]:
     """List runs like `newest`, and count the runs on all pages.
 
-    after: a run id for paging backwards: list the runs right ahead of it in the order.
-
     For a first page, one filter pass serves both. Without a filter all runs are counted by an
     index, and the newest are read without reading the others.
     """
+    found = page_of_list(session, conditions=conditions, sort=sort, before=before, limit=limit)
+    return found.rows, found.total
+
+
+class ListPage(NamedTuple):
+    """Runs of one page with their owners' names.
+
+    total: of all pages.  metrics: the first metric of each run that has one; those of evaluations
+    come first.
+    """
+
+    rows: list[tuple[Run, str]]
+    total: int
+    metrics: list[str]
+
+
+def page_of_list(
+    session: Session,
+    *,
+    conditions: Filter,
+    sort: str,
+    before: int | None = None,
+    after: int | None = None,
+    limit: int,
+) -> ListPage:
+    """List runs like `newest`, with what a page of the list says of them, by one query.
+
+    after: a run id for paging backwards: list the runs right ahead of it in the order.
+    """
     rows = _page(session, conditions, sort, before, limit, after=after, counts=True)
     if not rows:
-        return [], 0 if before is None and after is None else count(session, conditions)
-    return [(run, owner) for run, owner, _total in rows], rows[0].total
+        is_first = before is None and after is None
+        return ListPage([], 0 if is_first else count(session, conditions), [])
+    listed = [(run, owner) for run, owner, _total, _metric in rows]
+    return ListPage(listed, rows[0].total, [row.metric for row in rows if row.metric])
 
 
 def count_ahead(session: Session, run_id: int, *, conditions: Filter, sort: str) -> int:
@@ -283,10 +316,16 @@ def count(session: Session, conditions: Filter = ()) -> int:
     return session.scalar(_matching(select(func.count()), conditions)) or 0
 
 
-def counts(session: Session, filters: Sequence[Filter]) -> list[int]:
-    """Count the runs of several filters by one query."""
-    each = [_matching(select(func.count()), terms).scalar_subquery() for terms in filters]
-    return list(session.execute(select(*each)).one())
+def counted(conditions: Filter, *, most: int | None = None) -> ColumnElement[int | None]:
+    """Return the number of runs that match, for a query of several such numbers.
+
+    most: if there are more runs, count none of them, and be NULL.
+    """
+    found: ColumnElement[int | None] = _matching(select(func.count()), conditions).scalar_subquery()
+    if most is None:
+        return found
+    newest = select(func.max(Run.id)).where(KEPT).scalar_subquery()
+    return case((func.coalesce(newest, 0) <= most, found), else_=None)
 
 
 def stored_bytes(session: Session) -> int:
@@ -341,11 +380,21 @@ def _page_query(
         query = query.where(_is_beyond(order, ends, falls=order.falls))
     page = _ordered(query, order.keys, falls=order.falls).limit(bindparam("limit", type_=Integer()))
     shown = page.subquery()
-    rows = select(Run, User.name, *(shown.c[each.name] for each in more))
+    said = [*(shown.c[each.name] for each in more), *([_first_metric()] if counts else [])]
+    rows = select(Run, User.name, *said)
     rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
     keys_shown = [shown.c[key.name] for key in keys]
     ordered: Select[Any] = _ordered(rows, keys_shown, falls=order.falls)
     return ordered
+
+
+def _first_metric() -> ColumnElement[str]:
+    """Select the name of a run's first metric, of those that describe its training."""
+    name = LatestMetric.name
+    is_evaluation = or_(*(name.startswith(prefix) for prefix in EVALUATIONS))
+    of_run = select(name).where(LatestMetric.run_id == Run.id, not_(name.startswith("run/")))
+    first = of_run.order_by(case((is_evaluation, 0), else_=1), name).limit(1).correlate(Run)
+    return first.scalar_subquery().label("metric")
 
 
 def _total(conditions: tuple[Term, ...], *, is_first: bool) -> ColumnElement[int]:
