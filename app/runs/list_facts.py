@@ -1,7 +1,8 @@
 """Facts in the header of the list of runs: counts that are filters, and devices in use."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
@@ -42,14 +43,17 @@ def numbers() -> list[ColumnElement[int | None]]:
 
 def read(session: Session, queue: Queue) -> ListFacts:
     """Read the facts. queue: as it is now."""
-    return of(session.execute(select(*numbers())).one(), queue)
+    return of(list(session.execute(select(*numbers())).one()), queue)
 
 
-def of(counts: Iterable[int], queue: Queue) -> ListFacts:
+def of(counts: Sequence[Any], queue: Queue) -> ListFacts:
     """Return the facts. counts: what `numbers` selected."""
+    running, queued, attention = counts
     devices = sum(len(worker.devices) for worker in queue.workers)
     return ListFacts(
-        *counts,
+        running=running,
+        queued=queued,
+        attention=attention,
         used=devices - sum(max(queue.free(worker), 0) for worker in queue.workers),
         devices=devices,
         has_takers=queue.has_takers,

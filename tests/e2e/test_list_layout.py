@@ -1,10 +1,12 @@
 """The list of runs: layout, filters, pages, charts and the first run."""
 
 import re
+from copy import deepcopy
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
+from app.submission import config_schema
 from db.database import Database
 from db.queue import queue, run_control
 from db.tables import Run, Status, User
@@ -12,7 +14,7 @@ from tests.app.conftest import CONFIG, offer_digits, submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.e2e.test_still import WATCH_SHIFTS
 
-DESK = {"width": 1440, "height": 900}
+DESK: ViewportSize = {"width": 1440, "height": 900}
 WIDTHS = [320, 360, 390, 640, 700, 768, 900, 1024, 1280, 1440, 1600, 1920, 2560]
 
 
@@ -21,9 +23,9 @@ def many(database: Database, ada: User, running: Run) -> Run:
     """A run in training, one in the queue and 58 that were cancelled."""
     record(database, running, make_steps([3.0, 2.0, 1.5]), events=[make_metric(2, 0.5)])
     for n in range(59):
-        training = CONFIG["training"] | {"batch_size": 8 * (1 + n % 2)}
-        name = f"digits-with-a-rather-long-common-name-lr{n / 1000}"
-        submit(database, ada, name=name, config=CONFIG | {"training": training})
+        config = deepcopy(CONFIG)
+        config_schema.put(config, "training.batch_size", 8 * (1 + n % 2))
+        submit(database, ada, name=f"digits-with-a-rather-long-common-name-lr{n}", config=config)
     with database.writing() as session:
         for run_id in range(2, 60):
             run_control.cancel(session, run_id, ada)
