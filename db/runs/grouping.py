@@ -206,8 +206,10 @@ def _runs(
         text = func.coalesce(*(settings.c[f"text:{path}"] for path in paths), null())
     text = func.nullif(text, "")
     state = case(*((ended_as(each), each) for each in ENDINGS), else_=Run.status)
+    # A run without a scaler is recorded with a scale of 1, which is no scale to average.
+    numbers = {**NUMBERS, "scale": case((_has_scale, Run.scale), else_=None)}
     values = [
-        NUMBERS[SYNONYMS.get(name, name)]
+        numbers[SYNONYMS.get(name, name)]
         if name not in paths_by_name
         else func.coalesce(
             *(settings.c[f"number:{path}"] for path in paths_by_name[name]), metrics.c[name], null()
@@ -227,6 +229,9 @@ def _runs(
         if needed_by:
             query = query.outerjoin(table, table.c.run_id == Run.id)
     return query.subquery()
+
+
+_has_scale = (Run.precision == "fp16") | (Run.scale != 1.0)
 
 
 def _own(names: Sequence[str]) -> list[str]:

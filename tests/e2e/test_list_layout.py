@@ -152,6 +152,25 @@ def test_all_that_match_are_selected(many: Run, page: Page) -> None:
     expect(page.get_by_role("button", name="Cancel selected")).to_be_visible()
 
 
+def test_a_queued_run_is_moved_from_the_selection_bar(
+    database: Database, ada: User, running: Run, page: Page
+) -> None:
+    """While it alone is selected."""
+    for _ in range(2):
+        submit(database, ada)
+    page.goto("/runs")
+    bar = page.locator("[data-selection]")
+    page.get_by_label("Select digits-fp16, run 1", exact=True).check()
+    expect(bar.get_by_role("button", name="To the front")).to_be_hidden()
+    page.get_by_role("button", name="Clear selection").click()
+    page.get_by_label("Select digits-fp16, run 3", exact=True).check()
+    bar.get_by_role("button", name="Sooner").click()
+    expect(page.locator("tr[data-key='3']")).to_contain_text("next in queue, priority 1")
+    page.get_by_label("Select digits-fp16, run 2", exact=True).check()
+    bar.get_by_role("button", name="To the front").click()
+    expect(page.locator("tr[data-key='2']")).to_contain_text("next in queue")
+
+
 def test_an_unknown_name_groups_nothing(many: Run, page: Page) -> None:
     """The list says so, and stays a list."""
     page.goto("/runs?group=no_such_setting")

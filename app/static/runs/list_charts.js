@@ -71,6 +71,7 @@ export const createListCharts = (section, list) => {
       }
       Object.assign(layout.xaxis, { title: undefined, showspikes: false })
       const own = kept.filter(({ steps, trace }) => steps.length && trace.hoverinfo !== 'skip')
+      element.toggleAttribute('data-blank', !own.length)
       drawn = {
         lines: own.map(({ label, trace }) => ({ name: label, color: '', x: trace.x, y: trace.y })), marks: [],
         axis: { range: layout.xaxis.range ?? [0, 0], left: MARGIN.l, pixels: plot.clientWidth - MARGIN.l - MARGIN.r },

@@ -96,6 +96,20 @@ export const createSelection = (list, refetch) => {
   const selected = () => [...ticked().map(({ value }) => value), ...elsewhere.map(({ id }) => id)]
   const every = bar.querySelector('[data-every]')
 
+  /** Of one queued run its place can be changed, by the forms of its row. @param {Found[]} chosen */
+  const showQueue = (chosen) => {
+    const part = bar.querySelector('[data-queue]')
+    const row = chosen.length === 1 ? chosen[0].closest('tr[data-priority]') : null
+    if (!part) return
+    part.hidden = !row || elsewhere.length > 0
+    if (!row) return
+    for (const button of part.querySelectorAll('[data-to]')) {
+      button.formAction = `${root}/runs/${row.dataset.key}/${button.dataset.to}`
+      const priority = Number(row.dataset.priority) + Number(button.dataset.by ?? 0)
+      button.value = String(priority)
+      button.disabled = button.dataset.by ? Math.abs(priority) > 100 : row.dataset.ahead === '0'
+    }
+  }
   /** Tell whoever draws the selected runs. */
   const announce = () => list.dispatchEvent(new CustomEvent('selection', { detail: ticked().map(({ value }) => value) }))
   const refresh = () => {
@@ -115,6 +129,7 @@ export const createSelection = (list, refetch) => {
     const told = bar.querySelector('[data-ticked]')
     if (told.textContent !== said) told.textContent = said // so that it is announced when it changes
     if (!chosen.length) refused.replaceChildren()
+    showQueue(chosen)
     const addresses = bar.querySelector('[data-addresses]')
     if (addresses) addresses.dataset.copyText = ids.map((id) => `${location.origin}${root}/runs/${id}`).join('\n')
     const compare = bar.querySelector('[data-compare]')
