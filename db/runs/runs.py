@@ -380,8 +380,8 @@ def _page_query(
         query = query.where(_is_beyond(order, ends, falls=order.falls))
     page = _ordered(query, order.keys, falls=order.falls).limit(bindparam("limit", type_=Integer()))
     shown = page.subquery()
-    said = [*(shown.c[each.name] for each in more), *([_first_metric()] if counts else [])]
-    rows = select(Run, User.name, *said)
+    extra = [*(shown.c[each.name] for each in more), *([_first_metric()] if counts else [])]
+    rows = select(Run, User.name, *extra)
     rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
     keys_shown = [shown.c[key.name] for key in keys]
     ordered: Select[Any] = _ordered(rows, keys_shown, falls=order.falls)

@@ -7,6 +7,7 @@ import { root } from 'root'
 
 const box = document.querySelector('#filter')
 const list = document.querySelector('#filter-words')
+/** @type {any} */
 const form = document.querySelector('[data-filter]')
 /** The words that are chips. */
 const valid = form?.querySelector('[data-valid]')

@@ -52,7 +52,7 @@ export const createListCharts = (section, list) => {
   function createPanel(element) {
     const plot = element.querySelector('.plot')
     const { row: name, title } = element.dataset
-    const told = element.querySelector('[data-pointed]')
+    const readout = element.querySelector('[data-pointed]')
     /** @type {any} */
     let drawn = null
     /** Told lines by number of the trace. @type {any[]} */
@@ -79,8 +79,8 @@ export const createListCharts = (section, list) => {
       return { data: kept.map(({ trace }) => trace), layout, drawn: figure.drawn, isFitted: true }
     }
     const paintPlot = painter(plot, compose, () => {
-      plot.on('plotly_hover', ({ points: [{ curveNumber, y }] }) => { told.textContent = `${lines[curveNumber]?.label ?? ''} ${Number(y.toPrecision(5))}` })
-      plot.on('plotly_unhover', () => { told.textContent = '' })
+      plot.on('plotly_hover', ({ points: [{ curveNumber, y }] }) => { readout.textContent = `${lines[curveNumber]?.label ?? ''} ${Number(y.toPrecision(5))}` })
+      plot.on('plotly_unhover', () => { readout.textContent = '' })
       plot.on('plotly_relayout', (change) => {
         const zoom = zoomed(change, [name])
         if (!zoom) return

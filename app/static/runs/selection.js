@@ -20,7 +20,7 @@ const DONE = {
 /** @param {number} n */
 const inWords = (n) => (n === 1 ? '1 run' : `${count(n)} runs`)
 
-/** Fetch this very page again, and bring its rows up to date. @param {Element} body */
+/** Fetch this very page again, and bring its rows up to date. @param {HTMLElement} body */
 export const refetchRows = async (body) => {
   const address = new URL(location.href)
   // The default columns go by the listed runs, and those of an open page stay.
@@ -57,6 +57,7 @@ const everyMatch = async () => {
 
 /** @param {string} action @param {number[]} runs @param {{tag?: string, project?: string}} to @returns {Promise<{done: number[], refused: {id: number, detail: string}[]}>} */
 const ask = async (action, runs, to) => {
+  /** @type {{done: number[], refused: {id: number, detail: string}[]}} */
   const all = { done: [], refused: [] }
   for (let i = 0; i < runs.length; i += MOST_ASKED) {
     const { done, refused } = await askSome(action, runs.slice(i, i + MOST_ASKED), to)
@@ -104,13 +105,13 @@ export const createSelection = (list, refetch) => {
     part.hidden = !row || elsewhere.length > 0
     if (!row) return
     for (const button of part.querySelectorAll('[data-to]')) {
-      button.formAction = `${root}/runs/${row.dataset.key}/${button.dataset.to}`
+      button.setAttribute('formaction', `${root}/runs/${row.dataset.key}/${button.dataset.to}`)
       const priority = Number(row.dataset.priority) + Number(button.dataset.by ?? 0)
       button.value = String(priority)
       button.disabled = button.dataset.by ? Math.abs(priority) > 100 : row.dataset.ahead === '0'
     }
   }
-  /** Tell whoever draws the selected runs. */
+  /** Report the selected runs. */
   const announce = () => list.dispatchEvent(new CustomEvent('selection', { detail: ticked().map(({ value }) => value) }))
   const refresh = () => {
     announce()
