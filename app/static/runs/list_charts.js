@@ -67,7 +67,8 @@ export const createListCharts = (section, list) => {
       Object.assign(layout, { margin: MARGIN, height: plot.clientHeight, annotations: [] })
       if (layout.yaxis2.type === 'log' && name !== 'scale') {
         const values = kept.flatMap(({ trace }) => (trace.yaxis === 'y' ? [] : trace.y)).filter((y) => y > 0)
-        Object.assign(layout.yaxis2, { nticks: undefined, dtick: between(values) })
+        const dtick = between(values)
+        Object.assign(layout.yaxis2, { nticks: undefined, dtick }, typeof dtick === 'number' && { tickformat: undefined, exponentformat: 'power' })
       }
       Object.assign(layout.xaxis, { title: undefined, showspikes: false })
       const own = kept.filter(({ steps, trace }) => steps.length && trace.hoverinfo !== 'skip')
