@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.compare import run_colors
 from app.html import formats
 from app.runs.summary import RunSummary, summarise_all
 from app.submission import config_schema
@@ -99,6 +100,11 @@ class Comparison:
     def ids(self) -> list[int]:
         """The run ids, in order."""
         return [column.run.id for column in self.columns]
+
+    @property
+    def places(self) -> dict[int, int]:
+        """The place of each run's line, which its colour and its dashes go by."""
+        return run_colors.places(self.ids)
 
     @property
     def differences(self) -> list[tuple[str, list[Any]]]:

@@ -13,15 +13,25 @@ from app.html import formats
 MOST_RUNS = 10
 POINTS = 300
 WIDTH, HEIGHT = 480, 220
-#: Legible on light and dark backgrounds.
-COLORS = (
-    *("#3b82d6", "#d9702b", "#2f9e6b", "#b8559a", "#7d6be0"),
-    *("#a98a12", "#1f97ad", "#d2504c", "#76838f", "#5a9a2c"),
+#: The colours of runs on a light and on a dark ground, as base.css has them.
+LIGHT = (
+    *("#2067da", "#309909", "#b9579c", "#621736", "#61481b"),
+    *("#461878", "#25526f", "#b98180", "#597952", "#6c44a4"),
 )
+DARK = (
+    *("#2d74e8", "#69f991", "#dfb4da", "#cd3976", "#94771a"),
+    *("#856ab2", "#4ba3f7", "#eb7289", "#67cd4f", "#ac93bf"),
+)
+
+
+def _colors(colors: Sequence[str]) -> str:
+    return "".join(f".c{place}{{color:{color}}}" for place, color in enumerate(colors))
+
+
 _STYLE = Markup(
-    "text{font:14px system-ui,sans-serif;fill:#57606a}.edge{stroke:#8b949e66}"
-    "@media(prefers-color-scheme:dark){text{fill:#b3bcc6}}"
-)
+    "text{{font:14px system-ui,sans-serif;fill:#57606a}}.edge{{stroke:#8b949e66}}{}"
+    "@media(prefers-color-scheme:dark){{text{{fill:#b3bcc6}}{}}}"
+).format(_colors(LIGHT), _colors(DARK))
 
 
 @dataclass(frozen=True)
@@ -67,9 +77,14 @@ def chart_of(address: str) -> Chart | None:
 
 
 def picture(
-    title: str, lines: Mapping[str, tuple[Sequence[int], Sequence[float | str | None]]]
+    title: str,
+    lines: Mapping[str, tuple[Sequence[int], Sequence[float | str | None]]],
+    places: Sequence[int],
 ) -> Markup:
-    """Draw lines of steps and values by label; values that are not numbers are gaps."""
+    """Draw lines of steps and values by label; values that are not numbers are gaps.
+
+    places: position of each line's run, which decides its colour.
+    """
     points = [
         (x, y) for xs, ys in lines.values() for x, y in zip(xs, ys, strict=True) if _is_number(y)
     ]
@@ -92,20 +107,23 @@ def picture(
         return "".join(drawn)
 
     drawn = Markup("").join(
-        Markup('<path d="{}" fill="none" stroke="{}" stroke-width="1.6"/>').format(
-            path(*line), COLORS[index % len(COLORS)]
-        )
-        for index, line in enumerate(lines.values())
+        Markup(
+            '<path class="c{}" d="{}" fill="none" stroke="currentColor" stroke-width="1.6"/>'
+        ).format(place % len(LIGHT), path(*line))
+        for place, line in zip(places, lines.values(), strict=True)
     )
     share = (right - left) / len(lines)
     labels = Markup("").join(
-        Markup('<circle cx="{}" cy="16" r="4" fill="{}"/><text x="{}" y="20">{}</text>').format(
-            left + index * share + 4,
-            COLORS[index % len(COLORS)],
-            left + index * share + 13,
+        Markup(
+            '<circle class="c{}" cx="{}" cy="16" r="4" fill="currentColor"/>'
+            '<text x="{}" y="20">{}</text>'
+        ).format(
+            place % len(LIGHT),
+            left + number * share + 4,
+            left + number * share + 13,
             _cut(label, share),
         )
-        for index, label in enumerate(lines)
+        for number, (place, label) in enumerate(zip(places, lines, strict=True))
     )
     edges = Markup(
         '<path class="edge" d="M{0} {1}V{2}H{3}" fill="none"/><text x="{4}" y="{5}" '
@@ -131,4 +149,4 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _cut(label: str, pixels: float) -> str:
     most = max(int(pixels / 8) - 3, 3)
-    return label if len(label) <= most else f"{label[: most - 1]}…"
+    return label if len(label) <= most else f"…{label[1 - most :]}"

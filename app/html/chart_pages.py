@@ -6,6 +6,7 @@ from fastapi import APIRouter, Query, Response
 
 from app.auth.authentication import SignedIn
 from app.auth.permissions import SIGNED_IN, requires
+from app.compare import run_colors
 from app.compare.comparison_api import series_of
 from app.dependencies import Db
 from app.html import chart_links
@@ -30,13 +31,16 @@ def show_chart(
     ids = as_run_ids("runs", runs, most=chart_links.MOST_RUNS)
     windows = series_of(session, ids, [series], 1, None, chart_links.POINTS).runs
     names = {run.id: run.name for run, _owner in runs_of.with_owners(session, ids)}
-    lines = {}
+    lines, drawn = {}, []
     for run_id, window in windows.items():
         recorded = window.series.get(series)
         line = recorded if recorded and recorded.y else window.metrics.get(series)
         if line:
             xs = line.x if line.x is not None else window.x
             lines[f"{run_id} · {names[run_id]}"] = (xs, line.y)
-    picture = chart_links.picture(f"{series} of {', '.join(lines) or 'no run'}", lines)
+            drawn.append(run_id)
+    places = run_colors.places(ids)
+    title = f"{series} of {', '.join(lines) or 'no run'}"
+    picture = chart_links.picture(title, lines, [places[run_id] for run_id in drawn])
     headers = {"Content-Security-Policy": POLICY}
     return Response(str(picture), media_type="image/svg+xml", headers=headers)

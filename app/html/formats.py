@@ -132,6 +132,7 @@ def sparkline(values: list[Any], width: int = 96, height: int = 24) -> Markup:
         pen = "L"
     return Markup(
         '<svg class="sparkline" viewBox="0 0 {} {}" width="{}" height="{}" role="img" '
+        'preserveAspectRatio="none" '
         'aria-label="Loss from {} to {}"><path d="{}"/></svg>'
     ).format(width, height, width, height, number(finite[0]), number(finite[-1]), "".join(parts))
 

@@ -15,8 +15,10 @@ from app.html.rendering import fragment
 from app.live.json_rows import CheckpointFileRow, Event, LogLine, MetricPoint
 from app.live.live import Poll, Update
 from app.runs import columns as list_columns
+from app.runs import list_facts
 from app.runs.columns import Column
 from app.runs.key_figures import key_figures, scaler_card
+from app.runs.list_facts import ListFacts
 from app.runs.summary import RunSummary, summarise, summarise_all
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import FIRST, Choice
@@ -42,6 +44,8 @@ ARTIFACTS_SHOWN = 500
 #: Rows that one list page can follow: those that it showed, and new ones that came in since.
 ROWS_FOLLOWED = 200
 PLACES_SECONDS = 3.0
+#: Precedes the mark of the header's facts in a cursor.
+FACTS = "~"
 #: Optional parts of a message: a page requests only what it draws.
 PARTS = ("steps", "events", "metrics", "log", "checkpoints", "fragments")
 
@@ -308,21 +312,26 @@ def of_list(
     few seconds.
     """
     queue: Queue | None = None
+    facts: ListFacts | None = None
     read_at = -math.inf
 
     def poll(cursor: str) -> Update | None:
-        nonlocal queue, read_at
+        nonlocal queue, facts, read_at
         seen_newest, seen = _parse(cursor)
+        has_facts = FACTS in cursor
         with database.reading() as session:
             if grants is not None:
                 permissions.limit(session, grants)
             if queue is None or clock() - read_at >= PLACES_SECONDS:
-                queue, read_at = Queue.read(session), clock()
+                queue, facts, read_at = Queue.read(session), None, clock()
+            if has_facts and facts is None:
+                facts = list_facts.read(session, queue)
             newest = runs.newest_id(session)
             new = set(range(max(seen_newest, newest - 50) + 1, newest + 1))
             marks = pending_reasons.live_marks(session, seen.keys() | new, queue)
             is_worker_up = queue.has_takers
-            now = list_cursor(newest, marks, is_worker_up=is_worker_up)
+            shown_facts = facts if has_facts else None
+            now = list_cursor(newest, marks, is_worker_up=is_worker_up, facts=shown_facts)
             if now == cursor:
                 return None
             changed = {run_id for run_id, mark in marks.items() if seen.get(run_id) != mark}
@@ -342,16 +351,21 @@ def of_list(
             for run in summaries
         }
         message = {"newest": newest, "is_worker_up": is_worker_up, "rows": shown}
+        if shown_facts:
+            message["facts"] = fragment("runs/_facts.html", facts=shown_facts)
         return Update(json.dumps(message), now)
 
     return poll
 
 
-def list_cursor(newest: int, marks: dict[int, str], *, is_worker_up: bool) -> str:
-    """Return the cursor of the current list."""
+def list_cursor(
+    newest: int, marks: dict[int, str], *, is_worker_up: bool, facts: ListFacts | None = None
+) -> str:
+    """Return the cursor of the current list. facts: of its header, for a page that has one."""
     followed = islice(marks.items(), ROWS_FOLLOWED)
     seen = (f"{run_id}-{mark}" for run_id, mark in followed)
-    return ".".join((str(newest), "up" if is_worker_up else "down", *seen))
+    state = ("up" if is_worker_up else "down") + (f"{FACTS}{facts.mark}" if facts else "")
+    return ".".join((str(newest), state, *seen))
 
 
 def _parse(cursor: str) -> tuple[int, dict[int, str]]:

@@ -1,5 +1,6 @@
 """The columns of the list of runs: those available, and those that a URL selects."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -9,11 +10,16 @@ from urllib.parse import urlencode
 from sqlalchemy.orm import Session
 
 from app.http.parameters import flaw
+from app.submission import config_schema
 from db.errors import Invalid
 from db.runs import groups
-from db.runs.run_filters import values_of
+from db.runs.run_filters import METRICS, TAKEN, qualified, values_of
+from db.tables import Run
 
 NEWEST_FIRST = "-id"
+#: The order of rows while the list is newest first: runs that have not ended come first.
+ACTIVE_FIRST = "-active"
+TABLE, CHARTS = "table", "charts"
 MOST_COLUMNS, NAME_CHARACTERS = 24, 200
 
 
@@ -48,7 +54,7 @@ BUILT_IN: MappingProxyType[str, Column] = MappingProxyType(
             Column("skipped", "Skipped", "skipped", "number"),
             Column("speed", "Steps/s", "steps_per_second", "number"),
             Column("owner", "Owner", "owner"),
-            Column("created", "Created", "id"),
+            Column("created", "Created", "id", "number"),
             Column("duration", "Duration", "duration", "number"),
             Column("tags", "Tags", "tags"),
             Column("project", "Project", "project"),
@@ -70,12 +76,17 @@ DEFAULT = (
     "scale",
     "verdict",
     "skipped",
+    "precision",
+    "duration",
     "speed",
     "owner",
-    "created",
-    "duration",
     "tags",
+    "created",
 )
+#: Default columns that depend on the listed runs stand behind this one.
+BEFORE_OWN = "skipped"
+#: Settings that tell runs apart worst: they differ in most runs, or have a column of their own.
+LEAST_TELLING = ("seed", "steps", "precision", "epochs")
 
 
 def chosen(text: str) -> list[Column]:
@@ -96,6 +107,42 @@ def chosen(text: str) -> list[Column]:
     return [BUILT_IN.get(name) or Column(name, name, name, "number") for name in names]
 
 
+def usual(some_runs: Sequence[Run], metrics: Sequence[str]) -> list[Column]:
+    """Return the default columns for these runs: with their first metric and differing setting.
+
+    metrics: the first metric of each run that has one.
+    """
+    names = [*DEFAULT]
+    place = names.index(BEFORE_OWN) + 1
+    names[place:place] = [*_first_metric(metrics), *_first_difference(some_runs)]
+    return chosen(",".join(names))
+
+
+def _first_metric(metrics: Sequence[str]) -> list[str]:
+    """Return the metric that most runs have."""
+    found = Counter(name for name in metrics if _is_short(name)).most_common(1)
+    return [qualified(name, METRICS) for name, _count in found]
+
+
+def _is_short(name: str) -> bool:
+    return "," not in name and len(name) <= 40
+
+
+def _first_difference(some_runs: Sequence[Run]) -> list[str]:
+    """Return the setting that varies, by the last part of its path; the learning rate first."""
+    values: dict[str, set[str]] = {}
+    for run in some_runs:
+        for path, value in config_schema.flat(run.config):
+            values.setdefault(path.rpartition(".")[2], set()).add(repr(value))
+    names = [name for name, found in values.items() if len(found) > 1 and _tells(name)]
+    names.sort(key=lambda name: name not in ("learning_rate", "lr"))
+    return names[:1]
+
+
+def _tells(name: str) -> bool:
+    return name not in (*LEAST_TELLING, *BUILT_IN, *TAKEN) and _is_short(name)
+
+
 def address(columns: Sequence[Column]) -> str:
     """Return the URL value for these columns; empty for the default."""
     names = [column.name for column in columns]
@@ -103,10 +150,11 @@ def address(columns: Sequence[Column]) -> str:
 
 
 def list_address(**parts: object) -> str:
-    """Return a URL of the list; filter, sort, columns, group and before are optional."""
+    """Return a URL of the list; filter, sort, columns, group, view and a place are optional."""
     wanted = {name: value for name, value in parts.items() if value}
-    if wanted.get("sort") == NEWEST_FIRST:
-        del wanted["sort"]
+    for name, default in (("sort", NEWEST_FIRST), ("view", TABLE)):
+        if wanted.get(name) == default:
+            del wanted[name]
     return f"/runs?{urlencode(wanted)}" if wanted else "/runs"
 
 

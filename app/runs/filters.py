@@ -38,6 +38,7 @@ from db.runs.run_filters import (
     Has,
     InStatus,
     InSweep,
+    NeedsAttention,
     Term,
     Text,
     Word,
@@ -48,7 +49,8 @@ MOST_WORDS = 20
 SOURCES = (RECIPE, COMMAND, WATCH)
 #: Suggested values of since and before.
 TIMES = ("1h", "1d", "7d", "4w")
-STATUSES = (*STATUS_GROUPS, *map(str, Status), *ENDINGS)
+ATTENTION = "attention"
+STATUSES = (*STATUS_GROUPS, *map(str, Status), *ENDINGS, ATTENTION)
 #: Keys that take a value after a colon, and the allowed values.
 KEYS = MappingProxyType(
     {
@@ -91,6 +93,16 @@ class Mistake:
         return f"{place}{self.word[:100]!r}: {self.message}"
 
 
+@dataclass(frozen=True)
+class Chip:
+    """A term as the list shows it. rest: the filter without it."""
+
+    word: str
+    key: str
+    value: str
+    rest: str
+
+
 class BadFilter(Invalid):
     """A filter is not allowed."""
 
@@ -123,6 +135,30 @@ def read(text: str, *, me: str) -> Filter:
     if mistakes:
         raise BadFilter(mistakes)
     return terms
+
+
+def chips(text: str, mistakes: Collection[Mistake] = ()) -> tuple[list[Chip], str]:
+    """Return the terms of a filter that are valid, and the text of those that are not."""
+    words = _WORD.findall(text)
+    wrong = {mistake.number for mistake in mistakes}
+    if 0 in wrong:
+        return [], text
+    valid = [word for number, word in enumerate(words, start=1) if number not in wrong]
+    invalid = [word for number, word in enumerate(words, start=1) if number in wrong]
+    return [
+        Chip(word, *_parts_of_chip(word), " ".join((*valid[:place], *valid[place + 1 :])))
+        for place, word in enumerate(valid)
+    ], " ".join(invalid)
+
+
+def _parts_of_chip(word: str) -> tuple[str, str]:
+    is_negated = word.startswith("-") and len(word) > 1
+    rest = word[1:] if is_negated else word
+    prefix = "not " if is_negated else ""
+    if parts := _SPLIT.fullmatch(rest):
+        key, sign, value = map(_plain, parts.groups())
+        return prefix + key, value if sign == ":" else f"{sign} {value}"
+    return prefix.strip(), _plain(rest)
 
 
 def notes(session: Session, terms: Filter, sort: str, shown: Iterable[str] = ()) -> list[str]:
@@ -212,6 +248,8 @@ def _status(_key: str, value: str, _me: str) -> Condition:
     word = value.lower()
     if word in STATUS_GROUPS:
         return InStatus(STATUS_GROUPS[word])
+    if word == ATTENTION:
+        return NeedsAttention()
     if word not in STATUSES:
         allowed = ", ".join(STATUSES)
         raise _Misread(f"no status is called so; allowed: {allowed}{_meant(word, STATUSES)}")

@@ -1,7 +1,8 @@
 """The list of runs."""
 
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
@@ -13,14 +14,15 @@ from app.dependencies import Db, TheSettings
 from app.html.rendering import page
 from app.http.parameters import Name, RowId, RunId, Sort, Text
 from app.live.run_updates import list_cursor
-from app.runs import columns, filters, grouping
-from app.runs.columns import BUILT_IN, NEWEST_FIRST, Column
+from app.runs import columns, filters, grouping, list_facts, view_tabs
+from app.runs.columns import ACTIVE_FIRST, BUILT_IN, CHARTS, NEWEST_FIRST, TABLE, Column
 from app.runs.summary import summarise_all
 from app.telemetry import metric_direction
 from app.trash.disk import disk
+from db.health.verdict import has_scaler
 from db.queue import pending_reasons
 from db.queue.pending_reasons import Queue
-from db.runs import runs, trash, views
+from db.runs import comparisons, runs, trash, views
 from db.runs.grouping import GROUPED_BY, Grouped, grouped
 from db.runs.run_filters import Filter, InStatus, Term
 from db.tables import ENDED, Run
@@ -29,6 +31,50 @@ from db.telemetry import series
 router = APIRouter()
 
 PAGE_SIZE = 50
+DENSITIES = ("compact", "regular", "roomy")
+#: Runs that the charts view draws at most.
+MOST_DRAWN = 10
+#: Metrics that have a panel in it.
+MOST_PANELS = 8
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A page of the list.
+
+    first: the number of its first row, from 1.  active: of all listed runs, those that have not
+    ended; None if the order has no bands.  metrics: the first metric of each run that has one.
+    """
+
+    rows: Sequence[tuple[Run, str]] = ()
+    total: int = 0
+    first: int = 1
+    active: int | None = None
+    metrics: Sequence[str] = ()
+
+    @property
+    def last(self) -> int:
+        """The number of its last row."""
+        return self.first + len(self.rows) - 1
+
+    @property
+    def previous(self) -> int | None:
+        """The run that the previous page ends ahead of, if there is such a page."""
+        return self.rows[0][0].id if self.rows and self.first > 1 else None
+
+    @property
+    def next(self) -> int | None:
+        """The run that the next page begins behind, if there is such a page."""
+        return self.rows[-1][0].id if self.rows and self.last < self.total else None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The filter as typed and as read, with what is wrong with it."""
+
+    typed: str
+    terms: Filter = ()
+    mistakes: Sequence[filters.Mistake] = field(default_factory=list)
 
 
 @router.get("/runs")
@@ -38,91 +84,116 @@ def list_runs(
     session: Db,
     settings: TheSettings,
     principal: SignedIn,
-    typed: Annotated[str, Query(alias="filter")] = "",
+    filter_text: Annotated[str, Query(alias="filter")] = "",
+    more: str = "",
     sort: Sort = NEWEST_FIRST,
     chosen: Annotated[Text, Query(alias="columns")] = "",
     group: Name = "",
+    current: Text = "",
+    view: Literal["table", "charts"] = "table",
     before: RunId | None = None,
+    after: RunId | None = None,
     ended: RowId = 0,
     deleted: RowId | None = None,
 ) -> HTMLResponse:
     """Show the runs, newest first; filter, order and columns are in the address.
 
     A filter that cannot be understood is marked, and nothing is listed.
+    more: words to add to the filter.
+    current: columns that an open page has, and that its rows keep.
     group: what they are grouped by, if anything; the groups have the columns that hold numbers.
+    view: charts shows the series of listed runs next to the list.
     ended: how many of those that were to be cancelled had ended already.  deleted: a run that was
     deleted just now.
     """
-    shown = columns.chosen(chosen)
-    sort = sort or NEWEST_FIRST
-    terms: Filter = ()
-    mistakes: list[filters.Mistake] = []
-    try:
-        terms = filters.read(typed, me=principal.user.name)
-    except filters.BadFilter as error:
-        mistakes = error.mistakes
-    rows: list[tuple[Run, str]] = []
-    total, followed = 0, rows
-    if group and not mistakes:
-        total = runs.count(session, terms)
-        # Of the runs of all groups, those that a live page can follow.
-        unended = [*terms, Term(InStatus(ENDED), is_negated=True)]
-        followed = runs.newest(session, conditions=unended, limit=PAGE_SIZE)
-    elif not mistakes:
-        rows, total = runs.newest_and_count(
-            session, conditions=terms, sort=sort, before=before, limit=PAGE_SIZE
-        )
-        followed = rows
-    (newest, moment, binned), queue = trash.newest_and_contents(session), Queue.read(session)
-    marks = pending_reasons.marks([run for run, _owner in followed], queue, moment)
-    lines = series.sparklines(session, [run for run, _owner in rows])
-    values = columns.values(session, [run.id for run, _owner in rows], shown)
-    present = {"filter": typed, "sort": sort, "columns": columns.address(shown), "before": before}
-    present["group"] = group
+    shown, sort = columns.chosen(chosen), sort or NEWEST_FIRST
+    wanted = _wanted(f"{filter_text} {more}".strip(), principal.user.name)
+    group_notes = grouping.notes(session, group) if group else []
+    is_grouped = bool(group) and not group_notes
+    saved, queue = views.listed(session, principal.user), Queue.read(session)
+    counted = view_tabs.counted(principal.user, saved)
+    numbers = [*list_facts.numbers(), runs.counted(_unended(wanted.terms)), *counted.values()]
+    newest, moment, binned, counts = trash.newest_and_contents(session, numbers)
+    facts, active = list_facts.of(counts[:3], queue), counts[3]
+    found, listed = Grouped([], 0, ""), Listed()
+    if is_grouped and not wanted.mistakes:
+        listed = Listed(total=runs.count(session, wanted.terms))
+    elif not wanted.mistakes:
+        listed = _listed(session, wanted.terms, sort, before, after, active)
+    is_usual = not chosen.strip()
+    if is_usual and current:
+        shown = columns.chosen(current)
+    elif is_usual:
+        some = listed if listed.rows else _listed(session, wanted.terms, NEWEST_FIRST)
+        shown = columns.usual([run for run, _owner in some.rows], some.metrics)
     figures = grouping.figures(shown)
     names = [column.sort for column in figures]
-    found = Grouped([], 0, "")
-    if group and not mistakes:
-        found = grouped(session, group, names=names, conditions=terms, sort=sort)
+    followed = listed.rows
+    if is_grouped and not wanted.mistakes:
+        found = grouped(session, group, names=names, conditions=wanted.terms, sort=sort)
+        # Of the runs of all groups, those that a live page can follow.
+        followed = runs.newest(session, conditions=_unended(wanted.terms), limit=PAGE_SIZE)
+    marks = pending_reasons.marks([run for run, _owner in followed], queue, moment)
+    lines = series.sparklines(session, [run for run, _owner in listed.rows])
+    values = columns.values(session, [run.id for run, _owner in listed.rows], shown)
+    present = {"filter": wanted.typed, "sort": sort, "columns": "" if is_usual else chosen}
+    present |= {"group": group, "view": view}
+    place = {"before": before, "after": after}
 
     def at(**changes: object) -> str:
         """Return the address of the list with something otherwise."""
-        return columns.list_address(**(present | changes))
+        return columns.list_address(**(present | place | changes))
 
+    chips, invalid = filters.chips(wanted.typed, wanted.mistakes)
     return page(
         request,
         "runs/runs.html",
-        status_code=422 if mistakes else 200,
+        status_code=422 if wanted.mistakes else 200,
         principal=principal,
         rows=[
             (summary, lines[summary.id], values[summary.id])
-            for summary in summarise_all(session, rows, settings, queue)
+            for summary in summarise_all(session, listed.rows, settings, queue)
         ],
-        older=rows[-1][0].id if len(rows) == PAGE_SIZE else None,
+        listed=listed,
         newest=newest,
-        cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers),
-        is_worker_up=queue.has_takers,
-        filter=typed,
-        mistakes=mistakes,
-        notes=[] if mistakes else _notes(session, terms, sort, group, shown),
-        total=total,
+        cursor=list_cursor(newest, marks, is_worker_up=queue.has_takers, facts=facts),
+        facts=facts,
+        workers=[worker.name for worker in queue.workers if worker.drained_at is None],
+        server_url=settings.public_url.rstrip("/") or str(request.base_url).rstrip("/"),
+        filter=wanted.typed,
+        chips=chips,
+        valid_filter=" ".join(chip.word for chip in chips),
+        invalid_filter=invalid,
+        mistakes=wanted.mistakes,
+        notes=[]
+        if wanted.mistakes
+        else [*group_notes, *_notes(session, wanted, sort, group, shown)],
+        total=listed.total,
         sort=sort,
         columns=shown,
         others=[each for each in BUILT_IN.values() if each not in shown],
-        chosen=columns.address(shown),
+        is_usual=is_usual,
+        chosen="" if is_usual else columns.address(shown),
+        column_names=",".join(column.name for column in shown),
         destinations=principal.destinations(queue.usage.shares),
-        group=group,
+        group=group if is_grouped else "",
+        unknown_group="" if is_grouped else group,
         groups=found,
         narrowed_filters=[
-            grouping.narrowed(typed, group, found.path, each.value) for each in found.groups
+            grouping.narrowed(wanted.typed, group, found.path, each.value) for each in found.groups
         ],
         figures=figures,
         best={name: metric_direction.lowest(name, []) for name in names},
         grouped_by=GROUPED_BY,
+        view=CHARTS if view == CHARTS and not is_grouped else TABLE,
+        density=_density(request),
+        chart_rows=_chart_rows(session, listed) if view == CHARTS else (),
+        most_drawn=MOST_DRAWN,
         at=at,
         address_of=columns.list_address,
-        views=views.listed(session, principal.user),
-        before=before,
+        views=saved,
+        tabs=view_tabs.tabs(saved, dict(zip(counted, counts[4:], strict=True))),
+        before=before or after,
         ended=ended,
         deleted=trash.restorable(session, deleted),
         days=settings.trash_days,
@@ -131,10 +202,70 @@ def list_runs(
     )
 
 
+def _chart_rows(session: Session, listed: Listed) -> list[tuple[str, str, str]]:
+    """Return name, title and note of each panel of the charts view."""
+    some = [run for run, _owner in listed.rows]
+    scaled = sum(has_scaler(run) for run in some)
+    ids = [run.id for run in some]
+    found = comparisons.metric_names(session, ids, most=MOST_PANELS)
+    metrics = sorted((name for name in found if not name.startswith("run/")), key=_is_of_training)
+    return [
+        ("loss", "Loss", ""),
+        *((name, name, "") for name in metrics[:1]),
+        *[("scale", "Loss scale", "" if scaled == len(some) else "fp16 runs only")] * bool(scaled),
+        ("grad_norm", "Gradient norm", ""),
+        *((name, name, "") for name in metrics[1:]),
+        ("lr", "Learning rate", ""),
+    ]
+
+
+def _is_of_training(metric: str) -> bool:
+    return not metric.startswith(runs.EVALUATIONS)
+
+
+def _density(request: Request) -> str:
+    """Return the height of rows that the viewer chose in this browser."""
+    chosen = request.cookies.get("halfstep-density", "")
+    return chosen if chosen in DENSITIES else "regular"
+
+
+def _wanted(typed: str, me: str) -> Wanted:
+    try:
+        return Wanted(typed, filters.read(typed, me=me))
+    except filters.BadFilter as error:
+        return Wanted(typed, mistakes=error.mistakes)
+
+
+def _unended(terms: Filter) -> Filter:
+    return (*terms, Term(InStatus(ENDED), is_negated=True))
+
+
+def _listed(
+    session: Session,
+    terms: Filter,
+    sort: str,
+    before: int | None = None,
+    after: int | None = None,
+    active: int = 0,
+) -> Listed:
+    """Read a page; one that would begin short of the list's begin is the first.
+
+    active: of the runs that match, those that have not ended.
+    """
+    has_bands = sort == NEWEST_FIRST
+    asked: dict[str, Any] = {"conditions": terms, "sort": ACTIVE_FIRST if has_bands else sort}
+    found = runs.page_of_list(session, **asked, before=before, after=after, limit=PAGE_SIZE)
+    if before is None and after is not None and len(found.rows) < PAGE_SIZE:
+        after = None
+        found = runs.page_of_list(session, **asked, limit=PAGE_SIZE)
+    is_later = found.rows and (before or after) is not None
+    ahead = runs.count_ahead(session, found.rows[0][0].id, **asked) if is_later else 0
+    bands = active if has_bands else None
+    return Listed(found.rows, found.total, ahead + 1, bands, found.metrics)
+
+
 def _notes(
-    session: Session, terms: Filter, sort: str, group: str, shown: Iterable[Column]
+    session: Session, wanted: Wanted, sort: str, group: str, shown: Iterable[Column]
 ) -> list[str]:
     own = [each.name for each in shown if each.is_own]
-    if not group:
-        return filters.notes(session, terms, sort, own)
-    return [*grouping.notes(session, group), *filters.notes(session, terms, NEWEST_FIRST, own)]
+    return filters.notes(session, wanted.terms, NEWEST_FIRST if group else sort, own)

@@ -42,6 +42,8 @@ WHOLE_NUMBERS = {
 #: Path of a setting, with at most one group.
 PATH = re.compile(r"\w{1,100}(\.\w{1,100})?")
 FP32 = "modules.fp32"
+#: Recipe that the empty list of runs offers to train.
+SAMPLE_RECIPE = "digits"
 #: Labels of the form's fields in errors.
 RUN_TITLES = {
     "name": "Name",
@@ -182,6 +184,19 @@ def submit_run(
         return form(request, session, principal, recipe, {}, values, {"recipe": str(error)})
     except Invalid as error:
         return form(request, session, principal, recipe, config, values, error.errors)
+    return RedirectResponse(f"/runs/{run.id}", status_code=303)
+
+
+@router.post("/runs/sample")
+@requires(ANY_SUBMITTER)
+def submit_sample(session: Db, principal: SignedIn) -> RedirectResponse:
+    """Queue the sample run: its recipe's defaults in fp16."""
+    schema = workers.recipe(session, SAMPLE_RECIPE)["schema"]
+    config = config_schema.with_defaults(schema, {"precision": "fp16"})
+    project = next(iter(may_submit_to(session, principal.grants)), "")
+    submission = Submission(recipe=SAMPLE_RECIPE, config=config, name="first-run", project=project)
+    run = submit(session, principal.user, submission)
+    audit.set_runs(session, [run.id])
     return RedirectResponse(f"/runs/{run.id}", status_code=303)
 
 

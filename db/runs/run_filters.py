@@ -115,6 +115,7 @@ ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
         "tags": Run.tags.expression,
         "status": Run.status.expression,
         "created": Run.created_at.expression,
+        "active": case((Run.status.in_(ENDED), 0), else_=1),
     }
 )
 #: Names with a meaning other than a metric in filters, sort orders or lists of columns.
@@ -161,6 +162,16 @@ class EndedAs:
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
         return ended_as(self.ending)
+
+
+@dataclass(frozen=True)
+class NeedsAttention:
+    """Out of contact, failed, diverged, or without an applied step."""
+
+    def sql(self) -> ColumnElement[bool]:
+        """Return the condition."""
+        is_bad = Run.status.in_((Status.UNREACHABLE, Status.FAILED))
+        return is_bad | ended_as("diverged") | ended_as("unapplied")
 
 
 @dataclass(frozen=True)
@@ -259,7 +270,9 @@ class Compared:
         return Run.id.in_(union_all(settings, metrics))
 
 
-Condition: TypeAlias = Word | InStatus | EndedAs | Created | Text | InSweep | Has | Compared
+Condition: TypeAlias = (
+    Word | InStatus | EndedAs | NeedsAttention | Created | Text | InSweep | Has | Compared
+)
 
 
 @dataclass(frozen=True)

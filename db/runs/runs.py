@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from sqlalchemy import (
     case,
     func,
     literal,
+    not_,
+    or_,
     select,
     tuple_,
     update,
@@ -23,7 +26,7 @@ from db.alerts import notifications
 from db.database import now
 from db.errors import Conflict, InTrash, Invalid, NotFound
 from db.runs import config_values
-from db.runs.run_filters import MOST_KEPT, NUMBERS, Compared, Filter, Has, Order, Term
+from db.runs.run_filters import MOST_KEPT, NUMBERS, ORDERS, Compared, Filter, Has, Order, Term
 from db.tables import (
     ACTIVE,
     COMMAND,
@@ -33,6 +36,7 @@ from db.tables import (
     WATCH,
     CheckpointFile,
     Diagnosis,
+    LatestMetric,
     Run,
     RunStatus,
     Status,
@@ -40,6 +44,8 @@ from db.tables import (
 )
 from db.telemetry import pyramid
 
+#: Prefixes of metrics of evaluations.
+EVALUATIONS = ("val/", "eval/", "test/")
 #: Uploaders report every few seconds; a longer silence than this is shown.
 SILENCE_SECONDS = 30.0
 IN_THE_TRASH = "Run {} was deleted. It is in the trash, from where it can be restored."
@@ -258,15 +264,68 @@ def newest_and_count(
     For a first page, one filter pass serves both. Without a filter all runs are counted by an
     index, and the newest are read without reading the others.
     """
-    rows = _page(session, conditions, sort, before, limit, counts=True)
+    found = page_of_list(session, conditions=conditions, sort=sort, before=before, limit=limit)
+    return found.rows, found.total
+
+
+class ListPage(NamedTuple):
+    """Runs of one page with their owners' names.
+
+    total: of all pages.  metrics: the first metric of each run that has one; those of evaluations
+    come first.
+    """
+
+    rows: list[tuple[Run, str]]
+    total: int
+    metrics: list[str]
+
+
+def page_of_list(
+    session: Session,
+    *,
+    conditions: Filter,
+    sort: str,
+    before: int | None = None,
+    after: int | None = None,
+    limit: int,
+) -> ListPage:
+    """List runs like `newest`, with what a page of the list says of them, by one query.
+
+    after: a run id for paging backwards: list the runs right ahead of it in the order.
+    """
+    rows = _page(session, conditions, sort, before, limit, after=after, counts=True)
     if not rows:
-        return [], 0 if before is None else count(session, conditions)
-    return [(run, owner) for run, owner, _total in rows], rows[0].total
+        is_first = before is None and after is None
+        return ListPage([], 0 if is_first else count(session, conditions), [])
+    listed = [(run, owner) for run, owner, _total, _metric in rows]
+    return ListPage(listed, rows[0].total, [row.metric for row in rows if row.metric])
+
+
+def count_ahead(session: Session, run_id: int, *, conditions: Filter, sort: str) -> int:
+    """Count the runs that stand ahead of a run in a list."""
+    order = Order.of(session, sort)
+    first = _keys_of(session, run_id, order)
+    if first is None:
+        return 0
+    query = _matching(select(func.count()), conditions, order)
+    return session.scalar(query.where(_is_beyond(order, first, falls=not order.falls))) or 0
 
 
 def count(session: Session, conditions: Filter = ()) -> int:
     """Count the runs that `newest` would list on all pages."""
     return session.scalar(_matching(select(func.count()), conditions)) or 0
+
+
+def counted(conditions: Filter, *, most: int | None = None) -> ColumnElement[int | None]:
+    """Return the number of runs that match, for a query of several such numbers.
+
+    most: if there are more runs, count none of them, and be NULL.
+    """
+    found: ColumnElement[int | None] = _matching(select(func.count()), conditions).scalar_subquery()
+    if most is None:
+        return found
+    newest = select(func.max(Run.id)).where(NOT_DELETED).scalar_subquery()
+    return case((func.coalesce(newest, 0) <= most, found), else_=None)
 
 
 def stored_bytes(session: Session) -> int:
@@ -281,17 +340,28 @@ def _page(
     before: int | None,
     limit: int,
     *,
+    after: int | None = None,
     counts: bool = False,
 ) -> Sequence[Any]:
     """Read a page of runs with their owners' names. counts: also their total number."""
     order, given = Order.of(session, sort), {"limit": limit}
-    if before is not None:
-        last = _keys_of(session, before, order)
+    beside = after if before is None else before
+    if beside is not None:
+        last = _keys_of(session, beside, order)
         if last is None:
             return []
         given |= {f"last_{n}": value for n, value in enumerate(last)}
-    query = _page_query(tuple(conditions), order, is_first=before is None, counts=counts)
-    return session.execute(query, given).all()
+    is_backwards = before is None and after is not None
+    read = replace(order, falls=not order.falls) if is_backwards else order
+    query = _page_query(tuple(conditions), read, is_first=beside is None, counts=counts)
+    rows = session.execute(query, given).all()
+    return rows[::-1] if is_backwards else rows
+
+
+def _is_beyond(order: Order, keys: Sequence[Any], *, falls: bool) -> ColumnElement[bool]:
+    """Return whether a run stands beyond these sort keys, in an order that falls or rises."""
+    place, last = tuple_(*order.keys), tuple_(*keys)
+    return place < last if falls else place > last
 
 
 @lru_cache(MOST_KEPT)  # slow to build, and the same list is requested repeatedly
@@ -307,15 +377,24 @@ def _page_query(
     query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
     if not is_first:
         ends = [bindparam(f"last_{n}", type_=key.type) for n, key in enumerate(order.keys)]
-        position, last = tuple_(*order.keys), tuple_(*ends)
-        query = query.where(position < last if order.falls else position > last)
+        query = query.where(_is_beyond(order, ends, falls=order.falls))
     page = _ordered(query, order.keys, falls=order.falls).limit(bindparam("limit", type_=Integer()))
     shown = page.subquery()
-    rows = select(Run, User.name, *(shown.c[column.name] for column in more))
+    first = [_first_metric()] if counts else []
+    rows = select(Run, User.name, *(shown.c[column.name] for column in more), *first)
     rows = rows.join(shown, shown.c.run_id == Run.id).join(User, User.id == Run.owner_id)
     keys_shown = [shown.c[key.name] for key in keys]
     ordered: Select[Any] = _ordered(rows, keys_shown, falls=order.falls)
     return ordered
+
+
+def _first_metric() -> ColumnElement[str]:
+    """Select the name of a run's first metric, of those that describe its training."""
+    name = LatestMetric.name
+    is_evaluation = or_(*(name.startswith(prefix) for prefix in EVALUATIONS))
+    of_run = select(name).where(LatestMetric.run_id == Run.id, not_(name.startswith("run/")))
+    first = of_run.order_by(case((is_evaluation, 0), else_=1), name).limit(1).correlate(Run)
+    return first.scalar_subquery().label("metric")
 
 
 def _total(conditions: tuple[Term, ...], *, is_first: bool) -> ColumnElement[int]:
@@ -335,7 +414,10 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
     if len(order.keys) == 1:
         return (run_id,)
     of_run = _joined(select(*order.keys), order).where(Run.id == run_id)
-    return session.execute(of_run).one_or_none()
+    found = session.execute(of_run).one_or_none()
+    if found is None and order.keys[0] is ORDERS["active"]:
+        return (0, run_id)  # erased since, so it had ended
+    return found
 
 
 def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:

@@ -3,9 +3,11 @@
 Only ended runs can be deleted. `db.files.erasure` erases them after those days.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from db.database import now
@@ -91,15 +93,19 @@ def contents(session: Session) -> Contents:
     return Contents(count, int(size))
 
 
-def newest_and_contents(session: Session) -> tuple[int, float, Contents]:
-    """Return the newest run id, the database's time and the contents of the trash.
+def newest_and_contents(
+    session: Session, numbers: Sequence[ColumnElement[Any]] = ()
+) -> tuple[int, float, Contents, list[Any]]:
+    """Return the newest run id, the database's time, the contents of the trash, and numbers.
 
-    The id is that of the newest run outside the trash, or 0.
+    The id is that of the newest run outside the trash, or 0.  numbers: what else to select by the
+    same query.
     """
     newest = select(func.coalesce(func.max(Run.id), 0)).where(NOT_DELETED).scalar_subquery()
     binned = (select(column).where(IN_TRASH).scalar_subquery() for column in _CONTENTS)
-    newest_id, moment, count, size = session.execute(select(newest, now(), *binned)).one()
-    return newest_id, moment, Contents(count, int(size))
+    row = session.execute(select(newest, now(), *binned, *numbers)).one()
+    newest_id, moment, count, size, *others = row
+    return newest_id, moment, Contents(count, int(size)), others
 
 
 def listed(session: Session, *, after: str = "", limit: int) -> Page:

@@ -14,7 +14,7 @@ from db.tables import User
 from tests.app.conftest import offered, running, serving, settings  # noqa: F401 - fixtures
 from tests.browser import launched
 
-MILLISECONDS = 60_000  # patience with a slow machine
+MILLISECONDS = 15_000  # patience with a slow machine
 
 
 @pytest.hookimpl(tryfirst=True)

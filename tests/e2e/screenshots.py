@@ -37,7 +37,7 @@ def main(wanted: list[str]) -> None:
         page.set_default_timeout(PATIENCE)
         page.goto(link)
         page.get_by_role("button", name="Sign in").click()
-        while not page.get_by_text("A worker is up, and trains").is_visible():
+        while not page.get_by_text("Worker ready").is_visible():
             page.reload()
         for precision, steps in RUNS if wanted != ["comparison"] else RUNS[:1]:
             submit(page, precision, steps)

@@ -53,6 +53,9 @@ EMPTY = ("/runs", "/sweeps", "/alerts", "/trash")
 FULL = (
     "/runs?columns=status,step,loss,scale,verdict,training.batch_size,tags",
     "/runs?filter=nonsense:",
+    "/runs?filter=recipe:digits+-status:queued",
+    "/runs?view=charts",
+    "/runs?group=no-such-setting",
     "/runs/1",
     "/runs/2",
     "/compare?runs=1,2&settings=all",
@@ -85,6 +88,7 @@ FULL = (
 ON_A_PHONE = (
     "/retention",
     "/runs",
+    "/runs?filter=recipe:digits",
     "/workers",
     "/recipes",
     "/runs/1",

@@ -79,12 +79,11 @@ def test_a_run_is_found_and_laid_out_with_the_keyboard(
         queue.end(session, 1, 1, Status.FAILED, error=error)
     expect(row.locator(".waiting")).to_have_text("ValueError: no such file")
 
-    page.get_by_role("button", name="Views").click()
+    page.get_by_role("button", name="Save view").click()
     page.get_by_label("Save this filter").fill("mine")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.get_by_role("link", name="mine", exact=True).first).to_have_attribute(
-        "aria-current", "page"
-    )
+    tab = page.get_by_role("navigation", name="Saved views").get_by_text("mine", exact=True)
+    expect(tab.locator("..")).to_have_attribute("aria-current", "page")
     assert names(page) == ["small"]
     page.get_by_role("button", name="Group").press("Enter")
     page.get_by_label("or any setting").fill("batch_size")

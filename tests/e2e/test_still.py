@@ -283,11 +283,11 @@ def test_the_list_says_whether_a_worker_is_up_and_moves_nothing(
     page.set_viewport_size({"width": width, "height": 900})
     submit(database, ada)
     page.goto("/runs")
-    missing = page.get_by_text("No worker takes runs for now:")
+    missing = page.get_by_text("No worker takes runs.")
     expect(missing).to_be_visible()
     page.evaluate(WATCH_SHIFTS)
     worker_id = offer_digits(database)
-    expect(page.get_by_text("A worker is up, and trains what is queued.")).to_be_visible()
+    expect(page.get_by_text("Worker ready.")).to_be_visible()
     expect(missing).to_be_hidden()
     with database.writing() as session:
         workers.stop(session, worker_id)

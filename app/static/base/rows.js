@@ -31,6 +31,7 @@ const update = (row, fresh, html) => {
   sources.set(row, html)
   localTimes(fresh)
   keepState(row, fresh)
+  for (const name of Object.keys(row.dataset)) if (!(name in fresh.dataset)) delete row.dataset[name]
   Object.assign(row.dataset, fresh.dataset)
   const cells = [...row.children].map((cell, i) => [cell, fresh.children[i]])
   for (const [cell, other] of cells.filter(([cell, other]) => cell.outerHTML !== other.outerHTML)) {
@@ -94,9 +95,11 @@ export const mergeRows = (box, { html, keys, most = Infinity }) => {
 /** @param {Element} body @param {Element[]} rows that it shall hold */
 const arrange = (body, rows) => {
   // A row that stays is not moved: that would take the focus from what is in it.
+  const focused = document.activeElement
   const staying = new Set(rows)
   for (const row of [...body.children]) if (!staying.has(row)) row.remove()
   rows.forEach((row, i) => { if (body.children[i] !== row) body.insertBefore(row, body.children[i] ?? null) })
+  if (focused !== document.activeElement && body.contains(focused)) /** @type {any} */ (focused).focus({ preventScroll: true })
 }
 
 /** Show a fragment; its table keeps the rows that did not change. @param {Element} box @param {string} html */

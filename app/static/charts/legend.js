@@ -1,10 +1,9 @@
 // Which runs are shown, in which colours: a box a run, or a group of runs that have a mean.
 
-/** The class of a sample of the n-th run's line, as compare.css has them: ten colours, then dashed ones. @param {number} place */
-const strokes = (place) => `stroke line-${place % 10} dash-${Math.floor(place / 10) % 5}`
+import { placesOf, strokes } from 'run_colors'
 
 export class Legend {
-  /** @param {HTMLElement} article @param {string[]} ids in the order of their colours @param {() => void} onChange */
+  /** @param {HTMLElement} article @param {string[]} ids @param {() => void} onChange */
   constructor(article, ids, onChange) {
     this.article = article
     this.ids = ids
@@ -17,7 +16,8 @@ export class Legend {
       box.addEventListener('change', onChange)
     }
     /** Of each run the place whose colour it has. @type {Map<string, number>} */
-    this.places = new Map(ids.map((id, i) => [id, i]))
+    this.places = placesOf(ids)
+    this.own = this.places
   }
 
   get hidden() { return this.boxes.filter(({ checked }) => !checked).map(({ value }) => value) }
@@ -30,7 +30,7 @@ export class Legend {
     if (values) this.ids.forEach((_, i) => { const key = groupOf(i); groups.set(key, groups.get(key) ?? groups.size) })
     const runs = this.ids.map((id, place) => {
       const group = groupOf(place)
-      return { id, label: this.labels[id], place, group, groupPlace: groups.get(group) ?? 0 }
+      return { id, label: this.labels[id], place: this.own.get(id) ?? place, group, groupPlace: groups.get(group) ?? 0 }
     })
     this.places = new Map(runs.map((run) => [run.id, values ? run.groupPlace : run.place]))
     this.paint()

@@ -2,6 +2,7 @@
 // coordinates make code out of texts, which our content security policy forbids.
 import { strokeOf } from 'comparison'
 import { escaped } from 'formats'
+import { placesOf } from 'run_colors'
 
 const MOST = 10 // settings beside each other
 const HEIGHT = 320
@@ -25,12 +26,14 @@ const short = (text) => (text.length > 18 ? `${text.slice(0, 17)}…` : text)
 export const parallelFigure = ({ ids, labels, columns, settings, up }, colors) => {
   const names = [...settings.filter((name) => name !== up).slice(0, MOST), up]
   const scales = names.map((name) => scaleOf(columns.get(name) ?? []))
+  const places = placesOf(ids)
   const data = ids.map((id, i) => {
+    const stroke = strokeOf(places.get(id) ?? 0, colors)
     const values = names.map((name) => columns.get(name)?.[i] ?? null)
     return {
       x: names.map((_, j) => j), y: values.map((value, j) => (value === null ? null : scales[j].at(value))), text: values.map((value, j) => escaped(`${names[j]} ${value}`)),
       name: escaped(labels[id]), type: 'scatter', mode: 'lines+markers', connectgaps: true, hovertemplate: '%{fullData.name}<br>%{text}<extra></extra>',
-      marker: { size: 6, color: strokeOf(i, colors).color }, line: { ...strokeOf(i, colors), width: 1.5 },
+      marker: { size: 6, color: stroke.color }, line: { ...stroke, width: 1.5 },
     }
   })
   const note = (text, x, y, more) => ({ text: escaped(short(text)), x, y, showarrow: false, font: { size: 11, color: colors.quiet }, ...more })

@@ -4,6 +4,7 @@ import { createPlot } from 'charts'
 import { strokeOf } from 'comparison'
 import { escaped } from 'formats'
 import { parallelFigure } from 'parallel'
+import { placesOf } from 'run_colors'
 
 const FIGURES = { 'run/step_ms': 'Time a step, ms', 'run/seconds': 'Time, s', 'run/peak_memory_bytes': 'Peak memory, bytes', seconds: 'Duration, s', loss: 'Last loss' }
 const [LOG_FROM, HEIGHT] = [20, 380] // how many times the smallest the largest is, for a log axis; pixels
@@ -36,9 +37,11 @@ const word = (value) => (typeof value === 'number' || value === null || value ==
 
 const scatterFigure = ({ ids, labels, across, up, columns }, colors) => {
   const [x, y] = [across, up].map((name) => (columns.get(name) ?? []).map(word))
+  const places = placesOf(ids)
+  const placeOf = (id) => places.get(id) ?? 0
   const data = ids.map((id, i) => ({
     x: [x[i]], y: [y[i]], name: escaped(labels[id]), type: 'scatter', mode: 'markers', cliponaxis: false,
-    marker: { size: 11, color: strokeOf(i, colors).color, symbol: Math.floor(i / 10), line: { width: 1, color: colors.card } },
+    marker: { size: 11, color: strokeOf(placeOf(id), colors).color, symbol: Math.floor(placeOf(id) / 10), line: { width: 1, color: colors.card } },
     hovertemplate: `%{fullData.name}<br>%{x}, %{y}<extra></extra>`,
   })).filter(({ x: [a], y: [b] }) => a !== null && a !== undefined && b !== null && b !== undefined)
   const layout = {

@@ -1,4 +1,5 @@
-// Completes the words of the list's filter: keys, what they can be, names of settings and metrics.
+// Completes the words of the list's filter: keys, what they can be, names of settings and metrics;
+// and sends them together with the words that are chips already.
 // A combobox as ARIA describes it: the focus stays in the box, aria-activedescendant names the word.
 import { fetched } from 'http'
 import { isUnfinished, proposals, wordAt } from 'completion'
@@ -6,6 +7,11 @@ import { root } from 'root'
 
 const box = document.querySelector('#filter')
 const list = document.querySelector('#filter-words')
+/** @type {any} */
+const form = document.querySelector('[data-filter]')
+/** The words that are chips. */
+const valid = form?.querySelector('[data-valid]')
+const REFOCUS = 'filter-focus'
 /** Asked for when somebody first comes to the box. @type {Promise<any>|null} */
 let vocabulary = null
 /** What is shown: the words, and the stretch of the line that each would replace. @type {[import('completion').Proposal[], number, number, number]} */
@@ -75,7 +81,27 @@ const take = (i) => {
   if (!isWhole) propose()
 }
 
+/** Send the words of the chips and what was typed as one filter. */
+const apply = () => {
+  valid.value = [valid.value, box.value.trim()].filter(Boolean).join(' ')
+  valid.disabled = !valid.value
+  box.disabled = true // it is part of the other one
+  form.submit()
+}
+
+/** Take the last chip away, and show the list without it, with the focus in the box again. */
+const removeLast = () => {
+  const chip = [...form.querySelectorAll('[data-word]')].at(-1)
+  if (!chip) return
+  chip.remove()
+  valid.value = [...form.querySelectorAll('[data-word]')].map(({ dataset }) => dataset.word).join(' ')
+  sessionStorage.setItem(REFOCUS, 'yes')
+  apply()
+  box.disabled = false // for the next key, should it come first
+}
+
 const keys = {
+  Backspace: () => (box.value ? false : removeLast()),
   ArrowDown: () => (list.hidden ? propose(true) : point(active + 1)),
   ArrowUp: () => (list.hidden ? propose() : point(active < 0 ? shown.length - 1 : active - 1)),
   Enter: () => active >= 0 && (take(active), true),
@@ -84,6 +110,12 @@ const keys = {
 }
 
 if (box) {
+  form.addEventListener('submit', (event) => { event.preventDefault(); apply() })
+  addEventListener('pageshow', () => { box.disabled = false }) // after Back
+  if (sessionStorage.getItem(REFOCUS)) {
+    sessionStorage.removeItem(REFOCUS)
+    box.focus({ preventScroll: true })
+  }
   for (const [name, value] of Object.entries({ role: 'combobox', 'aria-expanded': 'false', 'aria-controls': 'filter-words', 'aria-autocomplete': 'list' })) {
     box.setAttribute(name, value)
   }

@@ -2,6 +2,7 @@
 import { insisted, inTurn } from 'http'
 import { localTimes } from 'formats'
 import { follow } from 'live'
+import { createListCharts } from 'list_charts'
 import { root } from 'root'
 import { replaceRows } from 'rows'
 import { createSelection, refetchRows } from 'selection'
@@ -12,8 +13,12 @@ const empty = document.querySelector('.empty')
 /** Undefined while there is no run. @type {Found|undefined} */
 let body
 let countTicked = () => {}
+/** Of the charts view. @type {ReturnType<typeof createListCharts>|null} */
+let charts = null
 /** Run ids: the newest that there is, and that this page was fetched after. */
 let [newest, shown] = [0, 0]
+/** The header's facts as they came last. */
+let sources = ''
 
 /** @param {Found} list */
 const begin = (list) => {
@@ -24,19 +29,32 @@ const begin = (list) => {
   countTicked = createSelection(list, () => refetchRows(rows))
 }
 
-/** The first run comes in place of the advice, unless a key is about to press what that offers. @param {Found} list */
-const showFirst = (list) => {
+/** The first run comes in place of the advice, unless a key is about to press what that offers. @param {Document} page with the list */
+const showFirst = async (page) => {
+  const parts = [...page.querySelectorAll('#main > *')].map((part) => document.adoptNode(part))
+  const list = parts.find((part) => part.matches('[data-list]'))
+  if (!list) return
   localTimes(list)
-  empty.before(list)
+  empty.before(...parts)
+  for (const part of ['.identity', '.top-actions']) document.querySelector(part)?.replaceWith(document.adoptNode(page.querySelector(part)))
   if (empty.matches(':focus-within')) empty.addEventListener('focusout', () => setTimeout(() => empty.remove()), { once: true })
   else empty.remove()
   begin(list)
+  await Promise.all([import('filter'), import('columns'), import('density')])
 }
 
-/** @param {boolean} isUp */
-const showWorkers = (isUp) => {
-  for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(isUp)
+/** The header's facts, and the banner that stands while no worker was there when the page came. */
+const showFacts = (news) => {
+  const facts = document.querySelector('[data-facts]')
+  if (facts && news.facts && sources !== news.facts) facts.innerHTML = sources = news.facts
+  for (const box of document.querySelectorAll('[data-worker-up]')) box.dataset.workerUp = String(news.is_worker_up)
 }
+
+/** Whether a run of the other band is among these rows, which only the server can place. @param {Record<string, string>} rows */
+const hasMoved = (rows) => Object.entries(rows).some(([id, html]) => {
+  const row = body?.querySelector(`tr[data-key="${id}"]`)
+  return row && body?.querySelector('.band') && 'active' in row.dataset !== / data-active[ >]/.test(html)
+})
 
 /** Fetch this very page again if it lacks the newest run that news told of. */
 const refresh = inTurn(async () => {
@@ -47,21 +65,25 @@ const refresh = inTurn(async () => {
   } else if (empty) {
     const answer = await insisted(location.href)
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
-    const list = page.querySelector('[data-list]')
-    const [total, fresh] = [document.querySelector('[data-total]'), page.querySelector('[data-total]')]
-    if (list) still(() => { total?.replaceWith(document.adoptNode(fresh)); showFirst(document.adoptNode(list)) })
+    const watched = page.querySelector('tr[data-watched] .name a')
+    if (watched) return location.assign(watched.href)
+    still(() => { showFirst(page) })
   }
   shown = asked
 })
 
 const list = document.querySelector('[data-list]')
 if (list) begin(list)
+const section = document.querySelector('[data-list-charts]')
+if (list && section) charts = createListCharts(section, list)
 const { cursor = '0', columns = '' } = (body ?? empty)?.dataset ?? {}
 follow(`${root}/api/v1/runs/live`, cursor, (news) => {
   still(() => {
-    showWorkers(news.is_worker_up)
+    showFacts(news)
+    if (hasMoved(news.rows)) shown = 0
     if (body) replaceRows(body, Object.values(news.rows).join(''))
     countTicked()
+    charts?.update(Object.keys(news.rows))
   })
   newest = news.newest
   refresh()

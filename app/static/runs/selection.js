@@ -20,23 +20,55 @@ const DONE = {
 /** @param {number} n */
 const inWords = (n) => (n === 1 ? '1 run' : `${count(n)} runs`)
 
-/** Fetch this very page again, and bring its rows up to date. @param {Element} body */
+/** Fetch this very page again, and bring its rows up to date. @param {HTMLElement} body */
 export const refetchRows = async (body) => {
-  const answer = await insisted(location.href)
+  const address = new URL(location.href)
+  // The default columns go by the listed runs, and those of an open page stay.
+  if (body.dataset.columns) address.searchParams.set('current', body.dataset.columns)
+  const answer = await insisted(address.href)
   const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
   const fresh = page.querySelector('[data-rows]')
   if (!fresh) return still(() => location.reload())
   still(() => {
     matchRows(body, document.adoptNode(fresh))
-    for (const part of ['[data-disk]', '[data-total]']) {
+    for (const part of ['[data-disk]', '[data-total]', '.range', '.pages', ...(document.querySelector('.view-tabs:focus-within') ? [] : ['.view-tabs'])]) {
       const [old, now] = [document.querySelector(part), page.querySelector(part)]
       if (now) old?.replaceWith(document.adoptNode(now))
     }
   })
 }
 
-/** @param {string} action @param {number[]} runs @param {{tag?: string, project?: string}} to */
+/** Runs that one request may act on, or list. */
+const MOST_ASKED = 200
+const ENDED = ['finished', 'failed', 'cancelled']
+
+/** All runs that the page's filter matches. @returns {Promise<{id: string, canCancel: boolean}[]>} */
+const everyMatch = async () => {
+  const found = []
+  const filter = new URLSearchParams(location.search).get('filter') ?? ''
+  for (let next = ''; next !== null;) {
+    const query = new URLSearchParams({ filter, limit: String(MOST_ASKED), ...(next && { before: next }) })
+    const page = await (await insisted(`${root}/api/v1/runs?${query}`)).json()
+    for (const { id, status, source } of page.runs) found.push({ id: String(id), canCancel: !ENDED.includes(status) && source !== 'watch' })
+    next = page.next && String(page.next)
+  }
+  return found
+}
+
+/** @param {string} action @param {number[]} runs @param {{tag?: string, project?: string}} to @returns {Promise<{done: number[], refused: {id: number, detail: string}[]}>} */
 const ask = async (action, runs, to) => {
+  /** @type {{done: number[], refused: {id: number, detail: string}[]}} */
+  const all = { done: [], refused: [] }
+  for (let i = 0; i < runs.length; i += MOST_ASKED) {
+    const { done, refused } = await askSome(action, runs.slice(i, i + MOST_ASKED), to)
+    all.done.push(...done)
+    all.refused.push(...refused)
+  }
+  return all
+}
+
+/** @param {string} action @param {number[]} runs @param {{tag?: string, project?: string}} to */
+const askSome = async (action, runs, to) => {
   const answer = await fetch(`${root}/api/v1/runs/bulk`, {
     method: 'POST',
     headers: { 'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content, 'Content-Type': 'application/json' },
@@ -60,19 +92,45 @@ export const createSelection = (list, refetch) => {
   const boxes = () => [...list.querySelectorAll('[name=run]:not(:disabled)')]
   const ticked = () => boxes().filter((box) => box.checked)
   let last = '' // run whose box was clicked last: a range goes from there
+  /** Runs on other pages that are selected too. @type {{id: string, canCancel: boolean}[]} */
+  let elsewhere = []
+  const selected = () => [...ticked().map(({ value }) => value), ...elsewhere.map(({ id }) => id)]
+  const every = bar.querySelector('[data-every]')
 
+  /** Of one queued run its place can be changed, by the forms of its row. @param {Found[]} chosen */
+  const showQueue = (chosen) => {
+    const part = bar.querySelector('[data-queue]')
+    const row = chosen.length === 1 ? chosen[0].closest('tr[data-priority]') : null
+    if (!part) return
+    part.hidden = !row || elsewhere.length > 0
+    if (!row) return
+    for (const button of part.querySelectorAll('[data-to]')) {
+      button.setAttribute('formaction', `${root}/runs/${row.dataset.key}/${button.dataset.to}`)
+      const priority = Number(row.dataset.priority) + Number(button.dataset.by ?? 0)
+      button.value = String(priority)
+      button.disabled = button.dataset.by ? Math.abs(priority) > 100 : row.dataset.ahead === '0'
+    }
+  }
+  /** Report the selected runs. */
+  const announce = () => list.dispatchEvent(new CustomEvent('selection', { detail: ticked().map(({ value }) => value) }))
   const refresh = () => {
+    announce()
     const [all, chosen] = [boxes(), ticked()]
+    if (chosen.length < all.length) elsewhere = []
     for (const button of list.querySelectorAll('button[data-one]')) button.disabled = false
-    const ids = chosen.map((box) => box.value)
+    const ids = selected()
     for (const box of list.querySelectorAll('[data-tick-all]')) {
       box.checked = chosen.length > 0 && chosen.length === all.length
       box.indeterminate = chosen.length > 0 && chosen.length < all.length
     }
-    const said = chosen.length ? `${count(chosen.length)} selected` : ''
+    const said = ids.length ? `${count(ids.length)} selected` : ''
+    if (every) every.hidden = chosen.length < all.length || elsewhere.length > 0
+    const cancel = bar.querySelector('[data-act=cancel]')
+    if (cancel) cancel.hidden = !chosen.some((box) => box.closest('[data-can-cancel]')) && !elsewhere.some(({ canCancel }) => canCancel)
     const told = bar.querySelector('[data-ticked]')
     if (told.textContent !== said) told.textContent = said // so that it is announced when it changes
     if (!chosen.length) refused.replaceChildren()
+    showQueue(chosen)
     const addresses = bar.querySelector('[data-addresses]')
     if (addresses) addresses.dataset.copyText = ids.map((id) => `${location.origin}${root}/runs/${id}`).join('\n')
     const compare = bar.querySelector('[data-compare]')
@@ -93,6 +151,7 @@ export const createSelection = (list, refetch) => {
     bar.inert = true
     try {
       const { done, refused: others } = await ask(action, ids, action === 'move' ? { project: text } : isTagging ? { tag: text } : {})
+      if (!isTagging) elsewhere = []
       tell(action, done, others, text)
       if (!bar.contains(document.activeElement)) list.focus() // its own button may go, and a cell in use stays
       await refetch()
@@ -132,13 +191,25 @@ export const createSelection = (list, refetch) => {
       const to = all.indexOf(target)
       if (shiftKey && from >= 0) for (const box of all.slice(Math.min(from, to), Math.max(from, to) + 1)) box.checked = target.checked
       last = target.value
-    } else if (target.matches('[data-act]')) {
+    } else if (target.closest('[data-act]')) {
       event.preventDefault()
-      act(target.dataset.act, ticked().map((box) => Number(box.value)))
+      target.closest('[popover]')?.hidePopover()
+      act(target.closest('[data-act]').dataset.act, selected().map(Number))
+    } else if (target.closest('[data-clear]')) {
+      for (const box of boxes()) box.checked = false
+      refresh()
+    } else if (target === every) {
+      selectEvery()
     } else if (target.matches('[data-one]')) {
       act(target.dataset.one, [Number(target.value)])
     }
   })
+  const selectEvery = async () => {
+    const here = new Set(boxes().map(({ value }) => value))
+    const found = await everyMatch()
+    elsewhere = found.filter(({ id }) => !here.has(id))
+    refresh()
+  }
   list.addEventListener('change', ({ target }) => {
     if (target.matches('[data-tick-all]')) for (const box of boxes()) box.checked = target.checked
     refresh()
@@ -148,7 +219,8 @@ export const createSelection = (list, refetch) => {
   tag?.addEventListener('keydown', (event) => {
     if (event.key !== 'Enter') return
     event.preventDefault()
-    act('add_tag', ticked().map((box) => Number(box.value)))
+    tag.closest('[popover]')?.hidePopover()
+    act('add_tag', selected().map(Number))
   })
   list.tabIndex = -1
   addEventListener('pageshow', refresh) // after Back a browser ticks the boxes again, and tells nobody

@@ -256,3 +256,18 @@ def test_a_text_that_is_quoted_is_read_as_it_is(text: str) -> None:
     if text.strip():
         [term] = filters.read(f"tag:{filters.quoted(text)}", me="ada")
         assert term.condition == filters.Text("tag", text.strip())
+
+
+def test_terms_are_told_apart_for_the_list() -> None:
+    """Key and value of each valid one, and the filter without it; what is wrong stays a text."""
+    text = '-status:failed lr>0.1 nonsense:1 "two words"'
+    with pytest.raises(BadFilter) as raised:
+        filters.read(text, me="ada")
+    chips, invalid = filters.chips(text, raised.value.mistakes)
+    assert [(chip.key, chip.value) for chip in chips] == [
+        ("not status", "failed"),
+        ("lr", "> 0.1"),
+        ("", "two words"),
+    ]
+    assert chips[1].rest == '-status:failed "two words"'
+    assert invalid == "nonsense:1"

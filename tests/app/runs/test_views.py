@@ -1,11 +1,14 @@
 """Saved views of the list: everybody has their own."""
 
+import re
+
 from starlette.testclient import TestClient
 
 from db.access import accounts
 from db.database import Database
 from db.runs import views
 from db.tables import User
+from tests.app.conftest import submit
 
 
 def test_a_view_is_saved_shown_and_deleted(browser: TestClient) -> None:
@@ -59,3 +62,17 @@ def test_views_are_ones_own_and_bounded(
         assert browser.post("/views", data=body).status_code == 422
     assert script.post("/api/v1/views", json={"name": "0", "filter": "x"}).status_code == 201
     assert script.delete("/api/v1/views/2").status_code == 204
+
+
+def test_tabs_count_the_runs_of_views(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """All, one's own where others have some, and each saved view."""
+    submit(database, ada, tags="a")
+    with database.writing() as session:
+        other = accounts.make_user(session, "grace")
+    submit(database, other)
+    browser.post("/views", data={"name": "tagged", "filter": "tag:a"})
+    page = browser.get("/runs").text
+    tabs = re.findall(r'<span>([\w ]+)</span> <span class="tab-count">(\d+)<', page)
+    assert tabs == [("All runs", "2"), ("Mine", "1"), ("tagged", "1")]

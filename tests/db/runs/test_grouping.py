@@ -63,6 +63,18 @@ def test_figures_of_a_group_are_counted_averaged_and_spread(database: Database, 
     assert (alone.statuses, alone.spreads["loss"].deviation) == ({"failed": 1}, None)
 
 
+def test_a_run_without_a_scaler_has_no_scale_to_average(database: Database, ada: User) -> None:
+    """It is recorded with a scale of 1."""
+    with database.writing() as session:
+        for precision, scale in (("fp16", 2.0**16), ("bf16", 1.0), ("fp32", 1.0)):
+            submit(session, ada, config=config() | {"precision": precision}).scale = scale
+    found = by(database, "recipe", "scale")
+    scale_spread = found.groups[0].spreads["scale"]
+    assert (scale_spread.count, scale_spread.mean) == (1, 2.0**16)
+    groups = by(database, "precision", "scale").groups
+    assert [each.value for each in groups if "scale" in each.spreads] == ["fp16"]
+
+
 def test_by_columns_tags_and_texts_whatever_their_case(database: Database, some: None) -> None:
     """A run with two tags stands in both groups."""
     tags = [(each.value, each.runs) for each in by(database, "tag").groups]

@@ -1,5 +1,7 @@
 """Submitting, listing and finding runs."""
 
+from typing import Any
+
 import pytest
 from sqlalchemy import select, update
 
@@ -8,7 +10,7 @@ from db.errors import Invalid, NotFound
 from db.files import checkpoints
 from db.queue import pending_reasons, queue, run_control
 from db.runs import runs
-from db.runs.run_filters import Compared, InStatus, Order, Term, Word
+from db.runs.run_filters import Compared, InStatus, NeedsAttention, Order, Term, Word
 from db.tables import Run, RunStatus, Status, User, Worker
 from tests.db.conftest import claim, submit
 from tests.db.telemetry.telemetry_made import make_steps, record
@@ -64,6 +66,42 @@ def test_a_page_and_the_count_of_all_come_together(
                 expected = runs.newest(session, **page), runs.count(session, terms)
                 assert runs.newest_and_count(session, **page) == expected
         assert runs.newest_and_count(session, conditions=terms, limit=1)[1] == 3 * (not filtered)
+
+
+def test_pages_of_the_list_lead_on_and_back(database: Database, ada: User) -> None:
+    """Runs that have not ended come first; each page says how many are ahead of it."""
+    with database.writing() as session:
+        for _ in range(5):
+            submit(session, ada)
+        for run_id in (2, 4, 5):
+            run_control.cancel(session, run_id, ada)
+    page: dict[str, Any] = {"conditions": (), "sort": "-active", "limit": 2}
+
+    def ids(**place: int) -> list[int]:
+        found = runs.page_of_list(session, **page, **place)
+        assert found.total == 5
+        return [run.id for run, _owner in found.rows]
+
+    with database.reading() as session:
+        assert [ids(), ids(before=1), ids(before=4)] == [[3, 1], [5, 4], [2]]
+        assert [ids(after=2), ids(after=5)] == [[5, 4], [3, 1]]
+        assert ids(before=99) == [5, 4]  # erased meanwhile, so it had ended
+        ahead = [
+            runs.count_ahead(session, run_id, conditions=(), sort="-active") for run_id in (3, 5, 2)
+        ]
+        assert ahead == [0, 2, 4]
+        numbers = [runs.counted(()), runs.counted((), most=9), runs.counted((), most=4)]
+        assert [*session.execute(select(*numbers)).one()] == [5, 5, None]
+
+
+def test_runs_that_need_attention_are_found(database: Database, ada: User) -> None:
+    """Failed or out of contact, but neither cancelled nor queued."""
+    with database.writing() as session:
+        for status in (Status.FAILED, Status.UNREACHABLE, Status.CANCELLED, Status.QUEUED):
+            runs.set_status(session, submit(session, ada), status)
+    with database.reading() as session:
+        rows = runs.newest(session, conditions=[Term(NeedsAttention())])
+        assert [run.id for run, _owner in rows] == [2, 1]
 
 
 def test_hints_reach_sqlite(database: Database, ada: User) -> None:

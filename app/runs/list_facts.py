@@ -1,0 +1,60 @@
+"""Facts in the header of the list of runs: counts that are filters, and devices in use."""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import Session
+
+from db.queue.pending_reasons import Queue
+from db.runs import runs
+from db.runs.run_filters import Created, InStatus, NeedsAttention, Term
+from db.tables import Status
+
+#: Older failures need no attention any more.
+ATTENTION_DAYS = 7
+
+
+@dataclass(frozen=True)
+class ListFacts:
+    """Counts of runs by state, and of the devices of all workers that are up."""
+
+    running: int
+    queued: int
+    attention: int
+    used: int
+    devices: int
+    has_takers: bool
+
+    @property
+    def mark(self) -> str:
+        """The facts in the cursor of a live list."""
+        return "_".join(str(int(each)) for each in astuple(self))
+
+
+def numbers() -> list[ColumnElement[int | None]]:
+    """Return what to select for the counts."""
+    since = Created(is_before=False, seconds_ago=ATTENTION_DAYS * 86400.0)
+    running, queued = ([Term(InStatus((status,)))] for status in (Status.RUNNING, Status.QUEUED))
+    unwell = [Term(NeedsAttention()), Term(since)]
+    return [runs.counted(terms) for terms in (running, queued, unwell)]
+
+
+def read(session: Session, queue: Queue) -> ListFacts:
+    """Read the facts. queue: as it is now."""
+    return of(list(session.execute(select(*numbers())).one()), queue)
+
+
+def of(counts: Sequence[Any], queue: Queue) -> ListFacts:
+    """Return the facts. counts: what `numbers` selected."""
+    running, queued, attention = counts
+    devices = sum(len(worker.devices) for worker in queue.workers)
+    return ListFacts(
+        running=running,
+        queued=queued,
+        attention=attention,
+        used=devices - sum(max(queue.free(worker), 0) for worker in queue.workers),
+        devices=devices,
+        has_takers=queue.has_takers,
+    )

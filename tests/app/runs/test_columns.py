@@ -1,0 +1,29 @@
+"""The columns of the list of runs."""
+
+from app.runs.columns import usual
+from db.tables import Run
+from tests.app.conftest import CONFIG
+
+
+def run(**training: object) -> Run:
+    return Run(config=CONFIG | {"training": CONFIG["training"] | training})
+
+
+def names(*some: Run, metrics: tuple[str, ...] = ()) -> list[str]:
+    return [column.name for column in usual(some, metrics)]
+
+
+def test_the_usual_columns_go_by_the_listed_runs() -> None:
+    """The metric that most have, and a setting that differs: no seed, no number of steps."""
+    plain = names(run(), run())
+    assert plain[:3] == ["name", "status", "step"]
+    assert "learning_rate" not in plain
+    shown = names(
+        run(learning_rate=0.1, seed=1, batch_size=4),
+        run(learning_rate=0.2, seed=2, batch_size=8),
+        metrics=("val/accuracy", "loss", "loss", "val/accuracy", "val/accuracy"),
+    )
+    assert [name for name in shown if name not in plain] == ["val/accuracy", "learning_rate"]
+    assert [*names(run(seed=1, steps=5), run(seed=2, steps=9))] == plain
+    odd = names(run(), metrics=("a, b", "step"))  # a comma would be two columns
+    assert [name for name in odd if name not in plain] == ["metrics.step"]
