@@ -127,7 +127,7 @@ def migrate(
         if database.engine.dialect.name == "sqlite":
             # Some migrations on SQLite copy a table as it exists.
             allowed = "allowed: with PostgreSQL, by HALFSTEP_DATABASE_URL"
-            raise Invalid({"--sql": f"{database.name} has no SQL that can be printed; {allowed}"})
+            raise Invalid({"--sql": f"{database.name} has no SQL to print; {allowed}"})
         upgrade(database.migrations(printed), "head", sql=True)
         print_result({"sql": printed.getvalue()}, printed.getvalue().rstrip(), as_json=as_json)
         return

@@ -69,7 +69,7 @@ def _view(
         text = f"{x[:100]!r} is not allowed; allowed: {', '.join(AXES)}, metric:NAME"
         raise Invalid({"x": text})
     if len(set(draw)) > MOST_DRAWN:
-        text = f"{len(set(draw)):,} charts are named; allowed: at most {MOST_DRAWN}"
+        text = f"{len(set(draw)):,} charts are given; allowed: at most {MOST_DRAWN}"
         raise Invalid({"draw": text})
     return View(x, loss, smooth, draw, by, band, settings)
 

@@ -183,9 +183,9 @@ class ActiveRequests:
                 projects = {row[0]: row[1] for row in rows}
         except Exception as error:
             if not is_outage(error):
-                logger.exception("access of open streams cannot be checked: they end")
+                logger.exception("access to open streams cannot be checked: closing them")
                 return lambda _active: (None, None)
-            logger.warning("open streams are not checked: %s", error)
+            logger.warning("access to open streams was not checked: %s", error)
             return None
         return lambda active: (all_grants.get(active.secret), projects.get(active.run_id or 0))
 

@@ -110,9 +110,9 @@ def as_run_ids(field: str, text: str, *, most: int) -> list[int]:
     if wrong:
         raise Invalid({field: f"{wrong[0][:100]!r} is not allowed; {allowed}"})
     if not ids:
-        raise Invalid({field: f"no run is named; {allowed}"})
+        raise Invalid({field: f"no run is given; {allowed}"})
     if len(ids) > most:
-        raise Invalid({field: f"{len(ids):,} runs are named; {allowed}"})
+        raise Invalid({field: f"{len(ids):,} runs are given; {allowed}"})
     return ids
 
 

@@ -86,17 +86,17 @@ def user_of_subject(session: Session, subject: str, name: str) -> User:
     if user is None:
         shown = cleaned(name)[:NAME_CHARACTERS]
         if find_user(session, shown) is not None:
-            message = f"There is an account {shown!r} that is not yet the provider's. An operator "
-            raise InvalidCredentials(f"{message}lets it be: halfstep user subject.")
+            message = f"The account {shown!r} is not linked to the provider. An operator can "
+            raise InvalidCredentials(f"{message}link it by halfstep user subject.")
         try:
             user = make_user(session, shown)
         except Invalid as error:
             raise InvalidCredentials(
-                f"The provider's name for you cannot be one here: {error}."
+                f"Your user name at the provider is not valid here: {error}."
             ) from error
         user.subject = subject
     if user.deactivated_at is not None:
-        raise InvalidCredentials("This account was shut out. Ask an operator.")
+        raise InvalidCredentials("This account is deactivated. Ask an operator.")
     return user
 
 
@@ -190,7 +190,7 @@ def check_current_password(user: User, password: str) -> None:
         message = f"is not set yet, and your link is older than {FRESH_SECONDS / 60:.0f} minutes"
         raise Invalid({"current": f"{message}: sign in with a new one (halfstep link {user.name})"})
     if not _passwords.verify(password, user.password_hash):
-        raise Invalid({"current": "is not the one that was typed"})
+        raise Invalid({"current": "is not your current password"})
 
 
 def make_link_token(session: Session, user: User) -> str:

@@ -44,7 +44,7 @@ def named(session: Session, name: str) -> User:
     """Return the account of that name. Raises NotFound."""
     user = accounts.find_user(session, name)
     if user is None or user.removed_at is not None:
-        raise NotFound(f"There is no account of {name[:100]!r}.")
+        raise NotFound(f"There is no account {name[:100]!r}.")
     return user
 
 
@@ -59,7 +59,7 @@ def set_subject(session: Session, user: User, subject: str) -> None:
     """Set a user's OIDC subject. Raises Invalid if another user has it."""
     other = session.scalar(select(User).where(User.subject == subject, User.id != user.id))
     if other is not None:
-        raise Invalid({"subject": f"it is {other.name!r}'s; allowed: another one"})
+        raise Invalid({"subject": f"it belongs to {other.name!r}; allowed: another one"})
     user.subject = subject or None
 
 

@@ -148,7 +148,7 @@ def move(session: Session, run_id: int, user: User, project: str) -> Run:
     if run.project == project:
         return run
     if run.status in ACTIVE and run.source != WATCH:
-        raise Conflict(f"Run {run_id} has devices of its project: move it once it has ended.")
+        raise Conflict(f"Run {run_id} uses devices of its project: move it after it has ended.")
     trial_of = session.scalar(select(Trial.sweep_id).where(Trial.run_id == run_id))
     if trial_of is not None:
         text = f"Run {run_id} is a trial of sweep {trial_of}, and stays with the others"
@@ -207,7 +207,9 @@ def _lock_exclusively(session: Session, name: str) -> None:
 def _own(session: Session, name: str) -> Project:
     """Return a project other than the default one. Raises Invalid, NotFound."""
     if name == DEFAULT:
-        raise Invalid({"name": "'' is the project that there always is; allowed: any other"})
+        raise Invalid(
+            {"name": "'' is the default project, which always exists; allowed: any other"}
+        )
     return get(session, name)
 
 

@@ -70,7 +70,7 @@ def read(session: Session, key_file: Path, names: Collection[str]) -> dict[str, 
         return {}
     rows = {row.name: row for row in session.scalars(select(Secret).where(Secret.name.in_(names)))}
     if missing := sorted(set(names) - rows.keys()):
-        raise Unreadable(f"there is no secret {missing[0]} any more")
+        raise Unreadable(f"secret {missing[0]} no longer exists")
     cipher = _known(key_file)
     try:
         return {name: cipher.decrypt(row.ciphertext).decode() for name, row in rows.items()}
@@ -104,7 +104,7 @@ def _mistakes(name: str, value: str) -> dict[str, str]:
         allowed = f"{SHORTEST} to {LONGEST:,}, so that a log can be kept without it"
         wrong["value"] = f"it has {len(value):,} characters; allowed: {allowed}"
     elif any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value):
-        wrong["value"] = "it has NUL or a lone surrogate, which an environment cannot hold"
+        wrong["value"] = "it contains NUL or a lone surrogate, which no variable can hold"
     return wrong
 
 

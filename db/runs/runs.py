@@ -198,7 +198,7 @@ def _show_fork(session: Session, parent_id: int, parent_step: int | None) -> Non
     if (
         session.execute(shown.returning(CheckpointFile.id)).first() is None
     ):  # deleted since the check
-        raise Invalid({"parent_step": f"there is no checkpoint at step {parent_step} any more"})
+        raise Invalid({"parent_step": f"the checkpoint at step {parent_step} no longer exists"})
 
 
 def check_not_deleted(run: Run | None, field: str, run_id: int) -> Run:
@@ -221,7 +221,9 @@ def check_has_recipe(run: Run, what: str) -> None:
     """Check that a run uses Halfstep's training loop. Raises Conflict."""
     check_is_ours(run, what)
     if run.source != RECIPE:
-        raise Conflict(f"Run {run.id} is a command: its loop is its own, so that it cannot {what}.")
+        raise Conflict(
+            f"Run {run.id} is a command, and Halfstep does not control its loop: it cannot {what}."
+        )
 
 
 def get(session: Session, run_id: int, *, lock: bool = False) -> Run:

@@ -60,7 +60,7 @@ def restore(session: Session, run_id: int, user: User) -> Run:
     if run.deleted_at is None:
         return run
     if run.erasing:
-        raise Conflict(f"Run {run_id} is being deleted for good: it cannot be restored any more.")
+        raise Conflict(f"Run {run_id} is being deleted permanently and can no longer be restored.")
     run.deleted_at = None
     runs.remark(session, run, f"restored by {user.name}")
     return run

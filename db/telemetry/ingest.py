@@ -126,7 +126,7 @@ def _check_project(session: Session, owner: User, project: str) -> None:
             projects.get_or_create(session, project)
     elif not permissions.grants(session, owner).may(Permission.SUBMIT_RUN, project):
         named = repr(project[:100]) if project else "Default project"
-        raise Invalid({"project": f"{named} lets you send no runs; ask its maintainers"})
+        raise Invalid({"project": f"you may not upload runs to {named}; ask its maintainers"})
     else:
         projects.lock_shared(session, project)
 

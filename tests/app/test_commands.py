@@ -226,7 +226,7 @@ def test_sql_of_migrations_is_printed_for_postgresql(site: Site) -> None:
     ended = halfstep("migrate", "--sql", **environment)
     if site.url.startswith("sqlite"):
         assert re.fullmatch(
-            r"halfstep: --sql: sqlite:.* has no SQL that can be printed; allowed: with PostgreSQL, "
+            r"halfstep: --sql: sqlite:.* has no SQL to print; allowed: with PostgreSQL, "
             "by HALFSTEP_DATABASE_URL\n",
             ended.stderr,
         )

@@ -64,7 +64,9 @@ def test_a_command_is_held_while_it_waits_and_not_paused_in_its_work(
         assert run_control.pause(session, waits.id, ada).status == Status.PAUSED
         assert claim(session, worker, commands=True) is not None
         for ask in (run_control.pause, run_control.request_checkpoint):
-            with pytest.raises(Conflict, match="is a command: its loop is its own"):
+            with pytest.raises(
+                Conflict, match="is a command, and Halfstep does not control its loop"
+            ):
                 ask(session, works.id, ada)
         assert run_control.cancel(session, works.id, ada).status == Status.STOPPING
         assert run_control.kill(session, works.id, ada).desired_state == "kill"

@@ -180,7 +180,7 @@ def test_runs_are_laid_side_by_side(
     assert charts[1]["series"]["loss"]["y"] == [3.0]
     assert charts[2]["total"] == 0
     assert client.charts([1], ["val/accuracy"])[1]["metrics"]["val/accuracy"]["y"] == [0.5]
-    with pytest.raises(ApiError, match="51 runs are named; allowed"):
+    with pytest.raises(ApiError, match="51 runs are given; allowed"):
         client.compare(range(1, 52))
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     typed = halfstep("run", "compare", "2", "1", "9", **environment)

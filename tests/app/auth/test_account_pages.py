@@ -61,7 +61,7 @@ def test_the_current_password_is_asked_for(browser: TestClient, stranger: TestCl
         for wrong in ({}, {"current": "a long guess"}):
             answer = set_password(each, **wrong)
             assert answer.status_code == 422
-            assert "It is not the one that was typed" in answer.text
+            assert "It is not your current password" in answer.text
     assert set_password(browser, current="a long secret").status_code == 303
     form = {"name": "ada", "password": "another secret"}
     assert stranger.post("/sign-in", data=form).headers["location"] == "/"

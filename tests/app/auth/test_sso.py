@@ -119,7 +119,7 @@ def test_somebody_signs_in_with_the_roles_of_their_groups(
         assert len(session.scalars(select(User)).all()) == 2
         accounts.deactivate(session, people.named(session, "carol"))
     answer = stranger.get(_agree(_begin(stranger), "1"))
-    assert (answer.status_code, "shut out" in answer.text) == (401, True)
+    assert (answer.status_code, "deactivated" in answer.text) == (401, True)
     assert stranger.get("/runs").status_code == 303
 
 

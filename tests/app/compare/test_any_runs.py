@@ -63,17 +63,17 @@ def test_runs_stand_in_the_order_asked_for(
 @pytest.mark.parametrize(
     ("query", "sentence"),
     [
-        ({}, "runs: no run is named; allowed: comma-separated run ids"),
+        ({}, "runs: no run is given; allowed: comma-separated run ids"),
         ({"runs": "1,two"}, "runs: 'two' is not allowed; allowed: comma-separated run ids"),
         ({"runs": "1,-2"}, "runs: '-2' is not allowed"),
         ({"runs": "0"}, "runs: '0' is not allowed"),
         ({"runs": "99999999999999999999"}, "runs: '999999999999' is not allowed"),
-        ({"runs": ",".join(map(str, range(1, 52)))}, "runs: 51 runs are named; allowed"),
+        ({"runs": ",".join(map(str, range(1, 52)))}, "runs: 51 runs are given; allowed"),
         ({"runs": "1", "x": "colour"}, "x: 'colour' is not allowed; allowed: step, applied, time"),
         ({"runs": "1", "smooth": "2"}, "smooth: '2': allowed: at most 0.99"),
         (
             {"runs": "1", "draw": list("abcdefghijklm")},
-            "draw: 13 charts are named; allowed: at most 12",
+            "draw: 13 charts are given; allowed: at most 12",
         ),
     ],
 )

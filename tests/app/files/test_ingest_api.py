@@ -393,7 +393,7 @@ def test_a_project_that_somebody_may_not_send_to_is_named(
     uploader.headers = {"Authorization": f"Bearer {write_token(database, bob)}"}
     for project, named in (("digits", "'digits'"), ("", "Default project")):
         answer = uploader.begin(project=project)
-        text = f"{named} lets you send no runs; ask its maintainers"
+        text = f"you may not upload runs to {named}; ask its maintainers"
         assert (answer.status_code, answer.json()["errors"]) == (422, {"project": text})
 
 

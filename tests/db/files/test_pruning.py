@@ -126,5 +126,5 @@ def test_no_fork_is_queued_from_what_was_pruned_meanwhile(
     """The checkpoint is looked for once more, when its run is held."""
     monkeypatch.setattr(runs, "_check_parent", lambda *_: None)
     pruning.prune(database, store, old, Rules(checkpoint_days=30))
-    with pytest.raises(Invalid, match="step 10 any more"), database.writing() as session:
+    with pytest.raises(Invalid, match="step 10 no longer exists"), database.writing() as session:
         submit(session, ada, config=config(200), parent_id=old, parent_step=10)

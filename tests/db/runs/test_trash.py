@@ -263,7 +263,7 @@ def test_what_is_being_erased_is_not_restored(database: Database, ended: int, ad
     move_to_trash(database, ada, ended)
     with database.writing() as session:
         trash.erase(session, ended, ada)
-    with pytest.raises(Conflict, match="cannot be restored"), database.writing() as session:
+    with pytest.raises(Conflict, match="no longer be restored"), database.writing() as session:
         trash.restore(session, ended, ada)
     with database.reading() as session:
         assert erasure.due(session, 7.0) == [ended]

@@ -107,7 +107,7 @@ def test_an_exit_code_fails_the_run_with_what_was_printed_last(
         (missing, "there is no program no-such-program on this worker", "settings"),
         (no_venv, "/nowhere is no virtual environment on this worker", "settings"),
         (no_folder, "there is no folder /nowhere/at/all on this worker", "settings"),
-        (no_secret, "there is no secret GONE any more", "infrastructure"),
+        (no_secret, "secret GONE no longer exists", "infrastructure"),
     ):
         run = site.run(run_id)
         assert (run.status, run.attempt) == (Status.FAILED, 1)
