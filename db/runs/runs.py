@@ -18,6 +18,7 @@ from sqlalchemy import (
     or_,
     select,
     tuple_,
+    union_all,
     update,
 )
 from sqlalchemy.orm import Session
@@ -270,6 +271,10 @@ def newest_and_count(
     return found.rows, found.total
 
 
+#: Statuses of the list's band of active runs.
+NOT_ENDED = tuple(status for status in Status if status not in ENDED)
+
+
 class ListPage(NamedTuple):
     """Runs of one page with their owners' names.
 
@@ -374,13 +379,27 @@ def _page_query(
 
     Rows are long, so sorting uses only ids and keys, and full rows are read only for the page.
     """
-    more = [_total(conditions, is_first=is_first).label("total")] if counts else []
+    has_bands = order.keys[0] is ORDERS["active"]
+    is_counted = is_first and not has_bands  # by the pass that reads the page
+    more = [_total(conditions, is_first=is_counted).label("total")] if counts else []
     keys = [key.label(f"key_{n}") for n, key in enumerate(order.keys)]
+    limit = bindparam("limit", type_=Integer())
     query = _matching(select(Run.id.label("run_id"), *keys, *more), conditions, order)
     if not is_first:
         ends = [bindparam(f"last_{n}", type_=key.type) for n, key in enumerate(order.keys)]
         query = query.where(_is_beyond(order, ends, falls=order.falls))
-    page = _ordered(query, order.keys, falls=order.falls).limit(bindparam("limit", type_=Integer()))
+    if has_bands:  # each is in the order of an index, both together are in that of none
+        bands = (
+            _ordered(query.where(is_in), [Run.id.expression], falls=order.falls)
+            .limit(limit)
+            .subquery()
+            for is_in in (Run.status.in_(NOT_ENDED), Run.status.not_in(NOT_ENDED))
+        )
+        both = union_all(*map(select, bands)).subquery()
+        both_keys = [both.c[key.name] for key in keys]
+        page = _ordered(select(both), both_keys, falls=order.falls).limit(limit)
+    else:
+        page = _ordered(query, order.keys, falls=order.falls).limit(limit)
     shown = page.subquery()
     first = [_first_metric()] if counts else []
     rows = select(Run, User.name, *(shown.c[column.name] for column in more), *first)

@@ -164,7 +164,7 @@ def test_a_list_reads_no_long_rows(database: Database) -> None:
         for condition in conditions:
             runs.newest(session, conditions=[Term(condition)], sort="-loss")
             runs.count(session, [Term(condition, is_negated=True)])
-        for name in ORDERS.keys() - {"id"}:  # by which rows lie: a page of them is read
+        for name in ORDERS.keys() - {"id", "active"}:  # rows lie by id: a page of them is read
             runs.newest(session, sort=name)
         lists = [each for each in asked if "runs.deleted_at IS NULL" in each[0]]
         connection = session.connection()
