@@ -163,7 +163,7 @@ def test_runs_are_moved_by_who_maintains_both_projects(
     told = client.post("/api/v1/runs/bulk", json=wanted).json()
     assert told["done"] == [queued]
     said = {each["id"]: each["detail"] for each in told["refused"]}
-    assert "once it has ended" in said[busy]
+    assert "after it has ended" in said[busy]
     assert "does not let you move runs out of or into the project 'text'" in said[others]
     for wrong in ({"project": None}, {"action": "cancel"}):
         assert client.post("/api/v1/runs/bulk", json=wanted | wrong).status_code == 422
