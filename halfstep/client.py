@@ -29,7 +29,7 @@ from halfstep.api_client import credentials
 from halfstep.api_client.alert_calls import AlertCalls
 from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import (
-    check_finite,
+    check_body,
     content,
     is_away,
     naming,
@@ -438,8 +438,7 @@ class Client(AlertCalls, ShelfCalls):
     ) -> dict[str, Any]:
         """Change a run's name, tags or note, which is Markdown; None leaves a field unchanged."""
         body = {"name": name, "tags": None if tags is None else list(tags), "note": note}
-        with spoken():
-            return dict(content(self._http.patch(f"/api/v1/runs/{run_id}", json=body)))
+        return self._patch(f"/api/v1/runs/{run_id}", body)
 
     def delete(self, *run_ids: int) -> dict[str, Any]:
         """Move ended runs to the trash; return those `done`, and those `refused`."""
@@ -589,8 +588,7 @@ class Client(AlertCalls, ShelfCalls):
     def rename_project(self, name: str, new_name: str) -> dict[str, Any]:
         """Rename a project. For admins."""
         body = {"name": name, "new_name": new_name}
-        with spoken():
-            return dict(content(self._http.patch("/api/v1/projects/name", json=body)))
+        return self._patch("/api/v1/projects/name", body)
 
     def delete_project(self, name: str) -> None:
         """Delete a project that has no runs, with its sweeps. For admins."""
@@ -691,12 +689,17 @@ class Client(AlertCalls, ShelfCalls):
             raise refusal(answer)
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        check_finite(body)
+        check_body(body)
         with spoken():
             return dict(content(self._http.post(path, json=body)))
 
+    def _patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        check_body(body)
+        with spoken():
+            return dict(content(self._http.patch(path, json=body)))
+
     def _put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        check_finite(body)
+        check_body(body)
         with spoken():
             return dict(content(self._http.put(path, json=body)))
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx2
 
@@ -15,18 +15,32 @@ def is_away(error: ApiError) -> bool:
     return error.status in (502, 503, 504) or isinstance(error.__cause__, httpx2.TransportError)
 
 
-def check_finite(value: Any, path: str = "") -> None:
-    """Raise ApiError for a number that JSON lacks, with its path in the request body."""
+def check_body(value: Any, path: str = "") -> None:
+    """Raise ApiError for a number or text that JSON lacks, with its path in the request body."""
     if isinstance(value, float) and not math.isfinite(value):
-        errors = {path: f"{value} is not allowed; allowed: a finite number"}
-        raise ApiError(0, f"{path}: {errors[path]}", errors)
+        _refuse(path, f"{value} is not allowed; allowed: a finite number")
+    if isinstance(value, str) and not _is_unicode(value):
+        _refuse(path, f"{ascii(value)[:200]} is not allowed; allowed: text without lone surrogates")
     inner: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         inner = value.items()
     elif isinstance(value, list | tuple):
         inner = enumerate(value)
     for name, each in inner:
-        check_finite(each, f"{path}.{name}" if path else str(name))
+        check_body(name, path)
+        check_body(each, f"{path}.{name}" if path else str(name))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse(path: str, text: str) -> NoReturn:
+    raise ApiError(0, f"{path}: {text}" if path else text, {path: text})
 
 
 def naming(origin: str) -> dict[str, list[Callable[[httpx2.Response], None]]]:
@@ -53,6 +67,8 @@ def spoken() -> Iterator[None]:
         raise ApiError(0, f"the server does not answer at {address}: {reason}") from error
     except httpx2.InvalidURL as error:
         raise ApiError(0, f"no request can be sent to the server: {error}") from error
+    except UnicodeEncodeError as error:  # in an address; bodies are checked before
+        _refuse("", f"{ascii(error.object)[:200]} is not allowed; allowed: text that is Unicode")
     except (KeyError, TypeError) as error:
         raise ApiError(0, f"the server answers nothing of ours: there is no {error}") from error
 

@@ -125,6 +125,8 @@ def read_run(folder: Path) -> dict[str, Any]:
         raise ValueError(f"run.json is damaged: {error}") from error
     if not isinstance(run, dict):
         raise ValueError(f"run.json is damaged: it holds {shown(run)}; allowed: an object")
+    if not isinstance(run.get("attempts"), list):
+        raise ValueError(f"run.json is damaged: attempts is {shown(run.get('attempts'))}, no list")
     return run
 
 

@@ -146,6 +146,22 @@ def test_numbers_that_json_lacks_are_named(client: Client, address: str, token: 
     assert (typed.returncode, typed.stderr) == (1, said)
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\udcffb"])
+def test_text_that_is_no_unicode_is_refused_by_its_field(client: Client, text: str) -> None:
+    """A file name that is not UTF-8 comes into Python so; JSON and addresses lack it."""
+    for call, field in (
+        (lambda: client.edit(1, name=text), "name"),
+        (lambda: client.edit(1, tags=["ok", text]), "tags.1"),
+        (lambda: client.submit("digits", {text: 1}), "config"),
+        (lambda: client.runs(filter=text), ""),
+    ):
+        with pytest.raises(ApiError) as refused:
+            call()
+        assert list(refused.value.errors) == [field]
+        assert ascii(text) in str(refused.value)
+        assert "is not allowed; allowed: text" in str(refused.value)
+
+
 def test_a_token_that_is_refused_is_named_with_where_it_stands(address: str) -> None:
     """The variable, or the file of `halfstep login`; the token is not told."""
     typed = halfstep("run", "list", HALFSTEP_URL=address, HALFSTEP_TOKEN="hs_bad")

@@ -649,6 +649,7 @@ DAMAGES: dict[str, Callable[[AttemptFiles], None]] = {
     "attempts are texts": lambda files: write_json(
         files.folder / "run.json", read_run(files.folder) | {"attempts": ["a"]}
     ),
+    "attempts are missing": lambda files: write_json(files.folder / "run.json", {"id": "x"}),
     "outcome is cut": lambda files: _replace(files.outcome, b"{"),
     "outcome lacks all": lambda files: _replace(files.outcome, b"{}"),
     "spool is a folder": lambda files: (files.spool / "1-9.spool").mkdir(),
