@@ -55,7 +55,7 @@ def test_each_recipe_stands_there_with_where_it_comes_from(
         f"<code>{FILE}</code> · on w1",
         "comes with halfstep-service 0.1.0 · on w1",
         'mine.py:3</code> a <loss> <span class="quiet">in fp16',
-        "and 2 more, which the command below tells",
+        "and 2 more, which the command below shows",
         "The file was changed since: check it again.",
         f"halfstep recipe check {FILE}:Mine",
         'gan.py:GAN <span class="tag bad">could not be loaded',

@@ -66,7 +66,7 @@ def test_skip_shows_counts_and_what_its_replay_found(
     record(database, running, events=events)
     page = " ".join(browser.get("/runs/1").text.split())
     assert '<code>model.head.bias</code> <span class="quiet">3 inf, 1 NaN</span>' in page
-    assert "backward: gradients alone" in page
+    assert "backward: only gradients" in page
     assert "forward: the loss is not finite" in page
     assert "<b>model.head</b>, backward, <code>AddmmBackward0</code> in float16" in page
     assert "largest input 70,123 of at most 65,504" in page
@@ -182,7 +182,7 @@ def test_page_has_the_smallest_numbers_where_they_were_measured(
     record(database, running, events=[event])
     section = browser.get("/runs/1").text.partition('<section id="headroom"')[2]
     section = section.partition("</section>")[0]
-    assert "the smallest that are not zero, beside fp16's 2⁻²⁴, 5.96e-8" in section
+    assert "the smallest nonzero values, compared with fp16's 2⁻²⁴, 5.96e-8" in section
     assert '<td class="number">9.54e-7</td><td class="number">–</td>' in section
 
 
