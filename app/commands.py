@@ -34,6 +34,7 @@ from db.runs import runs, trash
 from db.settings import Settings
 from db.tables import User
 from db.telemetry import metric_pyramids, pyramid
+from halfstep.cli import logs
 from halfstep.cli.application import App, Command, ServingCommand, single
 from halfstep.cli.options import AsJson, RunId
 from halfstep.cli.output import print_result, say
@@ -374,6 +375,7 @@ def _listen(settings: Settings) -> socket.socket:
 def _server(settings: Settings, database: Database) -> "Server":
     from app.serve import Server  # deferred: takes half a second, which other commands save
 
+    logs.configure("server", settings.log_level, settings.log_format, sys.stderr)
     server = Server(settings, database)
     gc.collect()
     gc.freeze()  # scanning the loaded modules took 0.15 s of one large page in ten

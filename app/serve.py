@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
         }
         config = uvicorn.Config(
             self.app,
-            log_level="warning",
+            log_config=None,  # see halfstep.cli.logs
             access_log=False,  # addresses may hold a sign-in token
             http=TimeoutProtocol,
             # Trust no other proxy, loopback included, which uvicorn trusts by default.

@@ -154,6 +154,14 @@ class Settings(BaseSettings):
             "commas: NAME, NAME_*",
         ),
     ] = ""
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Field(description="Least severity of messages in the logs of server and workers"),
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"],
+        Field(description="Form of log lines: text, or a JSON object per line"),
+    ] = "text"
     sandbox: Annotated[
         bool,
         Field(description="Whether runs are isolated from private files (Landlock on Linux)"),

@@ -6,6 +6,7 @@ after the start, so that queued runs begin first.
 """
 
 import json
+import logging
 import math
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from typing import IO, Any
 
 from db.errors import HalfstepError
 from db.settings import Settings
-from halfstep.cli.output import say
 from worker import gpus
 from worker.sandbox import run_environment
+
+logger = logging.getLogger(__name__)
 
 #: A recipe that takes longer to load is probably in an endless loop.
 LONGEST_SECONDS = 120.0
@@ -57,7 +59,7 @@ class Capabilities:
         """Return the capabilities if a changed file changed them, else None. Does not wait."""
         if self._child is None:
             if self._look() != self._seen:
-                say("worker: a recipe's file has changed: reloading recipes")
+                logger.info("a recipe's file has changed: reloading recipes")
                 self._child = self._start_probe()
                 return None
             return self._counted()
@@ -65,13 +67,13 @@ class Capabilities:
         if exit_code is None:
             if time.monotonic() > self._deadline:
                 self.close()
-                say(f"worker: recipes took {LONGEST_SECONDS:.0f} s to load: unchanged")
+                logger.warning("recipes took %.0f s to load: unchanged", LONGEST_SECONDS)
             return None
         self._child = None
         try:
             return self._parse_output(exit_code)
         except HalfstepError as error:
-            say(f"worker: {error}")
+            logger.error("%s", error)
             return None
 
     def close(self) -> None:
@@ -141,9 +143,11 @@ class Capabilities:
         for recipe in offer["recipes"]:
             if "error" in recipe:
                 place = f"{recipe['place']}: " if recipe.get("place") else ""
-                say(f"worker: recipe {recipe['name']} cannot be offered: {place}{recipe['error']}")
+                words = "recipe %s cannot be offered: %s%s"
+                logger.error(words, recipe["name"], place, recipe["error"])
             if "needs" in recipe:
-                say(f"worker: recipe {recipe['name']} is not offered: it needs {recipe['needs']}")
+                words = "recipe %s is not offered: it needs %s"
+                logger.info(words, recipe["name"], recipe["needs"])
         before = {
             _version(each): each["memory"] for each in self._offer["recipes"] if "memory" in each
         }

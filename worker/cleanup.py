@@ -1,10 +1,13 @@
 """Cleanup of this machine's data folder, which the server may not reach."""
 
+import logging
+
 from db.database import Database
 from db.files import erasure, uploads
 from db.runs import runs
 from db.settings import Settings
-from halfstep.cli.output import say
+
+logger = logging.getLogger(__name__)
 
 #: Runs per query.
 RUNS = 500
@@ -31,9 +34,8 @@ def delete_erased(settings: Settings, database: Database) -> list[int]:
             erasure.delete_folder(settings.run_folder(run_id))
             deleted.append(run_id)
         except OSError as error:
-            say(
-                f"worker: the folder of run {run_id}, which was deleted, cannot be removed: {error}"
-            )
+            words = "the folder of the deleted run cannot be removed: %s"
+            logger.error(words, error, extra={"run": run_id})
     return deleted
 
 
@@ -57,9 +59,8 @@ def delete_checkouts(settings: Settings, database: Database) -> list[int]:
             erasure.delete_folder(settings.run_folder(run_id) / "work")
             deleted.append(run_id)
         except OSError as error:
-            say(
-                f"worker: the checkout of run {run_id}, which has ended, cannot be removed: {error}"
-            )
+            words = "the checkout of the ended run cannot be removed: %s"
+            logger.error(words, error, extra={"run": run_id})
     return deleted
 
 

@@ -1,20 +1,19 @@
 """Expired leases: any worker's heartbeat detects such runs, and requeues them in time."""
 
+import logging
 import time
-from collections.abc import Callable
 
 from db.database import Database
 from db.queue import queue
+
+logger = logging.getLogger(__name__)
 
 
 class ExpiredLeases:
     """The runs with expired leases at the last check."""
 
-    def __init__(
-        self, database: Database, lease_seconds: float, say: Callable[[str], None]
-    ) -> None:
-        """say: called with a message for each run that is requeued."""
-        self._database, self._lease_seconds, self._say = database, lease_seconds, say
+    def __init__(self, database: Database, lease_seconds: float) -> None:
+        self._database, self._lease_seconds = database, lease_seconds
         self._expired: set[int] = set()
         self._reached_since = time.monotonic()
 
@@ -32,7 +31,9 @@ class ExpiredLeases:
             expired = queue.mark_unreachable(session, self._expired)
             if time.monotonic() - self._reached_since > self._lease_seconds:
                 for run_id in queue.requeue_unreachable(session, expired):
-                    self._say(f"run {run_id}: unreachable for a whole lease, queued again")
+                    logger.warning(
+                        "unreachable for a whole lease, queued again", extra={"run": run_id}
+                    )
         self._expired = expired
 
     def note_outage(self) -> None:

@@ -6,6 +6,7 @@ Each run has its own supervisor, which outlives this process: a restarted worker
 supervisors again.
 """
 
+import logging
 import os
 import random
 import signal
@@ -13,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -30,8 +30,8 @@ from db.queue import claims, node_groups, queue, workers
 from db.queue.node_groups import NodeOutcome
 from db.settings import Settings
 from db.tables import RunNode, Status
+from halfstep.cli import logs
 from halfstep.cli.application import ServingCommand, single
-from halfstep.cli.output import say
 from halfstep.process import close_to_others
 from halfstep.telemetry.folder_lock import FolderLock
 from worker.attempts import node_group
@@ -41,6 +41,8 @@ from worker.cleanup import delete_checkouts, delete_erased, delete_uploads
 from worker.engine import AlreadyLaunched, Handle, SubprocessEngine, key_in
 from worker.expired_leases import ExpiredLeases
 from worker.sandbox import cgroup_limits, run_users, sandbox
+
+logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 #: Workers notified of the same run spread their wake-ups randomly over this time.
@@ -76,7 +78,7 @@ class Worker:
         self.store = open_store(settings)
         self.capabilities = Capabilities(settings)
         self.running: dict[Attempt, tuple[Handle, RunNode]] = {}
-        self.lost = ExpiredLeases(database, settings.lease_seconds, _say)
+        self.lost = ExpiredLeases(database, settings.lease_seconds)
         self.stopping = threading.Event()
         # Signal handlers may add to a SimpleQueue at any moment, but not set an Event waited on.
         self.wakeups: SimpleQueue[set[int]] = SimpleQueue()
@@ -119,7 +121,7 @@ class Worker:
                     break
                 if self.listener.problem not in (None, problem):
                     problem = self.listener.problem
-                    _say(f"looks at the queue every {TICK_SECONDS:g} s: {problem}")
+                    logger.warning("looks at the queue every %g s: %s", TICK_SECONDS, problem)
                 if time.monotonic() >= tidy_due:
                     delete_erased(self.settings, self.database)
                     delete_checkouts(self.settings, self.database)
@@ -130,7 +132,7 @@ class Worker:
                 if not may_pass(error):
                     raise
                 if not is_away:  # logged once per outage
-                    _say(f"waiting: {error}")
+                    logger.warning("waiting: %s", error)
                 self.lost.note_outage()
                 is_away = True
         self.listener.close()
@@ -209,7 +211,8 @@ class Worker:
             )
             self.id = worker.id
         offered = [*_names(offer), *(["commands"] if self.settings.allow_commands else [])]
-        _say(f"{self.name} offers {len(offer['devices'])} x {cpu['name']}: {', '.join(offered)}")
+        devices = f"{len(offer['devices'])} x {cpu['name']}"
+        logger.info("%s offers %s: %s", self.name, devices, ", ".join(offered))
 
     def _sandbox_obstacle(self, recipe_files: set[str]) -> str:
         """Return why the sandbox enabled in the settings is ineffective, or ""."""
@@ -218,7 +221,7 @@ class Worker:
         users = self.without.get("HALFSTEP_RUN_USERS", self.settings.run_users)
         settings = self.settings.model_copy(update={"run_users": users})
         if reason := sandbox.obstacle(settings, recipe_files):
-            _say(f"the sandbox does not hold: {reason}")
+            logger.warning("the sandbox does not hold: %s", reason)
         return reason
 
     def _unavailable_limits(self, devices: int) -> dict[str, str]:
@@ -242,7 +245,7 @@ class Worker:
                 self.without[f"HALFSTEP_{name}".upper()] = "0"
         for name, reason in reasons.items():
             if reason:
-                _say(f"runs go without what was asked for, {name}: {reason}")
+                logger.warning("runs go without a configured limit, %s: %s", name, reason)
         return reasons
 
     def _update_recipes(self) -> None:
@@ -254,7 +257,7 @@ class Worker:
             workers.offer(session, self.id, offer["recipes"])
         self.recipes = workers.recipe_names(offer["recipes"])
         self.may_have_work = True
-        _say(f"{self.name} offers {', '.join(_names(offer))}")
+        logger.info("%s offers %s", self.name, ", ".join(_names(offer)))
 
     def _adopt(self) -> None:
         """Adopt supervisors left running by an earlier worker of this name."""
@@ -288,7 +291,8 @@ class Worker:
     def _launch(self, node: RunNode) -> None:
         """Start the supervisor of a node, or fail its run."""
         part = f" as node {node.node}" if node.node else ""
-        _say(f"run {node.run_id}: attempt {node.attempt}{part} on device {node.devices}")
+        text = f"attempt {node.attempt}{part} on device {node.devices}"
+        logger.info("%s", text, extra={"run": node.run_id})
         folder = self.settings.run_folder(node.run_id, node.node)
         words = map(str, (node.run_id, node.attempt, node.node))
         argv = [sys.executable, "-m", "worker.attempts.supervisor", *words]
@@ -343,12 +347,12 @@ class Worker:
                 if may_pass(error):
                     raise
                 reason = f"it cannot be claimed: {in_short(error)}"
-                _say(f"run {run_id}: {reason}")
+                logger.error("%s", reason, extra={"run": run_id})
                 with self.database.writing() as session:
                     queue.set_aside(session, run_id, reason)
 
     def _fail(self, run_id: int, attempt: int, reason: str, *, failure_kind: str) -> None:
-        _say(f"run {run_id}: {reason}")
+        logger.error("%s", reason, extra={"run": run_id})
         with self.database.writing() as session:
             queue.end(
                 session,
@@ -382,7 +386,7 @@ class Worker:
                     raise
                 if may_pass(error):  # its disk or bucket: try again next time
                     continue
-                _say(f"run {run_id} cannot be closed:\n{traceback.format_exc()}")
+                logger.exception("it cannot be closed", extra={"run": run_id})
             self.engine.release(handle)
             del self.running[run_id, attempt]
             self.stopped.discard((run_id, attempt))
@@ -439,7 +443,7 @@ class Worker:
                 max_stalled_attempts=self.settings.max_stalled_attempts,
                 log=self._supervisor_log(run_id, attempt),
             )
-        _say(f"run {run_id}: {reason}")
+        logger.warning("%s", reason, extra={"run": run_id})
         return True
 
     def _supervisor_log(self, run_id: int, attempt: int) -> str:
@@ -510,10 +514,6 @@ def _names(offer: Offer) -> list[str]:
     return [recipe["name"] for recipe in offer["recipes"] if "schema" in recipe]
 
 
-def _say(text: str) -> None:
-    say(f"worker: {text}")
-
-
 @single(ServingCommand)
 def main(
     check: Annotated[
@@ -537,6 +537,7 @@ def main(
         database = open_database(settings)
         database.migrate()
         check_store(settings)
+        logs.configure("worker", settings.log_level, settings.log_format)
         worker = Worker(settings, database, only)
         signal.signal(signal.SIGTERM, worker.stop)
         signal.signal(signal.SIGUSR2, worker.stop)  # sent by a cluster when the time limit is near

@@ -60,7 +60,7 @@ def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
 
 
 def test_a_recipe_that_never_ends_loading_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its child is ended, and what was offered before stays; nothing waits for it."""
     file = tmp_path / "mine.py"
@@ -71,7 +71,7 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
     assert here.news() is None
     monkeypatch.setattr(capabilities, "LONGEST_SECONDS", 0.0)
     file.write_text("import time\ntime.sleep(600)\n")
-    until(lambda: here.news() is None and "unchanged" in capsys.readouterr().out)
+    until(lambda: here.news() is None and "unchanged" in caplog.text)
     assert here.news() is None
     here.close()
 

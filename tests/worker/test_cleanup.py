@@ -18,7 +18,7 @@ def test_only_folders_of_erased_runs_go(
     running: Run,  # noqa: F811
     ada: User,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """In the bin a run keeps its folder, as every stranger's does; then it goes, though a file
     of another is in the way.
@@ -37,7 +37,9 @@ def test_only_folders_of_erased_runs_go(
     assert {path.name for path in (tmp_path / "data" / "runs").iterdir()} == {"77", "notes"}
     settings.run_folder(running.id).write_text("not a folder")
     assert delete_erased(settings, database) == []
-    assert f"the folder of run {running.id}" in capsys.readouterr().out
+    [logged] = caplog.records
+    assert "the folder of the deleted run cannot be removed" in logged.getMessage()
+    assert vars(logged)["run"] == running.id
 
 
 def test_the_latest_checkouts_stay(database: Database, ada: User, tmp_path: Path) -> None:

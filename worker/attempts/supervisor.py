@@ -8,13 +8,13 @@ has one supervisor per node: the first records and closes the attempt.
 """
 
 import errno
+import logging
 import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from db.queue import node_groups, queue, workers
 from db.runs import environments, runs
 from db.settings import Settings
 from db.tables import COMMAND, Status, Worker
+from halfstep.cli import logs
 from halfstep.clock import clock
 from halfstep.process import close_to_others
 from halfstep.telemetry.attempt_files import AttemptFiles, write_file
@@ -40,6 +41,8 @@ from worker.commands.command import Command
 from worker.sandbox import cgroup_limits
 from worker.sandbox.cgroup_limits import RunGroup
 from worker.sandbox.run_users import NoneFree, RunUser
+
+logger = logging.getLogger(__name__)
 
 #: How often the spool is polled: a step is on the page within half a second.
 TICK_SECONDS = 0.05
@@ -93,7 +96,7 @@ class Supervisor:
         try:
             self._close(self._ending())
         except StaleAttempt:
-            _say("fenced: another attempt may be running")
+            logger.warning("fenced: another attempt may be running")
         finally:
             if isinstance(self.recorder, Recorder):
                 self.recorder.stop()
@@ -146,7 +149,7 @@ class Supervisor:
                     raise CannotStart(str(disk_full(self.folder).reason)) from error
                 if not may_pass(error):
                     raise
-                _say(f"waiting: {error}")
+                logger.warning("waiting: %s", error)
                 if self.preempted.is_set() or self.wanted != "run":
                     raise Unwanted(f"stopped before it could start: {error}") from error
             time.sleep(OUTAGE_SECONDS)
@@ -252,7 +255,7 @@ class Supervisor:
                 if not may_pass(error):
                     raise
                 # Pending items wait, the spool keeps new ones, and the watchdog continues to count.
-                _say(f"waiting: {error}")
+                logger.warning("waiting: %s", error)
                 pause = min(pause * 2, OUTAGE_SECONDS)
             time.sleep(pause)
 
@@ -376,14 +379,8 @@ class Supervisor:
             except Exception as error:
                 if not may_pass(error):
                     raise
-                _say(f"waiting: {error}")
+                logger.warning("waiting: %s", error)
             time.sleep(RENEWAL_SECONDS)
-
-
-def _say(text: str) -> None:
-    """Write a line to the supervisor's log, unless its disk is full."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main() -> None:
@@ -394,6 +391,7 @@ def main() -> None:
     close_to_others()
     run_id, attempt, *node = map(int, sys.argv[1:])
     settings = Settings.read()
+    logs.configure("supervisor", settings.log_level, settings.log_format, sys.stderr)
     database = open_database(settings)
     supervisor = Supervisor(settings, database, run_id, attempt, *node)
     signal.signal(signal.SIGTERM, supervisor.preempt)

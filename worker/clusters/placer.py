@@ -5,6 +5,7 @@
 It owns no training: while it is down, running jobs continue, and queued runs wait.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -16,13 +17,15 @@ from db.database import Database, is_outage, open_database
 from db.errors import HalfstepError
 from db.queue import placements, workers
 from db.settings import Settings
+from halfstep.cli import logs
 from halfstep.cli.application import ServingCommand, single
-from halfstep.cli.output import say
 from halfstep.process import close_to_others
 from worker.attempts.recorder import may_pass
 from worker.capabilities import Capabilities
 from worker.clusters.placement import Pilots, PlacementRejected, open_placement
 from worker.expired_leases import ExpiredLeases
+
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 
@@ -35,7 +38,7 @@ class Placer:
         self.database = database
         self.engine = open_placement(settings)
         self.capabilities = Capabilities(settings)
-        self.lost = ExpiredLeases(database, settings.lease_seconds, _say)
+        self.lost = ExpiredLeases(database, settings.lease_seconds)
         self.stopping = threading.Event()
 
     def run(self) -> None:
@@ -52,7 +55,7 @@ class Placer:
                 if is_outage(error):
                     self.lost.note_outage()
                 if not is_away:  # once per outage of the database or the cluster
-                    _say(f"waiting: {error}")
+                    logger.warning("waiting: %s", error)
                 is_away = True
         self.capabilities.close()
         with self.database.writing() as session:
@@ -96,10 +99,11 @@ class Placer:
             self.engine.place(pilots)
         except PlacementRejected as error:
             words = " ".join(str(error).split())
-            _say(f"run {pilots.run_id}: {words}")
+            logger.warning("%s", words, extra={"run": pilots.run_id})
             self._note(pilots, "gone", words)
         else:
-            _say(f"run {pilots.run_id}: {pilots.nodes} x {pilots.devices} asked for")
+            words = "%d x %d devices requested"
+            logger.info(words, pilots.nodes, pilots.devices, extra={"run": pilots.run_id})
 
     def _look(self, pilots: Pilots, *, is_wanted: bool) -> None:
         """Record the state of pilots; cancel those that are no longer needed.
@@ -134,7 +138,7 @@ class Placer:
                 **offer,
             )
             self.id = worker.id
-        _say(f"runs are placed by {self.engine.name}")
+        logger.info("runs are placed by %s", self.engine.name)
 
     def _update_recipes(self) -> None:
         offer = self.capabilities.news()
@@ -142,10 +146,6 @@ class Placer:
             with self.database.writing() as session:
                 workers.offer(session, self.id, offer["recipes"])
             self.recipes = workers.recipe_names(offer["recipes"])
-
-
-def _say(text: str) -> None:
-    say(f"placer: {text}")
 
 
 @single(ServingCommand)
@@ -159,6 +159,7 @@ def main() -> None:
         settings = Settings.read()
         database = open_database(settings)
         database.migrate()
+        logs.configure("placer", settings.log_level, settings.log_format)
         placer = Placer(settings, database)
         signal.signal(signal.SIGTERM, placer.stop)
         signal.signal(signal.SIGINT, placer.stop)

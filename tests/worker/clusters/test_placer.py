@@ -39,15 +39,16 @@ def placer(
 
 
 def test_a_refusal_is_one_line_with_the_run_and_the_clusters_words(
-    placer: Placer, database: Database, ada: User, capfd: pytest.CaptureFixture[str]
+    placer: Placer, database: Database, ada: User, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Said where the placer runs, and where the queue says what a run waits for."""
     with database.writing() as session:
         run_id = submit(session, ada).id
-    capfd.readouterr()
+    caplog.clear()
     placer.turn()
     words = " ".join(REFUSAL.split())
-    assert capfd.readouterr().out == f"placer: run {run_id}: sbatch: {words}\n"
+    assert [record.getMessage() for record in caplog.records] == [f"sbatch: {words}"]
+    assert vars(caplog.records[0])["run"] == run_id
     with database.reading() as session:
         placement = session.get_one(Placement, (run_id, 1))
         assert (placement.state, placement.reason) == ("gone", f"sbatch: {words}")
@@ -63,7 +64,7 @@ def test_a_run_whose_machine_is_gone_is_queued_again_though_no_worker_is_up(
     with database.writing() as session:
         run_id = submit(session, ada).id
         assert claim(session, pilot, lease_seconds=0.0) is not None
-    placer.lost = ExpiredLeases(database, 0.0, print)
+    placer.lost = ExpiredLeases(database, 0.0)
     placer.turn()
     placer.turn()
     with database.reading() as session:
