@@ -101,6 +101,8 @@ def test_a_script_that_watches_itself_is_followed_to_what_it_logged(
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
     (tmp_path / "train.py").write_text(SCRIPT)
+    page.goto("/runs")  # the empty list opens the first run that arrives
+    page.wait_for_function("document.readyState === 'complete'")
     training = warm.Popen(
         [sys.executable, "train.py"],
         cwd=tmp_path,
@@ -108,8 +110,7 @@ def test_a_script_that_watches_itself_is_followed_to_what_it_logged(
         stderr=subprocess.PIPE,
         text=True,
     )
-    page.goto("/runs")
-    page.get_by_role("link", name="mine").click()
+    page.wait_for_url("**/runs/1")
     status = page.locator(STATUS)
     expect(status).to_have_text("Running")
     until(lambda: page.evaluate(DRAWN) > 5)
