@@ -184,11 +184,14 @@ def type_train(words: list[str]) -> None:
 @contextmanager
 def heeded(number: signal.Signals) -> Iterator[None]:
     """Start processes that a signal ends, where this one ignores it: behind nohup or &."""
-    before = signal.signal(number, signal.SIG_DFL)
+    is_ignored = signal.getsignal(number) is signal.SIG_IGN
+    if is_ignored:
+        signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(number, before)
+        if is_ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

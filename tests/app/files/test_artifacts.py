@@ -65,7 +65,7 @@ def test_page_shows_pictures_and_texts(saved: None, browser: TestClient) -> None
     """A picture is in the page, a text is fetched into it, anything else is a link."""
     page = browser.get("/runs/1").text
     assert '<img src="/runs/1/artifacts/2/download"' in page
-    assert '<pre data-preview="/runs/1/artifacts/1/download">' in page
+    assert '<pre data-preview="/runs/1/artifacts/1/download" tabindex="0"' in page
     assert 'href="/runs/1/artifacts/3/download"' in page
 
 

@@ -119,7 +119,7 @@ def test_a_stream_has_no_other_parts(running: Run, script: TestClient) -> None:
     """An unknown part is named, with those that there are."""
     answer = script.get("/api/v1/runs/1/live", params={"parts": "steps,colours"})
     assert answer.status_code == 422
-    assert "there is no colours; allowed: steps, events" in answer.json()["errors"]["parts"]
+    assert "unknown: colours; allowed: steps, events" in answer.json()["errors"]["parts"]
 
 
 def test_a_metric_of_step_0_is_in_the_series(

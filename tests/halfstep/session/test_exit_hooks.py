@@ -14,7 +14,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.run_folder import read_outcome, read_run
 from tests.halfstep.monitor.watch_made import Written
 from tests.halfstep.telemetry.ingest_made import IngestServer
-from tests.site import until
+from tests.site import heeded, until
 
 STEPS = 300
 SCRIPT = """
@@ -205,13 +205,14 @@ def script(tmp_path: Path) -> Path:
 
 def run(script: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run the script; its runs lie next to it."""
-    return subprocess.run(
-        [sys.executable, str(script), str(script.parent / "runs"), *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
-    )
+    with heeded(signal.SIGINT), heeded(signal.SIGQUIT), heeded(signal.SIGHUP):
+        return subprocess.run(
+            [sys.executable, str(script), str(script.parent / "runs"), *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
+        )
 
 
 def outcome(script: Path, name: str = "it") -> dict[str, Any]:

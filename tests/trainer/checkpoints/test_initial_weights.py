@@ -185,7 +185,7 @@ def test_settings_name_one_source(run_loop):
     """A path or a run; a step with a run alone."""
     for weights, message in (
         ({"path": "a.pt", "run": 3}, "allowed: one of path, upload, run"),
-        ({"upload": "net.pt"}, "String should match pattern"),
+        ({"upload": "net.pt"}, "allowed: text that matches"),
         ({"step": 3}, "says nothing without run"),
     ):
         with pytest.raises(ConfigError, match=message):
