@@ -26,7 +26,7 @@ from db.queue import workers
 from db.runs import comparisons, groups, runs
 from db.runs.groups import FP8, TF32
 from db.settings import Settings
-from db.tables import ENDED, RECIPE, Run, User
+from db.tables import ENDED, NONFINITE_LOSS, RECIPE, Run, User
 from db.telemetry import windows
 
 #: Metrics of every recipe; the recipe's own metrics follow.
@@ -296,8 +296,13 @@ def _compared(
 
 def _own_metrics(run: Run, measured: list[windows.Measured]) -> list[windows.Measured]:
     """Return the metrics without those that have the name of a recorded figure of the run."""
-    reserved = {STEP, "seconds", "loss"} if run.step else {STEP, "seconds"}
+    reserved = {STEP, "seconds", "loss"} if _has_loss(run) else {STEP, "seconds"}
     return [metric for metric in measured if metric.name not in reserved]
+
+
+def _has_loss(run: Run) -> bool:
+    """Return whether the loss of a run is known, if only as a NaN."""
+    return run.loss is not None or bool(run.last_flags & NONFINITE_LOSS)
 
 
 def _last(
@@ -305,7 +310,7 @@ def _last(
 ) -> dict[str, float | None]:
     """Return the latest value of metrics and loss; time and memory for complete runs only."""
     metrics = {metric.name: metric.value for metric in measured}
-    if run.step:
+    if _has_loss(run):
         metrics["loss"] = math.nan if run.loss is None else run.loss
     if run.steps_per_second:
         metrics[STEP] = 1000 / run.steps_per_second

@@ -85,8 +85,8 @@ DEFAULT = (
 )
 #: Default columns that depend on the listed runs stand behind this one.
 BEFORE_OWN = "skipped"
-#: Settings that tell runs apart worst: they differ in most runs, or have a column of their own.
-LEAST_TELLING = ("seed", "steps", "precision", "epochs")
+#: Settings without a default column: they differ in most runs, or have a column of their own.
+NEVER_DEFAULT = ("seed", "steps", "precision", "epochs")
 
 
 def chosen(text: str) -> list[Column]:
@@ -129,18 +129,26 @@ def _is_short(name: str) -> bool:
 
 
 def _first_difference(some_runs: Sequence[Run]) -> list[str]:
-    """Return the setting that varies, by the last part of its path; the learning rate first."""
+    """Return the first setting that differs between runs; the learning rate before all others."""
     values: dict[str, set[str]] = {}
     for run in some_runs:
         for path, value in config_schema.flat(run.config):
-            values.setdefault(path.rpartition(".")[2], set()).add(repr(value))
-    names = [name for name, found in values.items() if len(found) > 1 and _tells(name)]
+            values.setdefault(path, set()).add(repr(value))
+    paths_called = Counter(path.rpartition(".")[2] for path in values)
+    names = [
+        name
+        for path, different in values.items()
+        if len(different) > 1
+        and _can_be_default(name := path.rpartition(".")[2])
+        # By its last part a column would show another setting of that name.
+        and paths_called[name] == 1
+    ]
     names.sort(key=lambda name: name not in ("learning_rate", "lr"))
     return names[:1]
 
 
-def _tells(name: str) -> bool:
-    return name not in (*LEAST_TELLING, *BUILT_IN, *TAKEN) and _is_short(name)
+def _can_be_default(name: str) -> bool:
+    return name not in (*NEVER_DEFAULT, *BUILT_IN, *TAKEN) and _is_short(name)
 
 
 def address(columns: Sequence[Column]) -> str:

@@ -124,7 +124,7 @@ def list_runs(
     if is_usual and current:
         shown = columns.chosen(current)
     elif is_usual:
-        some = listed if listed.rows else _listed(session, wanted.terms, NEWEST_FIRST)
+        some = _listed(session, wanted.terms, NEWEST_FIRST) if is_grouped else listed
         shown = columns.usual([run for run, _owner in some.rows], some.metrics)
     figures = grouping.figures(shown)
     names = [column.sort for column in figures]
@@ -206,13 +206,14 @@ def _chart_rows(session: Session, listed: Listed) -> list[tuple[str, str, str]]:
     """Return name, title and note of each panel of the charts view."""
     some = [run for run, _owner in listed.rows]
     scaled = sum(has_scaler(run) for run in some)
+    note = "" if scaled == len(some) else "runs with a loss scaler"
     ids = [run.id for run in some]
     found = comparisons.metric_names(session, ids, most=MOST_PANELS)
     metrics = sorted((name for name in found if not name.startswith("run/")), key=_is_of_training)
     return [
         ("loss", "Loss", ""),
         *((name, name, "") for name in metrics[:1]),
-        *[("scale", "Loss scale", "" if scaled == len(some) else "fp16 runs only")] * bool(scaled),
+        *([("scale", "Loss scale", note)] if scaled else []),
         ("grad_norm", "Gradient norm", ""),
         *((name, name, "") for name in metrics[1:]),
         ("lr", "Learning rate", ""),
@@ -248,7 +249,7 @@ def _listed(
     after: int | None = None,
     active: int = 0,
 ) -> Listed:
-    """Read a page; one that would begin short of the list's begin is the first.
+    """Read a page; a page before the first full one is the first.
 
     active: of the runs that match, those that have not ended.
     """

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy.orm import Session
 
+from app.html.formats import measured
 from db.health import input_bound
 from db.health import verdict as verdicts
 from db.queue import pending_reasons, workers
@@ -14,7 +15,7 @@ from db.queue.pending_reasons import Queue
 from db.runs import run_metadata, runs
 from db.runs.outcomes import Ending, ending
 from db.settings import Settings
-from db.tables import ACTIVE, COMMAND, ENDED, RECIPE, Run, Status
+from db.tables import ACTIVE, COMMAND, ENDED, NONFINITE_LOSS, RECIPE, Run, Status
 from db.telemetry.series import json_number
 
 TIMED_AFTER = 10  # steps, before which the time left is unknown
@@ -74,7 +75,10 @@ class RunSummary(BaseModel):
     steps_total: Annotated[int, Field(description="0 where it is not known")]
     applied: Annotated[int, Field(description="Own steps not skipped, or retried in fp32")]
     skipped: int
-    loss: Number
+    loss: Annotated[Number, Field(description="Null: NaN if is_loss_nonfinite, else unknown")]
+    is_loss_nonfinite: Annotated[
+        bool, Field(description="Whether the last loss is NaN or infinite")
+    ]
     scale: Number
     verdict: Annotated[RunVerdict | None, Field(description="Null where nothing is scaled")]
     is_scaled: Annotated[bool, Field(description="Whether it has a loss scale")]
@@ -120,6 +124,12 @@ class RunSummary(BaseModel):
     def is_over(self) -> bool:
         """Whether the run has ended."""
         return self.status in ENDED
+
+    @property
+    def loss_text(self) -> str:
+        """The last known loss; "–" if none is known."""
+        is_unknown = not self.own_steps or (self.loss is None and not self.is_loss_nonfinite)
+        return "–" if is_unknown else measured(self.loss)
 
     @property
     def last_line(self) -> str:
@@ -189,6 +199,7 @@ def told_of_all(
             "owner": owner,
             "tags": run_metadata.tags_of(run),
             "own_steps": run.own_steps,
+            "is_loss_nonfinite": bool(run.last_flags & NONFINITE_LOSS),
             "is_scaled": verdicts.has_scaler(run),
             "applied": progress[run.id].applied,
             "ending": ending(run, progress[run.id].applied),

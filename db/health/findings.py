@@ -17,7 +17,18 @@ from db.health.input_bound import DataWait, data_wait
 from db.health.verdict import Verdict, verdict
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
-from db.tables import ACTIVE, FLAGGED, RECIPE, SKIPPED, Run, ScalerEvent, Status, Step, Worker
+from db.tables import (
+    ACTIVE,
+    FLAGGED,
+    NONFINITE_LOSS,
+    RECIPE,
+    SKIPPED,
+    Run,
+    ScalerEvent,
+    Status,
+    Step,
+    Worker,
+)
 from db.telemetry import histograms, latest_metrics, series
 from db.telemetry.scales import in_words
 
@@ -399,7 +410,8 @@ def _lost_losses(session: Session, run: Run) -> int:
 
 def _nan_steps(session: Session, run: Run) -> int:
     """Return the number of a run's steps if the loss was NaN in all of them, else 0."""
-    if run.own_steps < NAN_STEPS or run.loss is not None:
+    is_nan = run.loss is None and run.last_flags & NONFINITE_LOSS  # else it is unknown
+    if run.own_steps < NAN_STEPS or not is_nan:
         return 0
     if run.source != RECIPE and run.skipped < run.own_steps:  # its script may log no loss
         return 0

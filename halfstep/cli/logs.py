@@ -5,11 +5,10 @@ A message about a run has its id as `extra={"run": id}`.
 
 import json
 import logging
-import os
-import sys
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import IO
+
+from halfstep.cli.output import say
 
 #: Packages whose messages go by the configured level; those of other packages from WARNING on.
 PACKAGES = ("app", "db", "halfstep", "trainer", "worker")
@@ -21,25 +20,21 @@ def configure(process: str, level: str, form: str, stream: IO[str] | None = None
     process: name at the start of each line.  level: debug, info, warning or error.  form: text or
     json.  stream: by default stdout.
     """
-    handler = _Output(sys.stdout if stream is None else stream)
+    handler = _Output(stream)
     handler.setFormatter((_Json if form == "json" else _Text)(process))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     for package in PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
 
 
-class _Output(logging.StreamHandler[IO[str]]):
-    """Writes lines. Neither a full disk nor a reader who has gone ends the process."""
+class _Output(logging.Handler):
+    def __init__(self, stream: IO[str] | None) -> None:
+        super().__init__()
+        self._stream = stream
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
-        try:
-            print(self.format(record), file=self.stream, flush=True)
-        except BrokenPipeError:  # from now on to nowhere, as Python's own flush at the end
-            with suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-        except (OSError, ValueError):
-            return
+        say(self.format(record), self._stream)
 
 
 class _Text(logging.Formatter):

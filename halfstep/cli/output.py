@@ -4,15 +4,16 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import IO, Any
 
 
-def say(text: str) -> None:
-    """Print a line. Neither a full disk nor a reader who has gone ends the command."""
+def say(text: str, stream: IO[str] | None = None) -> None:
+    """Print a line, by default to stdout. No full disk or closed pipe ends the process."""
+    stream = sys.stdout if stream is None else stream
     try:
-        print(text, flush=True)  # noqa: T201 - for whoever started it
-    except BrokenPipeError:  # from now on to nobody, as Python's own flush at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:  # later lines, and Python's own flush at the end, go nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except OSError:
         return
 

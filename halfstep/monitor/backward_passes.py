@@ -159,8 +159,8 @@ class OwnLosses:
         is_cleared = bool(self._before) and self._before[0] is None
         return is_cleared and self.is_scaled and len(self.losses) == 1 and not self.of_grad
 
-    def is_cleared(self) -> bool:
-        """Return whether the first gradient is None; record the weights' version before a pass."""
+    def begins_cleared(self) -> bool:
+        """Record the weights' version before a pass; return whether the first gradient is None."""
         probe = self._probes[0]
         self._weights = probe._version
         return probe.grad is None
@@ -277,7 +277,7 @@ class BackwardPasses:
             return False
         [root] = roots
         scaled, loss = self._scaled.get(id(root), NOTHING)
-        if scaled is None or scaled() is not root or loss is None or not own.is_cleared():
+        if scaled is None or scaled() is not root or loss is None or not own.begins_cleared():
             return False
         if isinstance(loss, float) and not math.isfinite(loss):
             return False

@@ -45,7 +45,7 @@ class CurrentStep:
         self.ascents = 0  # consecutive updates of the scaler before the step that they belong to
         self.is_continued = False  # the scale changed since the last row, in an ascent
         self.has_replaced = False  # this scaler replaced another one of the same optimizer
-        self.is_special = False  # any of the two, or an optimizer in `direct`
+        self.is_special = False  # is_continued, has_replaced, or `direct` is not empty
         self.counted: list[tuple[Exponents, Tensor]] = []  # filled in steps with a histogram
         self.clear()
 

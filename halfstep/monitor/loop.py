@@ -169,7 +169,10 @@ class Loop:
         evidence = self._evidence
         if evidence.origin.is_armed or evidence.inputs is not None or self._step_started is None:
             return False
-        return self._passes.repeats(roots)
+        try:
+            return self._passes.repeats(roots)
+        except Exception:  # `backward_begins` meets it too, and reports it
+            return False
 
     def backward_begins(self, roots: Any, arguments: tuple[Any, ...], accumulates: bool) -> None:
         """Record a pass's loss, and inspect the roots that it starts from."""
@@ -251,7 +254,7 @@ class Loop:
         if ring is None or scale is None:
             return
         for optimizer, state in scaler._per_optimizer_states.items():
-            if state["stage"] is OptState.STEPPED:
+            if state.get("stage") is OptState.STEPPED:
                 row.stepped.add(optimizer)
             if optimizer in row.measured and (flags := state["found_inf_per_device"]):
                 row.found_inf[optimizer] = _joint(flags, ring.is_on_host)

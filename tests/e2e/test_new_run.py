@@ -5,15 +5,8 @@ import shlex
 import pytest
 from playwright.sync_api import Page, expect
 
+from app.submission.forms import MAIN
 from halfstep.cli import options
-
-MAIN = (
-    "recipe.learning_rate",
-    "training.steps",
-    "training.batch_size",
-    "training.max_grad_norm",
-    "scaler.growth_interval",
-)
 
 
 def test_what_matters_is_in_sight_without_scrolling(offered: None, page: Page) -> None:

@@ -206,8 +206,11 @@ export const createSelection = (list, refetch) => {
   })
   const selectEvery = async () => {
     const here = new Set(boxes().map(({ value }) => value))
-    const found = await everyMatch()
-    elsewhere = found.filter(({ id }) => !here.has(id))
+    try {
+      elsewhere = (await everyMatch()).filter(({ id }) => !here.has(id))
+    } catch {
+      toast('The server does not answer. Only the runs of this page are selected.')
+    }
     refresh()
   }
   list.addEventListener('change', ({ target }) => {

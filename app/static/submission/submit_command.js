@@ -43,7 +43,6 @@ const show = () => {
 const BEYOND = ['parent_id', 'compared_with', 'after_id']
 if (box && !BEYOND.some((name) => form.elements.namedItem(name)?.value)) {
   form.addEventListener('input', show)
-  box.querySelector('[data-copy-command]').addEventListener('click', () => navigator.clipboard?.writeText(box.querySelector('[data-command]').textContent))
   show()
   box.hidden = false
 }

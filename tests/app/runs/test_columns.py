@@ -27,3 +27,12 @@ def test_the_usual_columns_go_by_the_listed_runs() -> None:
     assert [*names(run(seed=1, steps=5), run(seed=2, steps=9))] == plain
     odd = names(run(), metrics=("a, b", "step"))  # a comma would be two columns
     assert [name for name in odd if name not in plain] == ["metrics.step"]
+
+
+def test_settings_of_one_name_in_two_groups_have_no_default_column() -> None:
+    """Alike in all runs, they differ from each other; a column would show only one of them."""
+    groups = {"checkpoints": {"every_steps": None}, "evaluation": {"every_steps": 100}}
+    alike = [Run(config=CONFIG | groups) for _ in range(2)]
+    other = Run(config=CONFIG | groups | {"evaluation": {"every_steps": 50}})
+    for some in (alike, [*alike, other]):
+        assert "every_steps" not in names(*some)

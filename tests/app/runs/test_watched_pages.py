@@ -1,5 +1,6 @@
 """Pages of a run whose loop is not ours."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from db.database import Database, now
 from db.queue import claims, pending_reasons, queue
 from db.runs import runs
 from db.settings import Settings
-from db.tables import Run, User
+from db.tables import UNKNOWN_LOSS, Run, User
 from db.telemetry.series import Cursor
 from tests.app.conftest import CONFIG, submit
 from tests.app.uploading import Uploader, write_token
-from tests.db.telemetry.telemetry_made import make_metric, make_skip, make_steps
+from tests.db.telemetry.telemetry_made import make_metric, make_skip, make_steps, record
 
 PARTS = ("findings", "series", "events", "metrics", "artifacts", "export/steps.csv")
 FILE = {
@@ -188,3 +189,19 @@ def test_the_queue_passes_a_watched_run_by(
         assert queue.mark_unreachable(session, {1, 2}) == set()
         assert pending_reasons.Queue.read(session).usage.by_worker[1] == 1
         assert runs.get(session, 1).status == "running"
+
+
+def test_an_unknown_loss_is_not_called_nan(
+    database: Database, running: Run, browser: TestClient, script: TestClient
+) -> None:
+    """A loop whose backward passes are not observed, also where all its steps were skipped."""
+    steps = make_steps([math.nan] * 12, skipped=range(1, 13))
+    steps["flags"] |= UNKNOWN_LOSS
+    record(database, running, steps)
+    for address in ("/runs", "/runs/1"):
+        assert "NaN" not in browser.get(address).text
+    assert script.get("/api/v1/runs/1").json()["is_loss_nonfinite"] is False
+    record(database, running, make_steps([math.nan], first=13))
+    for address in ("/runs", "/runs/1"):
+        assert "NaN</" in browser.get(address).text
+    assert script.get("/api/v1/runs/1").json()["is_loss_nonfinite"] is True
