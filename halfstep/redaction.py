@@ -1,13 +1,14 @@
 """Removes likely secrets from recorded commands, source texts and configurations."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 HIDDEN = "***"
 WORDS = {"token", "secret", "password", "passwd", "pwd", "passphrase", "credential", "credentials"}
 KEYS = {"api", "access", "private", "secret", "auth"}  # words that make a "key" secret
+FOLDERS = ("PWD", "OLDPWD")  # variables of the shell, whose names denote no password
 SHORTEST = 8  # minimum length of secrets to hide in texts: shorter ones would match by chance
 #: A name, an assignment, and a literal that could be a secret: no phrases, and no <|marks|>.
 ASSIGNED = re.compile(
@@ -59,6 +60,15 @@ def without(value: Any, *secrets: str | None) -> Any:
             if secret and len(secret) >= SHORTEST:
                 value = value.replace(secret, HIDDEN)
     return value
+
+
+def values(environment: Mapping[str, str]) -> list[str]:
+    """Return the values of the variables whose names denote a secret."""
+    return [
+        value
+        for name, value in environment.items()
+        if _is_secret(name) and len(value) >= SHORTEST and name not in FOLDERS
+    ]
 
 
 def _is_secret(name: str) -> bool:

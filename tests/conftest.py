@@ -31,6 +31,9 @@ from tests.site import Site
 # torch reads it as it is loaded. Threads spin while they wait for their piece of a tiny product:
 # where several processes share two cores, a small loop takes four times as much of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Few tests need the process beside a watched script; those turn it on.
+os.environ.setdefault("HALFSTEP_CONSOLE", "no")
+os.environ.setdefault("HALFSTEP_SYSTEM", "no")
 
 settings.register_profile("halfstep", deadline=None)  # a busy machine is no fault
 settings.load_profile("halfstep")

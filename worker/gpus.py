@@ -6,11 +6,8 @@ and a training gets that entry.
 """
 
 import os
-from typing import Any
 
-import pynvml
-
-MASK = "CUDA_VISIBLE_DEVICES"
+from halfstep.sidecar.system import MASK, mask_entry
 
 
 def environment(devices: list[int] | None = None) -> dict[str, str]:
@@ -19,17 +16,4 @@ def environment(devices: list[int] | None = None) -> dict[str, str]:
     CUDA and NVML use the same numbers, unless the administrator sets another order.
     """
     order = {"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")}
-    return order if devices is None else order | {MASK: ",".join(map(_entry, devices))}
-
-
-def handle(device: int) -> Any:
-    """Return NVML's handle of a worker's device. Raises NVMLError."""
-    entry = _entry(device)
-    if entry.isdecimal():
-        return pynvml.nvmlDeviceGetHandleByIndex(int(entry))
-    return pynvml.nvmlDeviceGetHandleByUUID(entry)
-
-
-def _entry(device: int) -> str:
-    mask = os.environ.get(MASK)
-    return str(device) if mask is None else mask.split(",")[device].strip()
+    return order if devices is None else order | {MASK: ",".join(map(mask_entry, devices))}

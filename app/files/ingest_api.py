@@ -73,10 +73,12 @@ class FilePosition(BaseModel):
 
 
 class Begun(Position):
-    """A registered run, and the position in its attempt's spool to continue from."""
+    """A registered run, and the positions in its attempt's spools to continue from."""
 
     run: int
     attempt: int
+    sidecar_sequence: int
+    sidecar_offset: int
     page: Annotated[str, Field(description="Path of its page on this server")]
 
 
@@ -140,6 +142,8 @@ def begin(body: WatchedRun, session: Db, sender: Sender, request: Request) -> Be
         attempt=attempt.attempt,
         sequence=attempt.sequence,
         offset=attempt.offset,
+        sidecar_sequence=attempt.sidecar_sequence,
+        sidecar_offset=attempt.sidecar_offset,
         page=f"/runs/{attempt.run_id}",
     )
 
@@ -171,12 +175,29 @@ async def send_spool(
 
     The response's offset is the end of the last complete frame. A higher sequence begins at 0.
     """
-    position = SpoolPosition(sender, run_id, attempt, sequence, offset)
+    return await _take(request, SpoolPosition(sender, run_id, attempt, sequence, offset), body)
 
+
+@router.put("/{run_id}/{attempt}/sidecar/{sequence}", openapi_extra=OCTETS)
+async def send_sidecar_spool(
+    run_id: RowId,
+    attempt: RowId,
+    sequence: Sequence,
+    offset: Offset,
+    request: Request,
+    sender: Sender,
+    body: Piece,
+) -> Position:
+    """Record a piece of the spool of the attempt's sidecar: its log lines and system samples."""
+    position = SpoolPosition(sender, run_id, attempt, sequence, offset, "sidecar")
+    return await _take(request, position, body)
+
+
+async def _take(request: Request, position: SpoolPosition, body: bytes) -> Position:
     def work() -> int:
         return pieces.take_spool(request.app.state.database, position, _unpacked(request, body))
 
-    return Position(sequence=sequence, offset=await ingesting(request, work))
+    return Position(sequence=position.sequence, offset=await ingesting(request, work))
 
 
 @router.put("/{run_id}/{attempt}/files/{path:path}", openapi_extra=OCTETS)

@@ -32,6 +32,7 @@ class SpoolPosition(NamedTuple):
     attempt: int
     sequence: int
     offset: int
+    writer: ingest.Writer = "training"
 
 
 def unpacked(body: bytes, encoding: str) -> bytes:
@@ -113,6 +114,7 @@ def _record(
         remarks.append(f"some data could not be recorded: {problems[0]}{more}")
     with database.writing() as session:
         run, at = ingest.lock_attempt(session, position.user, position.run_id, position.attempt)
-        ingest.check_position(run, at, position.sequence, position.offset)
+        writer = position.writer
+        ingest.check_position(run, at, writer, position.sequence, position.offset)
         end = (position.sequence, offset)
-        ingest.record(session, run, at, items, end=end, remarks=remarks)
+        ingest.record(session, run, at, items, end=end, writer=writer, remarks=remarks)

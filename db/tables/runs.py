@@ -242,9 +242,11 @@ class WatchedAttempt(OfRun, Table):
     attempt: Mapped[int] = mapped_column(primary_key=True)
     host: Mapped[str]
     versions: Mapped[dict[str, Any]]
-    # Position of the next frame.
+    # Position of the next frame of the training's spool, and of its sidecar's.
     sequence: Mapped[int] = mapped_column(BigInteger, default=0)
     offset: Mapped[int] = mapped_column(BigInteger, default=0)
+    sidecar_sequence: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    sidecar_offset: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     resumed: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     early: Mapped[list[dict[str, Any]]]
 

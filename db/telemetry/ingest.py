@@ -7,7 +7,7 @@ import json
 import math
 import signal
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -34,6 +34,8 @@ from db.tables import (
 from db.telemetry import series
 from db.telemetry.recording import Recording, in_words
 
+#: The process that writes a spool of an attempt.
+Writer: TypeAlias = Literal["training", "sidecar"]
 #: Size limit of the events held until an attempt's first steps.
 EARLY_BYTES = 16 * 2**20
 REASON_CHARACTERS = 500
@@ -202,13 +204,18 @@ def attempt_of(session: Session, run: Run) -> WatchedAttempt | None:
     return session.get(WatchedAttempt, (run.id, run.attempt))
 
 
-def check_position(run: Run, attempt: WatchedAttempt, sequence: int, offset: int) -> None:
+def check_position(
+    run: Run, attempt: WatchedAttempt, writer: Writer, sequence: int, offset: int
+) -> None:
     """Check that an upload continues at the expected place. Raises Ended, OffsetMismatch."""
     if run.status in ENDED:
         raise Ended(_ended(run))
-    is_next = (sequence, offset) == (attempt.sequence, attempt.offset)
-    if not is_next and not (sequence > attempt.sequence and offset == 0):
-        raise OffsetMismatch(offset=attempt.offset, sequence=attempt.sequence)
+    if writer == "sidecar":
+        expected = (attempt.sidecar_sequence, attempt.sidecar_offset)
+    else:
+        expected = (attempt.sequence, attempt.offset)
+    if (sequence, offset) != expected and not (sequence > expected[0] and offset == 0):
+        raise OffsetMismatch(offset=expected[1], sequence=expected[0])
 
 
 def _is_stopped(run: Run) -> bool:
@@ -231,9 +238,10 @@ def record(
     items: Sequence[Any],
     *,
     end: tuple[int, int],
+    writer: Writer = "training",
     remarks: Sequence[str] = (),
 ) -> None:
-    """Write spool items and their end: the sequence and offset to continue from."""
+    """Write items of a writer's spool and their end: the sequence and offset to continue from."""
     last = series.log_lines(session, run.id, most=1)
     recording = Recording(
         run.id,
@@ -259,7 +267,10 @@ def record(
         not_here = [[""] * len(event["files"]) for event in recording.checkpoints]
         recording.write(session, not_here, [""] * len(recording.artifacts))
     place.resumed, place.early = recording.resumed, recording.early
-    place.sequence, place.offset = end
+    if writer == "sidecar":
+        place.sidecar_sequence, place.sidecar_offset = end
+    else:
+        place.sequence, place.offset = end
 
 
 def end(

@@ -22,6 +22,10 @@ Event: TypeAlias = dict[str, Any]
 #: The constant scale of a training without a loss scaler.
 UNSCALED = 1.0
 #: Precision by the dtype of most matrix products.
+SAMPLE_COLUMNS = (
+    *("elapsed_ms", "device", "utilization"),
+    *("memory_bytes", "power_watts", "temperature_celsius"),
+)
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -108,6 +112,13 @@ class Recording:
                 self._configured = item
             elif item["event"] == "artifact":
                 self.artifacts.append(item)
+            elif item["event"] == "line":
+                self.log({name: value for name, value in item.items() if name != "event"})
+            elif item["event"] == "sample":
+                self.pending.samples.append({name: item[name] for name in SAMPLE_COLUMNS})
+            elif item["event"] == "log_part":
+                name = artifacts.LOG + item["path"].rpartition("/")[2]
+                self.artifacts.append({**item, "event": "artifact", "step": 0, "name": name})
             elif item["event"] == "checkpoint":
                 self.checkpoints.append(item)
                 if {"write_seconds", "stall_seconds"} <= item.keys():

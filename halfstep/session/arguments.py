@@ -77,6 +77,20 @@ def modules(value: tuple[Any, ...]) -> "tuple[nn.Module, ...]":
     return value
 
 
+def switch(name: str, value: object) -> bool:
+    """Return a switch of `watch`, which the variable HALFSTEP_<NAME> can turn off.
+
+    Raises ValueError.
+    """
+    variable = f"HALFSTEP_{name.upper()}"
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {shown(value)}; allowed: True or False")
+    chosen = os.environ.get(variable, "yes").lower()
+    if chosen not in ("yes", "no"):
+        raise ValueError(f"{variable} is {shown(chosen)}; allowed: yes or no")
+    return value and chosen == "yes"
+
+
 def mode(value: str) -> str:
     """Return the mode of the call, or of HALFSTEP_MODE if it is "auto". Raises ValueError."""
     chosen = os.environ.get("HALFSTEP_MODE") or value if value == "auto" else value

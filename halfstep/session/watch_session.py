@@ -34,6 +34,7 @@ from halfstep.session.logged_values import as_scalar, file_of, is_number
 from halfstep.session.notebook import Cells
 from halfstep.session.queued_run import QueuedRun, secrets
 from halfstep.session.stderr import in_a_line, say
+from halfstep.sidecar.capture import Sidecar, is_interactive
 from halfstep.telemetry import relay, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.events import cleaned, shown
@@ -79,6 +80,8 @@ def watch(
     token: str | None = None,
     folder: str | Path | None = None,
     mode: arguments.Mode = "auto",
+    console: bool = True,
+    system: bool = True,
     histogram_every: int = 0,
     layers_every: int = 0,
     headroom_every: int = 0,
@@ -94,6 +97,8 @@ def watch(
     url, token: the server's; by default HALFSTEP_URL and HALFSTEP_TOKEN, or those of
     `halfstep login`.  folder: parent folder of the runs, by default ./halfstep-runs.
     mode: "offline" uploads nothing, "disabled" does nothing at all; by default HALFSTEP_MODE.
+    console: keep what the process and its children print; HALFSTEP_CONSOLE=no turns it off.
+    system: sample the use of the machine and its GPUs; HALFSTEP_SYSTEM=no turns it off.
     In a command from a server's queue the run is the queued one; name, run, url and folder are
     ignored.
 
@@ -123,6 +128,8 @@ def watch(
                 _active.configure(config)
             say(f"watching; this is run {queued.files.folder.name} of the queue")
             return _active
+        captures = arguments.switch("console", console) and not is_interactive()
+        samples = arguments.switch("system", system)
         server = None if chosen == "offline" else _server(url, token)
         lock = WriterLock()
         files = open_run(
@@ -151,6 +158,8 @@ def watch(
         say(f"not watching, the script continues: {type(error).__name__}: {error}")
         return Watch(None)
     _active.add(*modules)
+    if captures or samples:
+        _active._guard(_active._start_sidecar, captures=captures, samples=samples)
     _active._guard(_active._send)
     return _active
 
@@ -191,6 +200,7 @@ class Watch:
         self.page: str | None = None  # URL of the run's page, once the server has answered
         self._server = server
         self._queued = queued
+        self._sidecar: Sidecar | None = None
         self._lock = lock or WriterLock()
         self._is_on = False
         self._has_ended = files is None
@@ -332,8 +342,10 @@ class Watch:
         self._asked("checkpoint", lambda: self._checkpoint(Path(path), kind, upload))
 
     def finish(self) -> None:
-        """End the run: fetch what is still on the device, and restore torch."""
+        """End the run: fetch what is still on the device, and restore torch and the output."""
         self._end("finished", None)
+        if self._sidecar:
+            self._sidecar.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -343,6 +355,25 @@ class Watch:
             self.finish()
         elif self.files:
             self._ending.raised(kind, error, trace)
+
+    # ---- Sidecar ------------------------------------------------------------------------------
+
+    def _start_sidecar(self, *, captures: bool, samples: bool) -> None:
+        """Start the process that keeps the output and samples the machine."""
+        files = self._written
+        hidden = redaction.values(os.environ)
+        if self.secret:
+            hidden.append(self.secret)
+        try:
+            self._sidecar = Sidecar(
+                files,
+                captures=captures,
+                samples=samples,
+                hidden=hidden,
+                elapsed_seconds=self._loop.elapsed_ms() / 1000,
+            )
+        except OSError as error:
+            say(f"the output is not kept, the script continues: {error}")
 
     # ---- Upload -------------------------------------------------------------------------------
 
@@ -663,6 +694,8 @@ def _after_fork() -> None:
             _active._relay = RelayWriter(_active.files)
         _active._ending.cancel()
         _active._lock.release()
+        if _active._sidecar:
+            _active._sidecar.leave()
         _active._disarm()
 
 

@@ -64,6 +64,11 @@ class AttemptFiles:
         """Folder of the telemetry spool."""
         return self.folder / "spool"
 
+    @property
+    def sidecar(self) -> Path:
+        """Folder of the sidecar's spool: log lines and system samples of a watched script."""
+        return self.folder / "sidecar"
+
 
 def write_file(path: Path, content: dict[str, Any]) -> None:
     """Replace a file atomically: a reader sees the old or the new content, never a part."""

@@ -69,7 +69,7 @@ def problem_of(event: Any) -> str | None:
     if not isinstance(kind, str) or kind not in EVENTS:
         return f"event is {shown(kind)}; allowed: {', '.join(EVENTS)}"
     fields = {name: value for name, value in event.items() if name != "event"}
-    wrong = _problem(fields, EVENTS[kind], "") or _offset_mismatch(event)
+    wrong = _problem(fields, EVENTS[kind], "") or _wrong_folder(event)
     return wrong and f"{_called(event)}: {wrong}"
 
 
@@ -144,10 +144,12 @@ def _called(event: dict[str, Any]) -> str:
     return " ".join(filter(None, words)) + (f" at step {shown(step)}" if step is not None else "")
 
 
-def _offset_mismatch(event: dict[str, Any]) -> str | None:
+def _wrong_folder(event: dict[str, Any]) -> str | None:
     """Return a message for a file outside its folder; None if there is none."""
     if event["event"] == "artifact":
         root, paths = "artifacts", [event["path"]]
+    elif event["event"] == "log_part":
+        root, paths = "log", [event["path"]]
     else:
         root, paths = "checkpoints", [file["path"] for file in event.get("files", ())]
     for path in paths:
@@ -471,6 +473,21 @@ EVENTS: Mapping[str, Mapping[str, Rule]] = {
     },
     "fp16_gradients": {"step": SINCE, "count": COUNT, "parameters": Listed(WORDS), "error": WORDS},
     "adam_eps": {"step": SINCE, "optimizer": WORDS, "eps": NUMBER, "count": COUNT},
+    "line": {
+        "time": NUMBER,
+        "stream": _one_of("stdout", "stderr", "halfstep"),
+        "text": Plain(WORDS.allowed, WORDS.holds, is_needed=False),
+        "lines": Plain(COUNT.allowed, COUNT.holds, is_needed=False),
+    },
+    "log_part": FILE,
+    "sample": {
+        "elapsed_ms": ELAPSED,
+        "device": _whole(-1, 10_000),
+        "utilization": _or_nothing(NUMBER),
+        "memory_bytes": _or_nothing(COUNT),
+        "power_watts": _or_nothing(NUMBER),
+        "temperature_celsius": _or_nothing(NUMBER),
+    },
     "left_out": {"step": SINCE, "diagnosis": NAME, "reason": WORDS},
     "failed_diagnosis": {"step": SINCE, "diagnosis": NAME, "error": WORDS},
 }

@@ -1,7 +1,8 @@
-"""HTTP client that uploads a watched run: four requests, each of which may be repeated.
+"""HTTP client that uploads a watched run: five requests, each of which may be repeated.
 
     POST /api/v1/ingest                                          start or continue an attempt
     PUT  /api/v1/ingest/{run}/{attempt}/{sequence}?offset=       bytes of a file of its spool
+    PUT  /api/v1/ingest/{run}/{attempt}/sidecar/{sequence}?offset=  of its sidecar's spool
     PUT  /api/v1/ingest/{run}/{attempt}/files/{path}?offset=     bytes of a checkpoint or artifact
     POST /api/v1/ingest/{run}/{attempt}/end                      outcome of the attempt
 
@@ -11,7 +12,7 @@ The methods return that offset like one of a successful request: the next upload
 
 import gzip
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 from urllib.parse import quote
 
 import httpx2
@@ -33,15 +34,19 @@ class SpoolOffset(NamedTuple):
     offset: int
 
 
+#: The process that writes a spool of an attempt.
+Writer: TypeAlias = Literal["training", "sidecar"]
+
+
 class Recorded(NamedTuple):
     """State of an attempt on the server.
 
-    place: end of the recorded part of its spool.  page: path of the run's page, without the host.
+    places: end of the recorded part of each spool.  page: path of the run's page, without the host.
     """
 
     run: int
     attempt: int
-    place: SpoolOffset
+    places: Mapping[Writer, SpoolOffset]
     page: str
 
 
@@ -87,14 +92,20 @@ class Ingest:
         """Start or continue an attempt. described: the request body of the server's API."""
         with spoken():
             response = self._send("POST", "/api/v1/ingest", json=plain(described))
-            place = SpoolOffset(response["sequence"], response["offset"])
-            return Recorded(response["run"], response["attempt"], place, response["page"])
+            places: dict[Writer, SpoolOffset] = {
+                "training": SpoolOffset(response["sequence"], response["offset"]),
+                "sidecar": SpoolOffset(response["sidecar_sequence"], response["sidecar_offset"]),
+            }
+            return Recorded(response["run"], response["attempt"], places, response["page"])
 
-    def put_spool(self, recorded: Recorded, place: SpoolOffset, data: bytes) -> SpoolOffset:
+    def put_spool(
+        self, recorded: Recorded, writer: Writer, place: SpoolOffset, data: bytes
+    ) -> SpoolOffset:
         """Send bytes of a spool file; return the end of the last recorded frame."""
+        spool = _address(recorded) + ("/sidecar" if writer == "sidecar" else "")
         with spoken():
             response = self._put(
-                f"{_address(recorded)}/{place.sequence}",
+                f"{spool}/{place.sequence}",
                 {"offset": place.offset},
                 gzip.compress(data, FASTEST),
                 {"Content-Encoding": "gzip"},

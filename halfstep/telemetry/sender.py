@@ -5,6 +5,7 @@ lists the files that are uploaded; without it they are offered again.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,14 +15,26 @@ from typing import Any
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Unreadable
 from halfstep.api_client.errors import ApiError
+from halfstep.clock import clock
+from halfstep.sidecar.process import LOCK as SIDECAR_LOCK
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
-from halfstep.telemetry.ingest import PIECE_BYTES, FileOffset, Ingest, Recorded, SpoolOffset
+from halfstep.telemetry.folder_lock import FolderLock
+from halfstep.telemetry.ingest import (
+    PIECE_BYTES,
+    FileOffset,
+    Ingest,
+    Recorded,
+    SpoolOffset,
+    Writer,
+)
 from halfstep.telemetry.run_folder import LAST_STEP, lives, read_outcome, read_run, write_json
 from halfstep.telemetry.spool import WINDOW_BYTES, Event, file_events, lost_bytes, spool_of
 
 REMEMBERED = "uploaded.json"
 MOST_TAGS = 50
+#: How long the end of an attempt waits for its sidecar, which child processes may keep alive.
+SIDECAR_SECONDS = 10.0
 #: Response codes after which no more of an attempt is sent: a newer one has replaced it, or a user
 #: ended it.
 WANTED_NO_MORE = ("stale_attempt", "ended")
@@ -98,6 +111,10 @@ class RunSending:
         """Return whether the server had everything of this attempt at the last `send`."""
         return self._sendings[attempt].is_sent
 
+    def is_over(self, attempt: int) -> bool:
+        """Return whether nothing more of this attempt will be sent."""
+        return self._sendings[attempt].is_over
+
     @property
     def _recorded(self) -> Recorded | None:
         recorded = [sending.recorded for sending in self._sendings.values() if sending.recorded]
@@ -125,10 +142,12 @@ class AttemptSending:
         self._files, self._described, self._ingest, self._say = files, described, ingest, say
         self._lives = lives
         self._is_last, self._with_checkpoints = is_last, with_checkpoints
-        self._is_over = False  # it has ended and the server has its outcome, or rejects more data
-        self._place = SpoolOffset(0, 0)
-        self._fruitless: tuple[SpoolOffset, int] | None = None  # a piece without one whole frame
-        self._files_sent_to = SpoolOffset(0, 0)  # files named before this are sent
+        self.is_over = False  # it has ended and the server has its outcome, or rejects more data
+        self._sidecar_deadline = math.inf  # time, by halfstep.clock, to wait for the sidecar's end
+        self._spools = (
+            SpoolSending(files.spool, files.attempt, "training", ingest, say),
+            SpoolSending(files.sidecar, files.attempt, "sidecar", ingest, say),
+        )
 
     def describe(self, described: Mapping[str, Any]) -> None:
         """Send the run's description again if it has changed, e.g. by a late `configure`."""
@@ -137,7 +156,7 @@ class AttemptSending:
 
     def send(self) -> None:
         """Send the current content."""
-        if self._is_over:
+        if self.is_over:
             return
         self.is_sent = False
         try:
@@ -146,7 +165,7 @@ class AttemptSending:
             if error.code not in WANTED_NO_MORE:
                 self.recorded = None  # query the server's position again
                 raise
-            self._is_over = True
+            self.is_over = True
             self.is_sent = self._files.attempt in self._read_uploaded().get("sent", ())
             if self._is_last:
                 rest = f"attempt {self._files.attempt} stays in {self._files.folder}"
@@ -156,16 +175,20 @@ class AttemptSending:
         recorded = self.recorded or self._open()
         # Read before the spool: once the outcome exists, no more data is spooled.
         outcome = read_outcome(self._files, lives=self._lives())
-        while self._send_piece(recorded):
-            pass
-        self._send_files(recorded)
-        if outcome is not None:
+        has_sidecar_ended = self._has_sidecar_ended()
+        for spool in self._spools:
+            while spool.send_piece(recorded):
+                pass
+            self._send_files(recorded, spool)
+        if outcome is not None and self._sidecar_deadline == math.inf:
+            self._sidecar_deadline = clock() + SIDECAR_SECONDS
+        if outcome is not None and (has_sidecar_ended or clock() > self._sidecar_deadline):
             error = outcome["error"] and outcome["error"][-TEXT_CHARACTERS:]  # traceback
             self.lost_bytes = self._count_lost(outcome.get("spool_bytes", 0))
             self._ingest.end(recorded, {**outcome, "error": error, "lost_bytes": self.lost_bytes})
-            self._is_over = True
-        self.is_sent = True
-        if self._is_over or not self._is_last:
+            self.is_over = True
+        self.is_sent = self.is_over or outcome is None
+        if self.is_over or not self._is_last:
             self._write_uploaded(recorded)
 
     def _count_lost(self, written_bytes: int) -> int:
@@ -176,68 +199,36 @@ class AttemptSending:
         missing = max(written_bytes - sum(path.stat().st_size for path in spool), 0)
         return missing + sum(lost_bytes(path, is_truncated=missing > 0) for path in spool)
 
+    def _has_sidecar_ended(self) -> bool:
+        """Return whether the sidecar, if there was one, writes nothing more."""
+        return not FolderLock(self._files.folder / SIDECAR_LOCK).is_held()
+
     def _open(self) -> Recorded:
         recorded = self._ingest.open(self._described)
-        self.recorded, self._place, self._fruitless = recorded, recorded.place, None
+        self.recorded = recorded
         remembered = self._read_uploaded()
-        if not self._with_checkpoints and remembered.get("run") == recorded.run:
-            sent_to = SpoolOffset(*remembered["files"].get(str(recorded.attempt), (0, 0)))
-            self._files_sent_to = min(sent_to, self._place)  # less if the server was reset
+        is_same = not self._with_checkpoints and remembered.get("run") == recorded.run
+        for spool in self._spools:
+            sent_to = remembered.get(spool.files_key, {}).get(str(recorded.attempt), (0, 0))
+            spool.begin(recorded, SpoolOffset(*sent_to) if is_same else None)
         return recorded
-
-    # ---- The spool -----------------------------------------------------------------------------
-
-    def _send_piece(self, recorded: Recorded) -> bool:
-        """Send the next bytes of the spool; return whether there may be more."""
-        # List before reading: a file that has a successor here gets no more frames.
-        for sequence, path in spool_of(self._files.spool, self._files.attempt):
-            if sequence < self._place.sequence:
-                continue
-            here = self._place if sequence == self._place.sequence else SpoolOffset(sequence, 0)
-            data = _read(path, here.offset)
-            if not data or self._fruitless == (here, len(data)):
-                continue
-            end = self._ingest.put_spool(recorded, here, data)
-            if end == here and len(data) == PIECE_BYTES:  # one large frame, or much is damaged
-                end = self._ingest.put_spool(recorded, here, _read(path, here.offset, WINDOW_BYTES))
-            if end != here:
-                self._place = end
-                return True
-            if len(data) == PIECE_BYTES:
-                self._say(
-                    f"{path} is damaged from byte {here.offset:,} on: no whole frame follows "
-                    f"within {WINDOW_BYTES:,} bytes; what is there is lost"
-                )
-            self._fruitless = here, len(data)  # the last frame is cut short, or being written
-        return False
 
     # ---- Files ---------------------------------------------------------------------------------
 
-    def _send_files(self, recorded: Recorded) -> None:
+    def _send_files(self, recorded: Recorded, spool: "SpoolSending") -> None:
         """Send the files that the server's recorded events name."""
-        before = self._files_sent_to
+        before = spool.files_sent_to
         try:
-            for event, place in self._naming_files():
+            for event, place in spool.naming_files():
                 for file in self._files_of(event):
                     self._send_file(recorded, file)
-                self._files_sent_to = place
+                spool.files_sent_to = place
         finally:
-            if self._files_sent_to != before:
+            if spool.files_sent_to != before:
                 self._write_uploaded(recorded)
 
-    def _naming_files(self) -> Iterator[tuple[Event, SpoolOffset]]:
-        """Yield the events that name files, each with its end offset."""
-        for sequence, path in spool_of(self._files.spool, self._files.attempt):
-            start = self._files_sent_to.offset if sequence == self._files_sent_to.sequence else 0
-            if self._files_sent_to.sequence <= sequence <= self._place.sequence:
-                is_partial = sequence == self._place.sequence
-                for event, offset in file_events(path, start):
-                    if is_partial and offset > self._place.offset:
-                        break
-                    yield event, SpoolOffset(sequence, offset)
-
     def _files_of(self, event: Event) -> list[Event]:
-        if event["event"] == "artifact":
+        if event["event"] in ("artifact", "log_part"):
             return [event]
         return event["files"] if event.get("upload") or self._with_checkpoints else []
 
@@ -274,12 +265,72 @@ class AttemptSending:
     def _write_uploaded(self, recorded: Recorded) -> None:
         known = self._read_uploaded()
         if known.get("run") != recorded.run:
-            known = {"url": self._ingest.server.url, "run": recorded.run, "files": {}, "sent": []}
-        known["files"][str(recorded.attempt)] = list(self._files_sent_to)
+            known = {"url": self._ingest.server.url, "run": recorded.run, "sent": []}
+        for spool in self._spools:
+            sent_to = known.setdefault(spool.files_key, {})
+            sent_to[str(recorded.attempt)] = list(spool.files_sent_to)
         if self.is_sent:
             known["sent"] = sorted({*known["sent"], recorded.attempt})
         with suppress(OSError):  # a full disk: the files are offered again later
             write_json(self._files.folder / REMEMBERED, known)
+
+
+class SpoolSending:
+    """Sender of one spool of an attempt: the training's, or the sidecar's."""
+
+    def __init__(
+        self, folder: Path, attempt: int, writer: Writer, ingest: Ingest, say: Say
+    ) -> None:
+        self.files_key = "files" if writer == "training" else "sidecar_files"  # in uploaded.json
+        self.files_sent_to = SpoolOffset(0, 0)  # files named before this are sent
+        self._folder, self._attempt, self._writer = folder, attempt, writer
+        self._ingest, self._say = ingest, say
+        self._place = SpoolOffset(0, 0)
+        self._fruitless: tuple[SpoolOffset, int] | None = None  # a piece without one whole frame
+
+    def begin(self, recorded: Recorded, files_sent_to: SpoolOffset | None) -> None:
+        """Continue where the server is. files_sent_to: from an earlier process, if known."""
+        self._place, self._fruitless = recorded.places[self._writer], None
+        if files_sent_to is not None:
+            self.files_sent_to = min(files_sent_to, self._place)  # less if the server was reset
+
+    def send_piece(self, recorded: Recorded) -> bool:
+        """Send the next bytes of the spool; return whether there may be more."""
+        # List before reading: a file that has a successor here gets no more frames.
+        for sequence, path in spool_of(self._folder, self._attempt):
+            if sequence < self._place.sequence:
+                continue
+            here = self._place if sequence == self._place.sequence else SpoolOffset(sequence, 0)
+            data = _read(path, here.offset)
+            if not data or self._fruitless == (here, len(data)):
+                continue
+            end = self._put(recorded, here, data)
+            if end == here and len(data) == PIECE_BYTES:  # one large frame, or much is damaged
+                end = self._put(recorded, here, _read(path, here.offset, WINDOW_BYTES))
+            if end != here:
+                self._place = end
+                return True
+            if len(data) == PIECE_BYTES:
+                self._say(
+                    f"{path} is damaged from byte {here.offset:,} on: no whole frame follows "
+                    f"within {WINDOW_BYTES:,} bytes; what is there is lost"
+                )
+            self._fruitless = here, len(data)  # the last frame is cut short, or being written
+        return False
+
+    def naming_files(self) -> Iterator[tuple[Event, SpoolOffset]]:
+        """Yield the events that name files not sent yet, each with its end offset."""
+        for sequence, path in spool_of(self._folder, self._attempt):
+            start = self.files_sent_to.offset if sequence == self.files_sent_to.sequence else 0
+            if self.files_sent_to.sequence <= sequence <= self._place.sequence:
+                is_partial = sequence == self._place.sequence
+                for event, offset in file_events(path, start):
+                    if is_partial and offset > self._place.offset:
+                        break
+                    yield event, SpoolOffset(sequence, offset)
+
+    def _put(self, recorded: Recorded, here: SpoolOffset, data: bytes) -> SpoolOffset:
+        return self._ingest.put_spool(recorded, self._writer, here, data)
 
 
 def _described(run: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, Any]:

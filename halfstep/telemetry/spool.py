@@ -95,6 +95,11 @@ the bounds of every field; an event out of bounds is not written, and is read as
     no_inf_checks  step, method, optimizers, error: a scaler refused optimizers without gradients
     fp16_gradients  step, count, parameters, error: a scaler refused gradients of type float16
     adam_eps    step, optimizer, eps, count: eps is 0 in the dtype of count parameters
+    line        time, stream, text: printed by a watched script; with stream "halfstep" lines in
+                place of text: the number of lines that only the log file has
+    log_part    path "log/<name>", size_bytes, sha256: a complete, compressed part of the log
+    sample      elapsed_ms, device (-1: the machine), utilization, memory_bytes, power_watts,
+                temperature_celsius; null if the device does not report it
     left_out    step, diagnosis, reason: a configured diagnosis that this run cannot have
     failed_diagnosis  step, diagnosis, error: one that raised, and is no longer called
 
@@ -153,6 +158,8 @@ SKIPPED, NONFINITE_LOSS, NORM_OVERFLOW = 1, 2, 4
 NOT_STEPPED = 8  # the scaler was updated without an optimizer step: neither applied nor skipped
 UNKNOWN_LOSS = 16  # no backward pass of the step was observed: its NaN is not a loss
 FLAGGED_OPTIMIZERS = 24
+NAMING_FILES = ("artifact", "checkpoint", "log_part")  # kinds of events
+_NAMES = [kind.encode() for kind in NAMING_FILES]
 ENCODER = json.JSONEncoder(allow_nan=False)  # shared: json.dumps creates one for each event
 
 
@@ -414,7 +421,7 @@ def spool_of(folder: Path, attempt: int) -> list[tuple[int, Path]]:
 
 
 def file_events(path: Path, offset: int) -> Iterator[tuple[Event, int]]:
-    """Yield a spool file's artifact and checkpoint events, each with its end offset.
+    """Yield a spool file's events that name files, each with its end offset.
 
     offset: where to start, at a frame; 0: the first one.
     """
@@ -422,9 +429,9 @@ def file_events(path: Path, offset: int) -> Iterator[tuple[Event, int]]:
         file.seek(offset or FILE_HEADER.size)
         while next_item := _next_frame(file):
             kind, payload = next_item
-            if kind == EVENT and (b'"artifact"' in payload or b'"checkpoint"' in payload):
+            if kind == EVENT and any(b'"%s"' % name in payload for name in _NAMES):
                 event = _decode(kind, payload)
-                if isinstance(event, dict) and event["event"] in ("artifact", "checkpoint"):
+                if isinstance(event, dict) and event["event"] in NAMING_FILES:
                     yield event, file.tell()
 
 

@@ -226,7 +226,7 @@ def follow(
             if sending.page and not is_announced:
                 is_announced = True
                 announce(sending.page)
-            if is_over:
+            if is_over and sending.is_over(training.files.attempt):
                 return
         # When the process dies, try at once, whatever the delay.
         if over_since is None:

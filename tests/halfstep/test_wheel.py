@@ -69,14 +69,19 @@ def test_wheel_holds_one_import_name(wheel: Path) -> None:
     assert modules == sources | {"halfstep/py.typed"}
 
 
-def test_wheel_brings_numpy_an_http_client_and_typer(python: Path) -> None:
+def test_wheel_brings_what_a_watched_script_needs(python: Path) -> None:
     """No torch, no server: what it brought is listed, name by name."""
     listed = json.loads(run(*pip(python), "list", "--format", "json"))
     http_client = {"httpx2", "httpcore2", "anyio", "h11", "idna", "truststore", "typing_extensions"}
     typer = {"typer", "annotated-doc", "shellingham", "pydantic", "pydantic_core"}
     typer |= {"annotated-types", "typing-inspection"}  # of pydantic
     rich = {"rich", "markdown-it-py", "mdurl", "Pygments"}
-    assert {each["name"] for each in listed} == {"halfstep", "numpy", *http_client, *typer, *rich}
+    assert {each["name"] for each in listed} == {
+        *("halfstep", "numpy", "psutil"),
+        *http_client,
+        *typer,
+        *rich,
+    }
 
 
 def test_import_loads_nothing_heavy(python: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from obstore.store import ObjectStore
 from db.settings import Settings
 from db.tables import Run, Status
 from halfstep.sandbox import can_stand
+from halfstep.sidecar.log_file import LogFile
 from halfstep.telemetry.attempt_files import AttemptFiles
-from worker.attempts.log_file import LogFile
 from worker.sandbox import sandbox
 from worker.sandbox.cgroup_limits import RunGroup
 from worker.sandbox.isolation import Isolation

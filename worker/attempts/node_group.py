@@ -22,9 +22,10 @@ from db.settings import Settings
 from db.tables import Status
 from db.telemetry import telemetry
 from halfstep.clock import clock
+from halfstep.sidecar.log_file import LogFile, forget_part
 from halfstep.telemetry.attempt_files import AttemptFiles, write_file
 from worker.attempts.attempt import LOST_LEASE, Ending
-from worker.attempts.log_file import LogFile, forget_part, published
+from worker.attempts.published_log import published
 from worker.attempts.renew_lease import wait_for
 
 #: Time that other nodes have to renew their leases after a database outage, as this one had.

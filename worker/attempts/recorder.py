@@ -25,14 +25,14 @@ from db.tables import COMMAND
 from db.telemetry import series, telemetry
 from db.telemetry.recording import Recording, in_words
 from halfstep.clock import clock
+from halfstep.sidecar.log_file import LogFile, forget_part
+from halfstep.sidecar.system import SAMPLE_SECONDS, SystemMonitor
 from halfstep.telemetry.events import shown
 from halfstep.telemetry.spool import Position, SpoolReader, Unrecordable, frame, spool_files
-from worker.attempts.log_file import LogFile, forget_part, published
+from worker.attempts.published_log import published
 from worker.attempts.renew_lease import wait_for
-from worker.attempts.samples import SystemMonitor
 from worker.attempts.uploads import Uploads, files_of
 
-SAMPLE_SECONDS = 2.0
 #: Frames of steps and events in one transaction: about 50 ms of SQLite's write lock.
 TRANSACTION_ITEMS = 1000
 

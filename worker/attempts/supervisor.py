@@ -28,6 +28,7 @@ from db.tables import COMMAND, Status, Worker
 from halfstep.cli import logs
 from halfstep.clock import clock
 from halfstep.process import close_to_others
+from halfstep.sidecar.system import SystemMonitor
 from halfstep.telemetry.attempt_files import AttemptFiles, write_file
 from worker.attempts import environment
 from worker.attempts.attempt import Attempt, CannotStart, Ending, disk_full
@@ -35,7 +36,6 @@ from worker.attempts.child import Child
 from worker.attempts.node_group import NodeGroup, NodeLog, close, combined_outcome, reported_outcome
 from worker.attempts.recorder import CannotRecord, Recorder, may_pass
 from worker.attempts.renew_lease import wait_for
-from worker.attempts.samples import SystemMonitor
 from worker.attempts.training import Training, retention
 from worker.commands.command import Command
 from worker.sandbox import cgroup_limits
@@ -194,7 +194,7 @@ class Supervisor:
         self.work.prepare()
         if isinstance(self.recorder, Recorder):
             self._note_environment(worker, node.devices)
-            monitor = SystemMonitor(node.devices, cuda=is_cuda)
+            monitor = SystemMonitor(node.devices if is_cuda else [])
             self.recorder.begin(monitor, started_at, retention(run.settings))
 
     def _acquire_isolation(self) -> None:

@@ -39,6 +39,7 @@ def test_a_run_is_made_once(uploader: Uploader, script: TestClient) -> None:
     """The first call makes it, a repeated one finds it, and says where its spool goes on."""
     answer = uploader.begin()
     place = {"run": 1, "attempt": 1, "sequence": 0, "offset": 0, "page": "/runs/1"}
+    place |= {"sidecar_sequence": 0, "sidecar_offset": 0}
     assert (answer.status_code, answer.json()) == (200, place)
     assert uploader.begin().json() == place
     run = script.get("/api/v1/runs/1").json()
@@ -275,6 +276,8 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
         "attempt": 2,
         "sequence": 0,
         "offset": 0,
+        "sidecar_sequence": 0,
+        "sidecar_offset": 0,
         "page": "/runs/1",
     }
     for answer in (uploader.send(), uploader.begin(), uploader.end()):

@@ -17,7 +17,7 @@ from db.files import artifacts
 from db.settings import Settings
 from db.tables import Run
 from db.telemetry.telemetry import Flush, record
-from worker.attempts.log_file import LogFile, compress, forget_part
+from halfstep.sidecar.log_file import LogFile, compress, forget_part
 
 
 def publish(settings: Settings, database: Database, run: Run, log: LogFile) -> None:
@@ -59,7 +59,7 @@ def test_a_log_is_downloaded_with_what_is_still_written(
         printed = "".join(f"line {each}\n" for each in range(1, number + 1))
         assert gzip.decompress(script.get(address).content).decode() == printed
         if number == 2:
-            monkeypatch.setattr("worker.attempts.log_file.PART_SECONDS", 0.0)
+            monkeypatch.setattr("halfstep.sidecar.log_file.PART_SECONDS", 0.0)
             publish(settings, database, running, log)
             monkeypatch.undo()
             assert gzip.decompress(script.get(address).content).decode() == printed

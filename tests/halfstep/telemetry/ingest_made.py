@@ -7,6 +7,7 @@ import re
 import threading
 import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -34,6 +35,15 @@ class Attempt:
     files: dict[str, bytes] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
     outcome: dict[str, Any] | None = None
+
+    @cached_property
+    def sidecar(self) -> "Attempt":
+        """The spool of the attempt's sidecar."""
+        return Attempt()
+
+    @property
+    def spooled(self) -> bytes:
+        return b"".join(self.spool.values())
 
     @property
     def place(self) -> dict[str, int]:
@@ -95,7 +105,7 @@ class IngestServer:
         """Do what a request asks for."""
         if (method, path) == ("POST", "/api/v1/ingest"):
             return self._open(json.loads(body))
-        found = re.fullmatch(r"/api/v1/ingest/(\d+)/(\d+)/(\d+|end|files/.+)", path)
+        found = re.fullmatch(r"/api/v1/ingest/(\d+)/(\d+)/(\d+|end|sidecar/\d+|files/.+)", path)
         assert found, path
         number, attempt_number, what = int(found[1]), int(found[2]), found[3]
         [run] = [run for run in self.runs.values() if run.number == number] or [None]
@@ -110,6 +120,8 @@ class IngestServer:
             return {}
         if what.startswith("files/"):
             return self._put_file(attempt, unquote(what.removeprefix("files/")), query, body)
+        if what.startswith("sidecar/"):
+            attempt, what = attempt.sidecar, what.removeprefix("sidecar/")
         return self._put_spool(attempt, int(what), int(query["offset"]), body)
 
     def _open(self, described: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +132,9 @@ class IngestServer:
         number = described["attempt"]
         self._hold(run, number)
         attempt = run.attempts.setdefault(number, Attempt())
-        return {"run": run.number, "attempt": number, "page": f"/runs/{run.number}"} | attempt.place
+        begun = {"run": run.number, "attempt": number, "page": f"/runs/{run.number}"}
+        sidecar = {f"sidecar_{name}": value for name, value in attempt.sidecar.place.items()}
+        return begun | attempt.place | sidecar
 
     def _hold(self, run: Run, attempt: int) -> None:
         if run.is_ended:
@@ -146,7 +160,9 @@ class IngestServer:
         self, attempt: Attempt, path: str, query: dict[str, str], body: bytes
     ) -> dict[str, Any]:
         assert len(body) <= PIECE_BYTES
-        assert json.dumps(path).encode() in b"".join(attempt.spool.values()), "not named yet"
+        assert json.dumps(path).encode() in attempt.spooled + attempt.sidecar.spooled, (
+            "not named yet"
+        )
         offset, size = int(query["offset"]), int(query["size"])
         had = attempt.files.setdefault(path, b"")
         if path in attempt.stored:

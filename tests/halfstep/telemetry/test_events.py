@@ -142,6 +142,20 @@ HONEST: dict[str, dict[str, Any]] = {
         "rollbacks": 1,
     },
     "configured": {"config": {"lr": 0.1, "model": {"width": [8, 4]}, "bound": float("inf")}},
+    "line": {"time": 1.5, "stream": "stdout", "text": "epoch 1"},
+    "log_part": {
+        "path": "log/attempt-0001-000001.txt.gz",
+        "size_bytes": 10,
+        "sha256": "0" * 64,
+    },
+    "sample": {
+        "elapsed_ms": 2000,
+        "device": -1,
+        "utilization": 0.5,
+        "memory_bytes": 10**9,
+        "power_watts": None,
+        "temperature_celsius": None,
+    },
     "left_out": {"step": 0, "diagnosis": "replay", "reason": "not with training.parallel fsdp"},
     "failed_diagnosis": {"step": 0, "diagnosis": "replay", "error": "KeyError: 'x'"},
 }

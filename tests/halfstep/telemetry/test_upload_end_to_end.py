@@ -1,5 +1,6 @@
 """Two lines in a script, and its run on the page: watch, uploader, server and database together."""
 
+import gzip
 import os
 import signal
 import subprocess
@@ -41,6 +42,17 @@ for step in range(1, int(sys.argv[1]) + 1):
 watch.log({"sizes": halfstep.Histogram(net[0].weight), "tone": halfstep.Audio([0.0, 1.0], 8000)})
 torch.save(net.state_dict(), "last.pt")
 watch.checkpoint("last.pt", upload=True)
+"""
+
+PRINTING = """
+import os, sys
+import halfstep
+
+watch = halfstep.watch(name="mine")
+print(os.environ["HALFSTEP_TOKEN"], "is a secret")
+print("before the end", flush=True)
+sys.stdin.readline()
+raise ValueError("wrong")
 """
 
 
@@ -126,3 +138,43 @@ def test_a_killed_script_loses_nothing_that_it_spooled(
         assert session.scalars(select(Step.step).order_by(Step.step)).all() == list(
             range(1, run.step + 1)
         )
+
+
+def test_what_a_watched_script_prints_is_on_its_page(
+    tmp_path: Path, database: Database, server: dict[str, str], reader: httpx2.Client
+) -> None:
+    """Lines and system samples arrive; the whole log can be downloaded once it has ended."""
+    (tmp_path / "train.py").write_text(PRINTING)
+    environment = {**os.environ, **server, "HALFSTEP_CONSOLE": "yes", "HALFSTEP_SYSTEM": "yes"}
+    with warm.Popen(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as script:
+        until(lambda: the_run(database) is not None)
+        run = the_run(database)
+        assert run is not None
+        address = f"/api/v1/runs/{run.id}"
+
+        def lines() -> list[dict[str, object]]:
+            return list(reader.get(f"{address}/log").json()["log"])
+
+        until(lambda: any(line["text"] == "before the end" for line in lines()))
+        until(lambda: bool(reader.get(f"{address}/system").json()["devices"]))
+        script.communicate(b"\n", timeout=SECONDS)
+    until(lambda: (run := the_run(database)) is not None and run.status == Status.FAILED)
+    printed = lines()
+    assert {"text": "ValueError: wrong", "stream": "stderr"}.items() <= printed[-1].items()
+    assert ("*** is a secret", "stdout") in [(line["text"], line["stream"]) for line in printed]
+    [host] = reader.get(f"{address}/system").json()["devices"]
+    assert host["device"] == -1
+    assert host["memory_bytes"][0] > 0
+    page = reader.get(f"/runs/{run.id}")
+    assert "before the end" in page.text
+    whole = gzip.decompress(reader.get(f"/runs/{run.id}/log/download").content)
+    assert b"before the end\n" in whole
+    assert b"ValueError: wrong\n" in whole
+    assert server["HALFSTEP_TOKEN"].encode() not in whole

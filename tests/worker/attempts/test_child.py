@@ -7,8 +7,9 @@ import psutil
 import pytest
 
 from db.settings import Settings
+from halfstep.sidecar.lines import LINE_BYTES
 from tests.site import until
-from worker.attempts.child import LINE_BYTES, Child
+from worker.attempts.child import Child
 from worker.sandbox import run_environment
 
 

@@ -14,11 +14,12 @@ from db.runs import runs
 from db.settings import Settings
 from db.tables import LogLine, Status
 from db.telemetry import series, telemetry
+from halfstep.sidecar import log_file
+from halfstep.sidecar.lines import LINE_BYTES
+from halfstep.sidecar.log_file import LogFile, compress, forget_part
 from tests.db.conftest import submit_command
 from tests.site import Site, until
-from worker.attempts import log_file
-from worker.attempts.child import LINE_BYTES, Child, WaitingLines
-from worker.attempts.log_file import LogFile, compress, forget_part
+from worker.attempts.child import Child
 from worker.sandbox import run_environment
 
 #: More lines at once than the database takes.
@@ -178,15 +179,3 @@ def test_what_a_full_disk_has_no_room_for_is_marked(
     mark, kept = part.read_text().splitlines()
     assert mark.startswith("[halfstep: 5 bytes are missing: ")
     assert kept == "kept"
-
-
-def test_waiting_lines_are_bounded() -> None:
-    """The first and the last are taken; a gap says how many lie between."""
-    waiting = WaitingLines()
-    for number in range(5000):
-        waiting.add({"time": 0.0, "text": str(number)})
-    lines = waiting.take()
-    [gap] = [line for line in lines if "lines" in line]
-    assert (len(lines), gap["lines"]) == (1001, 4000)
-    assert (lines[0]["text"], lines[-1]["text"]) == ("0", "4999")
-    assert waiting.take() == []

@@ -12,15 +12,12 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from db.files.artifacts import LOG
 from halfstep.clock import clock
-from worker.attempts.renew_lease import wait_for
 
+LOG = "log/"  # prefix of the parts' names as artifacts
 #: A part is complete at this many uncompressed bytes.
 PART_BYTES = 64 * 2**20
 #: Or after this time or 1/20 of the attempt's, if longer: the maximum wait on other machines.
@@ -126,25 +123,6 @@ class LogFile:
         return (
             f"[halfstep: {self._missing_bytes:,} bytes are missing: {self._write_error}]\n".encode()
         )
-
-
-def published(
-    log: LogFile, folder: Path, remark: Callable[[str], None], meanwhile: Callable[[], None]
-) -> Iterator[dict[str, Any]]:
-    """Compress complete parts and yield their artifact events.
-
-    A part stays uncompressed if the disk is too full.  meanwhile: called periodically during
-    compression.
-    """
-    for part in log.complete_parts():
-        try:
-            event = wait_for(partial(compress, part, folder), meanwhile)
-        except OSError as error:
-            log.take(part)
-            remark(f"the log stays in {part}, which cannot be downloaded: {error}")
-            continue
-        log.take(part)
-        yield event
 
 
 def compress(part: Path, folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from worker.attempts.samples import SystemMonitor
+from halfstep.sidecar.system import SystemMonitor
 
 EMPTY = dict.fromkeys(("utilization", "memory_bytes", "power_watts", "temperature_celsius"))
 
@@ -38,7 +38,7 @@ def test_a_gpu_that_does_not_answer_has_an_empty_sample(nvml: pytest.MonkeyPatch
     """It keeps nobody's steps from being recorded; the host's own figures are there."""
     for question in ("UtilizationRates", "MemoryInfo", "PowerUsage", "Temperature"):
         nvml.setattr(pynvml, f"nvmlDeviceGet{question}", fail(pynvml.NVML_ERROR_GPU_IS_LOST))
-    host, gpu = SystemMonitor([3], cuda=True).take()
+    host, gpu = SystemMonitor([3]).take()
     assert host["memory_bytes"] > 0
     assert gpu == {"device": 3, **EMPTY}
 
@@ -47,7 +47,7 @@ def test_a_figure_that_is_not_supported_hides_no_other(nvml: pytest.MonkeyPatch)
     """A MIG instance tells its memory though it has no utilization."""
     unsupported = fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
     nvml.setattr(pynvml, "nvmlDeviceGetUtilizationRates", unsupported)
-    _host, gpu = SystemMonitor([0], cuda=True).take()
+    _host, gpu = SystemMonitor([0]).take()
     told = {"memory_bytes": 7, "power_watts": 9.0, "temperature_celsius": 61}
     assert gpu == {"device": 0, "utilization": None, **told}
 
@@ -58,12 +58,12 @@ def test_without_nvidias_library_the_host_is_sampled(
 ) -> None:
     """Whatever the library lacks, the run is not hurt."""
     nvml.setattr(pynvml, question, fail(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    assert len(SystemMonitor([0], cuda=True).take()) == 1
+    assert len(SystemMonitor([0]).take()) == 1
 
 
 def test_the_cards_asked_are_those_that_the_run_trains_on(nvml: pytest.MonkeyPatch) -> None:
     """Device i is the i-th that the administrator left visible, by number or by UUID."""
     nvml.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-ab12,MIG-cd34")
-    monitor = SystemMonitor([0, 1, 2], cuda=True)
+    monitor = SystemMonitor([0, 1, 2])
     handles = [("index", 5), ("uuid", "GPU-ab12"), ("uuid", "MIG-cd34")]
     assert list(monitor._gpus.values()) == handles

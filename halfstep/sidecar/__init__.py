@@ -1,0 +1,1 @@
+"""Process beside a watched training: keeps its output, and samples its machine."""

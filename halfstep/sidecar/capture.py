@@ -1,0 +1,250 @@
+"""Capture of a watched script's output by the sidecar, from inside the training process.
+
+The file descriptors 1 and 2 become pipes, or a terminal's if they are one, so that the output of
+libraries and child processes is captured too. The sidecar (process.py) copies everything to where
+it went before, and keeps it. If the sidecar dies, a thread notices, restores the descriptors, and
+copies what child processes still print: the script never blocks and never gets an error.
+"""
+
+import atexit
+import fcntl
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from halfstep.sidecar.process import DRAINED, PIECE_BYTES, STOP
+from halfstep.telemetry.attempt_files import AttemptFiles
+
+OUT, ERR = 1, 2
+DRAIN_SECONDS = 2.0  # most that the script's end waits for the sidecar to copy the output
+PIPE_BYTES = 2**20  # as large as Linux allows by default
+
+
+class Channel(NamedTuple):
+    """A captured output: a pipe or a terminal in the place of the original descriptor."""
+
+    name: str
+    descriptors: tuple[int, ...]
+    original: int
+    reading: int
+    writing: int
+    identity: tuple[int, int]  # of the writing end
+
+
+class Sidecar:
+    """Handle of the process that keeps this script's output and samples its machine."""
+
+    def __init__(
+        self,
+        files: AttemptFiles,
+        *,
+        captures: bool,
+        samples: bool,
+        hidden: Sequence[str] = (),
+        elapsed_seconds: float = 0.0,
+    ) -> None:
+        """Start the sidecar.
+
+        captures: take the output.  samples: sample the machine.  hidden: texts replaced by *** in
+        the output.  elapsed_seconds: the run's age.  Raises OSError, with the output as it was.
+        """
+        self._channels: list[Channel] = []
+        self._drained = threading.Event()
+        self._is_stopping = False
+        self._pid = os.getpid()
+        self._control, theirs = socket.socketpair()
+        try:
+            if captures:
+                self._channels = _channels()
+            description = {
+                "folder": str(files.folder),
+                "attempt": files.attempt,
+                "control": theirs.fileno(),
+                "channels": [[each.name, each.reading, each.original] for each in self._channels],
+                "samples": samples,
+                "elapsed_seconds": elapsed_seconds,
+            }
+            self._start(theirs, description, hidden)
+            self._redirect()
+        except BaseException:
+            self._control.close()
+            for channel in self._channels:
+                _close(channel.reading, channel.writing, channel.original)
+            raise
+        finally:
+            theirs.close()
+        threading.Thread(target=self._guard, name="halfstep-sidecar", daemon=True).start()
+        atexit.register(self.stop)  # after a traceback is printed
+
+    def stop(self) -> None:
+        """Restore the output, once the sidecar has copied what was printed."""
+        if os.getpid() != self._pid or self._is_stopping:
+            return
+        self._is_stopping = True
+        atexit.unregister(self.stop)
+        _flush()
+        self._restore()
+        with suppress(OSError):
+            self._control.send(STOP)
+            self._control.shutdown(socket.SHUT_WR)
+            self._drained.wait(DRAIN_SECONDS)
+
+    def leave(self) -> None:
+        """Close a forked child's copies; its output stays captured."""
+        self._control.close()
+        for channel in self._channels:
+            _close(channel.reading, channel.original)
+
+    def _start(
+        self,
+        theirs: socket.socket,
+        description: dict[str, Any],
+        hidden: Sequence[str],
+    ) -> None:
+        passed = [theirs.fileno()]
+        for channel in self._channels:
+            passed += [channel.reading, channel.original]
+        ours = str(Path(__file__).parents[2])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")])),
+            "OPENBLAS_NUM_THREADS": "1",  # numpy then allocates no stack per processor
+        }
+        command = [sys.executable, "-P", "-m", "halfstep.sidecar.process", json.dumps(description)]
+        # The secrets, which a command line would show to every user of the machine.
+        self._control.sendall(json.dumps(list(hidden)).encode() + b"\n")
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=passed,
+            start_new_session=True,  # Ctrl-C ends the script, and the sidecar after it
+        ) as starter:  # which forks and ends at once, as the uploader does
+            starter.wait()
+        if starter.returncode:
+            raise OSError(f"the sidecar ended with exit code {starter.returncode}")
+
+    def _redirect(self) -> None:
+        _flush()
+        for channel in self._channels:
+            for descriptor in channel.descriptors:
+                os.dup2(channel.writing, descriptor)
+            os.close(channel.writing)
+
+    def _restore(self) -> None:
+        """Return the descriptors to where they went, unless the script has redirected them."""
+        for channel in self._channels:
+            for descriptor in channel.descriptors:
+                with suppress(OSError):
+                    if _identity(descriptor) == channel.identity:
+                        os.dup2(channel.original, descriptor)
+
+    def _guard(self) -> None:
+        """Wait until the sidecar has ended; then copy what processes still print."""
+        with suppress(OSError):
+            while message := self._control.recv(1):
+                if message == DRAINED:
+                    self._drained.set()
+        self._drained.set()
+        self._control.close()
+        if not self._is_stopping:
+            self._restore()
+        _copy(self._channels)
+
+
+def is_interactive() -> bool:
+    """Return whether a person types the script's lines, into Python or a notebook."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
+
+
+def _channels() -> list[Channel]:
+    """Open a channel for stdout and one for stderr, or one for both if they go the same way."""
+    if not (_is_open(OUT) and _is_open(ERR)):
+        return []
+    # With one channel the order of lines stays as the script printed them.
+    is_one = os.path.sameopenfile(OUT, ERR)
+    named = [("stdout", (OUT, ERR))] if is_one else [("stdout", (OUT,)), ("stderr", (ERR,))]
+    channels: list[Channel] = []
+    try:
+        for name, descriptors in named:
+            original = os.dup(descriptors[0])
+            reading, writing = _terminal(original) if os.isatty(original) else _pipe()
+            identity = _identity(writing)
+            channels.append(Channel(name, descriptors, original, reading, writing, identity))
+    except OSError:
+        for channel in channels:
+            _close(channel.reading, channel.writing, channel.original)
+        raise
+    return channels
+
+
+def _pipe() -> tuple[int, int]:
+    reading, writing = os.pipe()
+    with suppress(OSError):  # more than this user may have
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return reading, writing
+
+
+def _terminal(original: int) -> tuple[int, int]:
+    """Open a terminal with the original's size and settings."""
+    reading, writing = os.openpty()
+    attributes = termios.tcgetattr(original)
+    attributes[1] &= ~termios.OPOST  # the original itself changes line ends
+    termios.tcsetattr(writing, termios.TCSANOW, attributes)
+    termios.tcsetwinsize(writing, termios.tcgetwinsize(original))
+    return reading, writing
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+def _copy(channels: Sequence[Channel]) -> None:
+    """Copy what processes still write to the channels, until all have ended."""
+    with selectors.DefaultSelector() as selector:
+        for channel in channels:
+            selector.register(channel.reading, selectors.EVENT_READ, channel.original)
+        while selector.get_map():
+            for key, _ in selector.select():
+                try:
+                    printed = os.read(key.fd, PIECE_BYTES)
+                    while printed:
+                        printed = printed[os.write(key.data, printed) :]
+                    is_over = not printed and not selector.select(0)
+                except OSError:
+                    is_over = True
+                if is_over:
+                    selector.unregister(key.fd)
+                    _close(key.fd, key.data)

@@ -1,0 +1,121 @@
+"""Output of a process: whole lines for its log, and a bounded number of them for the database."""
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import Any
+
+LINE_BYTES = 8192  # a longer line is cut into several
+#: Of the lines printed between two calls of `take`, this many first and last ones are kept.
+FIRST_WAITING, LAST_WAITING = 500, 500
+LAST_LINES = 20  # quoted in an error
+
+
+class Output:
+    """Redacts output, writes its whole lines to a log, and keeps some of them. Thread-safe.
+
+    The cost per line is that of `bytes.split`: a program may print a million lines in a second.
+    """
+
+    def __init__(
+        self, hidden: Sequence[str] = (), log: Callable[[bytes], None] = lambda _: None
+    ) -> None:
+        """hidden: texts replaced by ***.  log: receives whole lines, with their line ends."""
+        self.last_lines: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=LAST_LINES))
+        self._hidden = [text.encode() for text in hidden]
+        self._held_back = max(map(len, self._hidden), default=1) - 1
+        self._log = log
+        self._lock = threading.Lock()
+        self._held: dict[str, bytes] = defaultdict(bytes)  # may be the beginning of a hidden text
+        self._rest: dict[str, bytes] = defaultdict(bytes)  # a line without its end
+        self._first: list[tuple[float, str, bytes]] = []
+        self._last: deque[tuple[float, str, bytes]] = deque(maxlen=LAST_WAITING)
+        self._skipped = 0
+
+    def feed(self, stream: str, printed: bytes) -> None:
+        """Add output of a stream, cut anywhere."""
+        with self._lock:
+            self._feed(stream, self._redacted(stream, printed))
+
+    def close(self, stream: str) -> None:
+        """Add the rest of a stream that has ended, a last line without its end included."""
+        with self._lock:
+            self._feed(stream, self._held.pop(stream, b""))
+            if rest := self._rest.pop(stream, b""):
+                self._add(stream, rest, rest.split(b"\n"))
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the lines since the last call, as [{time, stream, text}].
+
+        {time, stream, lines} replaces that number of skipped lines.
+        """
+        with self._lock:
+            first, self._first = self._first, []
+            last, skipped, self._skipped = list(self._last), self._skipped, 0
+            self._last.clear()
+        gap = {"time": last[0][0], "stream": "halfstep", "lines": skipped} if skipped else None
+        return [*map(_line, first), *([gap] if gap else []), *map(_line, last)]
+
+    def _redacted(self, stream: str, printed: bytes) -> bytes:
+        if not self._hidden:
+            return printed
+        whole = self._held[stream] + printed
+        for text in self._hidden:
+            whole = whole.replace(text, b"***")
+        cut = len(whole) if whole.endswith(b"\n") else max(len(whole) - self._held_back, 0)
+        self._held[stream] = whole[cut:]
+        return whole[:cut]
+
+    def _feed(self, stream: str, printed: bytes) -> None:
+        whole = self._rest[stream] + printed
+        cut = whole.rfind(b"\n") + 1
+        if len(whole) - cut > LINE_BYTES:
+            cut = len(whole) - _incomplete(whole)
+        self._rest[stream] = whole[cut:]
+        if complete := whole[:cut]:
+            self._add(stream, complete, complete.removesuffix(b"\n").split(b"\n"))
+
+    def _add(self, stream: str, complete: bytes, lines: list[bytes]) -> None:
+        self._log(complete)
+        if max(map(len, lines)) > LINE_BYTES:
+            lines = [piece for line in lines for piece in _pieces(line)]
+        self.last_lines[stream].extend(map(_shown, lines[-LAST_LINES:]))
+        now = time.time()
+        room = FIRST_WAITING - len(self._first)
+        self._first.extend(zip(repeat(now), repeat(stream), lines[: max(room, 0)], strict=False))
+        later = lines[max(room, 0) :]
+        self._skipped += max(len(self._last) + len(later) - LAST_WAITING, 0)
+        self._last.extend(zip(repeat(now), repeat(stream), later, strict=False))
+
+
+def _line(entry: tuple[float, str, bytes]) -> dict[str, Any]:
+    moment, stream, line = entry
+    return {"time": moment, "stream": stream, "text": _shown(line)}
+
+
+def _shown(line: bytes) -> str:
+    """Decode a line; of a progress bar that redraws itself only the last state."""
+    return line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]
+
+
+def _pieces(line: bytes) -> Iterator[bytes]:
+    """Cut a line into pieces, between UTF-8 characters."""
+    while len(line) > LINE_BYTES:
+        piece = line[:LINE_BYTES]
+        cut = LINE_BYTES - _incomplete(piece)
+        yield line[:cut]
+        line = line[cut:]
+    yield line
+
+
+def _incomplete(piece: bytes) -> int:
+    """Return how many trailing bytes belong to an incomplete UTF-8 character."""
+    for count, byte in enumerate(reversed(piece[-3:]), 1):
+        if byte >= 0xC0:
+            length = 2 + (byte >= 0xE0) + (byte >= 0xF0)
+            return count if count < length else 0
+        if byte < 0x80:
+            return 0
+    return 0

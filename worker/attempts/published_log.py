@@ -1,0 +1,28 @@
+"""Compression and publication of the complete parts of a run's log."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from halfstep.sidecar.log_file import LogFile, compress
+from worker.attempts.renew_lease import wait_for
+
+
+def published(
+    log: LogFile, folder: Path, remark: Callable[[str], None], meanwhile: Callable[[], None]
+) -> Iterator[dict[str, Any]]:
+    """Compress complete parts and yield their artifact events.
+
+    A part stays uncompressed if the disk is too full.  meanwhile: called periodically during
+    compression.
+    """
+    for part in log.complete_parts():
+        try:
+            event = wait_for(partial(compress, part, folder), meanwhile)
+        except OSError as error:
+            log.take(part)
+            remark(f"the log stays in {part}, which cannot be downloaded: {error}")
+            continue
+        log.take(part)
+        yield event
