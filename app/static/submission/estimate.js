@@ -43,7 +43,7 @@ const ask = async () => {
   let words = []
   try {
     const answer = await fetch(`${root}/api/v1/estimates?${query}`)
-    if (answer.ok) words = (await answer.json()).told
+    if (answer.ok) words = (await answer.json()).sentences
   } catch {
     asked = '' // the server is away: at the next change
   }

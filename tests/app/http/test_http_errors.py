@@ -159,7 +159,7 @@ def test_strangers_learn_nothing_about_a_silent_database(
         ("runs/99999999999999999999", "run_id", "'99999999999999999999': allowed: at most"),
         ("runs/0", "run_id", "'0': allowed: at least 1"),
         ("runs?before=99999999999999999999", "before", "'99999999999999999999': allowed: at most"),
-        ("runs?filter=status:foo", "filter", "'status:foo': no status is called so; allowed: act"),
+        ("runs?filter=status:foo", "filter", "'status:foo': not a status; allowed: act"),
         ("runs?filter=a%00", "filter", "which cannot be stored; allowed: other text"),
         ("runs?sort=a%00", "sort", "allowed: text without NUL"),
     ],
