@@ -36,7 +36,7 @@ from halfstep.api_client.responses import (
     refusal,
     spoken,
 )
-from halfstep.api_client.saved_calls import ShelfCalls
+from halfstep.api_client.saved_calls import SavedCalls
 from halfstep.api_client.tls import DeferredContext
 from halfstep.session.nesting import merged
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 URL = "http://127.0.0.1:8000"
 ENDED = ("finished", "failed", "cancelled")
-LOOK_SECONDS = 1.0  # poll interval of `follow`
+POLL_SECONDS = 1.0  # poll interval of `follow`
 PATIENCE_SECONDS = 30.0  # timeout of a request
 AWAY_SECONDS = 300.0  # default time for which an unavailable server is retried
 LONGEST_PAUSE_SECONDS = 30.0  # between two of these retries
@@ -57,7 +57,7 @@ MOST_RUNS = 200  # the server's limit per page
 MOST_POINTS = 5000  # the server's limit per line of a chart
 
 
-class Client(AlertCalls, ShelfCalls):
+class Client(AlertCalls, SavedCalls):
     """Connection to one server as one user; as a context manager it closes on exit."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -252,7 +252,7 @@ class Client(AlertCalls, ShelfCalls):
         run: dict[str, Any] = {}
         while run.get("status") not in ENDED:
             if run:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
             before, run = run, _patiently(lambda: self.run(run_id), patience, told)
             if run != before:
                 yield run
@@ -577,7 +577,7 @@ class Client(AlertCalls, ShelfCalls):
         sweep: dict[str, Any] = {}
         while sweep.get("status") not in ENDED:
             if sweep:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
             sweep = _patiently(lambda: self.sweep(sweep_id), patience, told)
         return sweep
 
@@ -708,7 +708,7 @@ def _patiently(
     request: Callable[[], dict[str, Any]], patience: float, on_outage: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return a request's result; retry with exponential backoff while the server is away."""
-    pause, until = LOOK_SECONDS, time.monotonic() + patience
+    pause, until = POLL_SECONDS, time.monotonic() + patience
     while True:
         try:
             return request()
@@ -716,7 +716,7 @@ def _patiently(
             left = until - time.monotonic()
             if not is_away(error) or left <= 0:
                 raise
-            if pause == LOOK_SECONDS:
+            if pause == POLL_SECONDS:
                 on_outage(f"{error}; retrying for {patience:g} seconds")
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

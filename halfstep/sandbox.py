@@ -67,7 +67,7 @@ class _Beneath(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Wall:
+class Sandbox:
     """File access of a run's process.
 
     private: paths that it may neither read nor write, except those in the other fields.
@@ -87,12 +87,12 @@ class Wall:
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
-    def taken(cls, environment: MutableMapping[str, str]) -> Self | None:
+    def from_environment(cls, environment: MutableMapping[str, str]) -> Self | None:
         """Remove the description from the environment and return it; None if there is none."""
         text = environment.pop(VARIABLE, "")
         return cls(**json.loads(text)) if text else None
 
-    def build(self) -> None:
+    def apply(self) -> None:
         """Sandbox this thread and everything that it starts, irrevocably. Raises OSError."""
         rules = self.rules()
         give_up_privileges()
@@ -132,14 +132,14 @@ def apply_deferred(environment: MutableMapping[str, str]) -> None:
 
 
 def enforce(rules: int) -> None:
-    """Apply `Wall.rules` to this thread and everything that it starts. Raises OSError."""
+    """Apply `Sandbox.rules` to this thread and everything that it starts. Raises OSError."""
     try:
         _checked_syscall(RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)
 
 
-def can_stand() -> bool:
+def is_supported() -> bool:
     """Return whether this kernel has the required Landlock version."""
     return version() >= NEEDED_VERSION
 
@@ -206,10 +206,10 @@ def _libc() -> ctypes.CDLL:
 
 def main() -> None:
     """Enter the sandbox and execute the program on the command line."""
-    wall = Wall.taken(os.environ)
-    if wall is None:
-        sys.exit(f"{VARIABLE} is not set; allowed: what Wall.variable returns")
-    wall.build()
+    sandbox = Sandbox.from_environment(os.environ)
+    if sandbox is None:
+        sys.exit(f"{VARIABLE} is not set; allowed: what Sandbox.variable returns")
+    sandbox.apply()
     apply_deferred(os.environ)
     os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - the worker wrote the command
 

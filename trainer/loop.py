@@ -168,7 +168,7 @@ def _roll_back(run: Run, step: int) -> Progress | None:
         return None
     context = run.context
     context.observers.drain()
-    if not (checkpoint := run.rollback.look(run.saver.finish)):
+    if not (checkpoint := run.rollback.poll(run.saver.finish)):
         return None
     progress = go_back_to(
         checkpoint,

@@ -415,10 +415,10 @@ class Worker:
         """
         run_id, attempt = node.run_id, node.attempt
         reason = f"its supervisor died in attempt {attempt}"
-        ending = NodeOutcome(reason, failure_kind="infrastructure")
+        outcome = NodeOutcome(reason, failure_kind="infrastructure")
         if node.node:
             with self.database.writing() as session:  # unless the node reported it itself
-                node_groups.record_outcome(session, run_id, attempt, node.node, ending)
+                node_groups.record_outcome(session, run_id, attempt, node.node, outcome)
             return True
         recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
 
@@ -431,7 +431,7 @@ class Worker:
             pass
         if recorder.problem:
             raise CannotRecord(recorder.problem)
-        if node_group.close(self.database, self.settings, run_id, attempt, ending) is None:
+        if node_group.close(self.database, self.settings, run_id, attempt, outcome) is None:
             return False
         with self.database.writing() as session:
             queue.end_killed(

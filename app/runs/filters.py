@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from app.http.parameters import TYPED_CHARACTERS, flaw
 from db.errors import Invalid
 from db.runs import autocomplete
-from db.runs.outcomes import ENDINGS
+from db.runs.outcomes import OUTCOMES
 from db.runs.run_filters import (
     COMPARISONS,
     METRICS,
@@ -50,7 +50,7 @@ SOURCES = (RECIPE, COMMAND, WATCH)
 #: Suggested values of since and before.
 TIMES = ("1h", "1d", "7d", "4w")
 ATTENTION = "attention"
-STATUSES = (*STATUS_GROUPS, *map(str, Status), *ENDINGS, ATTENTION)
+STATUSES = (*STATUS_GROUPS, *map(str, Status), *OUTCOMES, ATTENTION)
 #: Keys that take a value after a colon, and the allowed values.
 KEYS = MappingProxyType(
     {
@@ -255,9 +255,9 @@ def _status(_key: str, value: str, _me: str) -> Condition:
     if word not in STATUSES:
         allowed = ", ".join(STATUSES)
         raise _Misread(f"not a status; allowed: {allowed}{_suggestion(word, STATUSES)}")
-    for ending in ENDINGS:
-        if word == ending:
-            return EndedAs(ending)
+    for outcome in OUTCOMES:
+        if word == outcome:
+            return EndedAs(outcome)
     return InStatus((Status(word),))
 
 

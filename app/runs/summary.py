@@ -13,7 +13,7 @@ from db.health import verdict as verdicts
 from db.queue import pending_reasons, workers
 from db.queue.pending_reasons import Queue
 from db.runs import run_metadata, runs
-from db.runs.outcomes import Ending, ending
+from db.runs.outcomes import RunOutcome, run_outcome
 from db.settings import Settings
 from db.tables import ACTIVE, COMMAND, ENDED, NONFINITE_LOSS, RECIPE, Run, Status
 from db.telemetry.series import json_number
@@ -105,8 +105,8 @@ class RunSummary(BaseModel):
     silent_seconds: Annotated[
         int, Field(description="Seconds since the last data of a watched run; 0 while it sends")
     ]
-    ending: Annotated[
-        Ending | None, Field(description="Outcome beyond its status; null if there is none")
+    outcome: Annotated[
+        RunOutcome | None, Field(description="Outcome beyond its status; null if there is none")
     ]
     stored_bytes: Annotated[
         int, Field(description="Size of its checkpoints and artifacts on the server")
@@ -201,7 +201,7 @@ def summaries_as_json(
             "is_loss_nonfinite": bool(run.last_flags & NONFINITE_LOSS),
             "is_scaled": verdicts.has_scaler(run),
             "applied": progress[run.id].applied,
-            "ending": ending(run, progress[run.id].applied),
+            "outcome": run_outcome(run, progress[run.id].applied),
             "verdict": _verdict(judged.get(run.id)),
             "seconds": progress[run.id].seconds,
             "seconds_left": _seconds_left(run),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from db.health.input_bound import DataWait
 from db.health.verdict import Verdict
-from db.runs.outcomes import SWEEP, Ending, ending
+from db.runs.outcomes import SWEEP, RunOutcome, run_outcome
 from db.tables import ACTIVE, ENDED, AlertRule, Run, Status
 from db.telemetry.scales import in_words
 
@@ -70,9 +70,9 @@ def _status(*statuses: Status) -> Callable[[AlertRule, Facts], str | None]:
     return text
 
 
-def _ending(expected: Ending, text: str) -> Callable[[AlertRule, Facts], str | None]:
+def _ending(expected: RunOutcome, text: str) -> Callable[[AlertRule, Facts], str | None]:
     def text_if_ended(_rule: AlertRule, facts: Facts) -> str | None:
-        return text if ending(facts.run, facts.applied or 0) == expected else None
+        return text if run_outcome(facts.run, facts.applied or 0) == expected else None
 
     return text_if_ended
 

@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from db.runs.outcomes import ENDINGS, ended_as
+from db.runs.outcomes import OUTCOMES, ended_as
 from db.runs.run_filters import NUMBERS, SYNONYMS, Filter, is_metric, paths_of
 from db.tables import NOT_DELETED, LatestMetric, Run, RunConfigValue, Status, Trial, User
 
@@ -52,7 +52,7 @@ TEXTS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
     }
 )
 GROUPED_BY = (TAG, SWEEP, *TEXTS)
-STATES = (*ENDINGS, *map(str, Status))
+STATES = (*OUTCOMES, *map(str, Status))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Spread:
 class RunGroup:
     """Runs with the same value; None for runs without a value.
 
-    statuses: number of runs by status or ending.  spreads: by requested name.
+    statuses: number of runs by status or outcome.  spreads: by requested name.
     """
 
     value: float | str | None
@@ -205,7 +205,7 @@ def _runs(
         number = func.coalesce(*(settings.c[f"number:{path}"] for path in paths), null())
         text = func.coalesce(*(settings.c[f"text:{path}"] for path in paths), null())
     text = func.nullif(text, "")
-    state = case(*((ended_as(ending), ending) for ending in ENDINGS), else_=Run.status)
+    state = case(*((ended_as(outcome), outcome) for outcome in OUTCOMES), else_=Run.status)
     values = [
         NUMBERS[SYNONYMS.get(name, name)]
         if name not in paths_by_name

@@ -1,4 +1,4 @@
-"""Ending of a run in addition to its status, for a loaded run and as a SQL condition.
+"""RunOutcome of a run in addition to its status, for a loaded run and as a SQL condition.
 
 unapplied: finished, and each of its steps was skipped. diverged: finished, and the loss of its last
 step is known and not finite. stopped: failed by a rule of its configuration, not by code or
@@ -11,13 +11,13 @@ from sqlalchemy import ColumnElement, and_, exists, func, not_
 
 from db.tables import NONFINITE_LOSS, Diagnosis, Run, Status
 
-Ending = Literal["unapplied", "diverged", "stopped", "pruned"]
-ENDINGS: tuple[Ending, ...] = get_args(Ending)
+RunOutcome = Literal["unapplied", "diverged", "stopped", "pruned"]
+OUTCOMES: tuple[RunOutcome, ...] = get_args(RunOutcome)
 #: failure_kind of a trial that its sweep cancelled.
 SWEEP = "sweep"
 
 
-def ending(run: Run, applied: int) -> Ending | None:
+def run_outcome(run: Run, applied: int) -> RunOutcome | None:
     """Return how a run ended, or None. applied: own steps that changed the weights."""
     if run.status == Status.FAILED:
         return "stopped" if run.failure_kind == "rule" else None
@@ -30,8 +30,8 @@ def ending(run: Run, applied: int) -> Ending | None:
     return "diverged" if run.last_flags & NONFINITE_LOSS else None
 
 
-def ended_as(expected: Ending) -> ColumnElement[bool]:
-    """Return the SQL condition for runs with this ending."""
+def ended_as(expected: RunOutcome) -> ColumnElement[bool]:
+    """Return the SQL condition for runs with this outcome."""
     if expected == "stopped":
         return and_(Run.status == Status.FAILED, Run.failure_kind == "rule")
     if expected == "pruned":

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from db.database import now
-from db.runs.outcomes import Ending, ended_as
+from db.runs.outcomes import RunOutcome, ended_as
 from db.tables import (
     ACTIVE,
     ENDED,
@@ -155,13 +155,13 @@ class InStatus:
 
 @dataclass(frozen=True)
 class EndedAs:
-    """An ending as defined in db.runs.outcomes."""
+    """An outcome as defined in db.runs.outcomes."""
 
-    ending: Ending
+    outcome: RunOutcome
 
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
-        return ended_as(self.ending)
+        return ended_as(self.outcome)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ WORKLOAD = ("examples", "tokens", "flops", "peak_flops", "device")
 
 #: The first and the latest lines of a run's log that the database keeps.
 FIRST_LINES, MOST_LINES = 1_000, 50_000
-LINES_A_LOOK = 5_000  # lines between two checks for excess lines
+LINES_PER_CHECK = 5_000  # lines between two checks for excess lines
 
 
 @dataclass
@@ -135,7 +135,7 @@ def _record_lines(connection: Connection, run_id: int, lines: list[dict[str, Any
     columns = ("number", "attempt", "time", "stream", "text")
     rows = [{"run_id": run_id, **{name: line[name] for name in columns}} for line in lines]
     _upsert(connection, LogLine, rows)
-    if not rows or rows[0]["number"] // LINES_A_LOOK == rows[-1]["number"] // LINES_A_LOOK:
+    if not rows or rows[0]["number"] // LINES_PER_CHECK == rows[-1]["number"] // LINES_PER_CHECK:
         return
     of_run = select(LogLine.number).where(LogLine.run_id == run_id)
     oldest = of_run.order_by(LogLine.number.desc()).offset(MOST_LINES).limit(1)

@@ -7,7 +7,7 @@ from halfstep.api_client.errors import ApiError
 from halfstep.session.nesting import merged
 
 
-class ShelfCalls:
+class SavedCalls:
     """The part of `halfstep.Client` for presets, notes, views and retention rules."""
 
     _get: Callable[..., Any]

@@ -70,8 +70,8 @@ def progress(run: dict[str, Any]) -> str:
 
 
 def state(run: dict[str, Any]) -> str:
-    """Return the state of a run by the words of the filter: its ending if it has one."""
-    return str(run.get("ending") or run["status"])
+    """Return the state of a run by the words of the filter: its outcome if it has one."""
+    return str(run.get("outcome") or run["status"])
 
 
 def health(run: dict[str, Any]) -> str:

@@ -52,7 +52,7 @@ CRASH_CHARACTERS = 100_000
 OnEnd: TypeAlias = Callable[[str, str | None, int | None], None]
 
 
-class Ending:
+class ExitHooks:
     """Exit hooks that call `on_end(status, error, exit_code)` unless cancelled.
 
     status: finished, failed or terminated. error: a traceback, or the text of `sys.exit`.

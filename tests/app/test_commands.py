@@ -316,7 +316,7 @@ def test_what_operators_read_is_json_too(
     assert told("user", "change", "carol", "commands")[0]["change"] == "commands"
     _ada, carol = told("user", "list")
     assert carol == {
-        **{"name": "carol", "roles": {"": "viewer"}, "operator": False},
+        **{"name": "carol", "roles": {"": "viewer"}, "admin": False},
         **{"runs_commands": True, "deactivated": False},
     }
     [saved] = told("backup", str(tmp_path / "backup"))

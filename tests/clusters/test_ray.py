@@ -42,7 +42,7 @@ def engine(site: Site, tmp_path: Path) -> Iterator[Ray]:
 
 def _is_up(engine: Ray) -> bool:
     try:
-        return engine.look(Pilots(0, 0, 1, 1)).state == "gone"
+        return engine.poll(Pilots(0, 0, 1, 1)).state == "gone"
     except OSError:
         return False
 
@@ -62,10 +62,10 @@ def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
     actor whose worker cannot be started says so; and no node says less than it lacks.
     """
     first, second, large = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1), Sleepers(3, 1, 3, 1)
-    assert engine.look(first).state == "gone"
+    assert engine.poll(first).state == "gone"
     engine.place(first)
     engine.place(first)
-    until(lambda: engine.look(first).state == "running")
+    until(lambda: engine.poll(first).state == "running")
     until(lambda: engine.log(first).count("halfstep-1-1-") == 2)
     names, hosts, rest = zip(
         *(line.split(maxsplit=2) for line in engine.log(first).splitlines()), strict=True
@@ -73,15 +73,15 @@ def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
     assert ({*names}, {*hosts}) == ({"halfstep-1-1-0", "halfstep-1-1-1"}, {"m1", "m2"})
     assert {*rest} == {"threads any, out of memory 0"}
     engine.place(second)
-    until(lambda: "0 of 2 CPU are free" in engine.look(second).reason)
-    assert engine.look(second).state == "waiting"
+    until(lambda: "0 of 2 CPU are free" in engine.poll(second).reason)
+    assert engine.poll(second).state == "waiting"
     engine.place(large)
-    assert "3 x 1 CPU" in engine.look(large).reason
-    assert "and 2 of its nodes have as many" in engine.look(large).reason
+    assert "3 x 1 CPU" in engine.poll(large).reason
+    assert "and 2 of its nodes have as many" in engine.poll(large).reason
     for each in (first, second, large):
         engine.cancel(each)
         engine.cancel(each)
-        until(lambda: engine.look(each).state == "gone")  # noqa: B023
+        until(lambda: engine.poll(each).state == "gone")  # noqa: B023
     said = "\n".join(map(str, engine.check()))
     assert "answers; CPU of its nodes: 1, 1" in said
     assert "ok  on a node, database: postgresql" in said

@@ -415,7 +415,7 @@ def test_a_run_that_diverged_is_called_so(
     assert told.returncode == 5
     assert "  diverged  " in halfstep("run", "list", "status:diverged", **environment).stdout
     found = json.loads(halfstep("run", "list", "--json", **environment).stdout)
-    assert (found["status"], found["ending"]) == ("finished", "diverged")
+    assert (found["status"], found["outcome"]) == ("finished", "diverged")
 
 
 def test_commands_do_what_the_client_does(

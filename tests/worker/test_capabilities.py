@@ -85,7 +85,7 @@ def test_what_memory_recipes_take_is_counted_later(
     here = Capabilities(Settings(data=tmp_path))
     mlp = {"name": "mlp", "reference": "mlp", "sha256": "1", "schema": {}}
     broken = {**mlp, "name": "broken", "reference": f"{tmp_path}/none.py", "sha256": "2"}
-    here._offer, here._seen = {"recipes": [mlp, broken]}, here._look()
+    here._offer, here._seen = {"recipes": [mlp, broken]}, here._file_states()
     found: list[Any] = []
     until(lambda: found.extend(filter(None, [here.news()])) or bool(found))
     assert found[0]["recipes"][0]["memory"]["weight_bytes"] > 10**8

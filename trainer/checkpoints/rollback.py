@@ -42,7 +42,7 @@ class Rollback:
         looks = (self._settings.look_every_steps, self._between)
         return step == self._last or any(step % every == 0 for every in looks)
 
-    def look(self, finish_saves: Callable[[], None]) -> Path | None:
+    def poll(self, finish_saves: Callable[[], None]) -> Path | None:
         """Return the checkpoint to roll back to; None to continue.
 
         finish_saves: waits until pending saves are on the disk. Without a checkpoint, or after the

@@ -32,12 +32,12 @@ from trainer.diagnosis.op_recorder import HALF, Finding, OpRecorder
 from trainer.diagnosis.recipe_checks import (
     CPU,
     STEPS,
-    asked_of_a_resume,
-    asked_of_the_batch,
-    asked_of_the_compiler,
-    asked_of_the_device,
-    asked_of_the_loss,
-    asked_of_the_scale,
+    check_batch,
+    check_compiler,
+    check_device,
+    check_loss,
+    check_resume,
+    check_scale,
     optimizers_of,
     small_config,
 )
@@ -138,7 +138,7 @@ def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
 def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
     report = Report()
     configs = {precision: small_config(recipe_class, values, precision) for precision in PRECISIONS}
-    for finding in asked_of_the_compiler(recipe_class, values):
+    for finding in check_compiler(recipe_class, values):
         report.add(finding)
         return report
     zeros_in_fp32: set[str] = set()
@@ -154,11 +154,11 @@ def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
     for finding in _compare(report.steps, configs["fp16"].scaler.init_scale):
         report.add(finding)
     for question in (
-        asked_of_the_loss,
-        asked_of_the_scale,
-        asked_of_the_batch,
-        asked_of_the_device,
-        asked_of_a_resume,
+        check_loss,
+        check_scale,
+        check_batch,
+        check_device,
+        check_resume,
     ):
         if report.errors:  # the further checks need a recipe that runs
             break

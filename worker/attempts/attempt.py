@@ -10,7 +10,7 @@ from obstore.store import ObjectStore
 
 from db.settings import Settings
 from db.tables import Run, Status
-from halfstep.sandbox import can_stand
+from halfstep.sandbox import is_supported
 from halfstep.telemetry.attempt_files import AttemptFiles
 from worker.attempts.log_file import LogFile
 from worker.sandbox import sandbox
@@ -109,18 +109,20 @@ class Attempt:
             )
         return [*sandbox.ISOLATED, *argv], isolation.variable()
 
-    def wall(self, read: Sequence[str] = (), free: Sequence[Path] = ()) -> dict[str, str]:
+    def sandbox_variable(
+        self, read: Sequence[str] = (), free: Sequence[Path] = ()
+    ) -> dict[str, str]:
         """Return the variable with which the run's process applies its sandbox.
 
-        Empty if the sandbox is disabled or unsupported here.  read, free: as in `sandbox.wall`.
+        Empty if the sandbox is disabled or unsupported here.  read, free: see `sandbox_of_run`.
         """
-        if not (self.settings.sandbox and can_stand()):
+        if not (self.settings.sandbox and is_supported()):
             return {}
-        return sandbox.wall(self.settings, self.files, read, free).variable()
+        return sandbox.sandbox_of_run(self.settings, self.files, read, free).variable()
 
 
 @dataclass(frozen=True)
-class Ending:
+class Outcome:
     """Outcome of an attempt. status: None if it was killed and may be retried."""
 
     status: Status | None
@@ -129,10 +131,10 @@ class Ending:
     failure_kind: str | None = None
 
 
-def disk_full(folder: Path, error: str = "") -> Ending:
+def disk_full(folder: Path, error: str = "") -> Outcome:
     """Return the outcome for a full disk. error: the reported error, if any."""
     reason = f"no space left on the disk that holds {folder}"
-    return Ending(Status.FAILED, reason, error or reason, "infrastructure")
+    return Outcome(Status.FAILED, reason, error or reason, "infrastructure")
 
 
 def death(exit_code: int, what: str) -> str:

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 from db.settings import Settings
 from worker.clusters.cluster_check import Finding, told
-from worker.clusters.placement import Look, Pilots, installation
+from worker.clusters.placement import Pilots, PilotStatus, installation
 
 ANSWER_SECONDS = 60.0
 #: Timeout of a task on a node, which has to be free.
@@ -38,9 +38,9 @@ class Ray:
         """Create a placement group with one actor per node, unless it exists."""
         self._ask("place", pilots, devices=pilots.devices, command=pilots.command)
 
-    def look(self, pilots: Pilots) -> Look:
+    def poll(self, pilots: Pilots) -> PilotStatus:
         """Return the state of the actors; resources of an ended run are released."""
-        return Look(**self._ask("look", pilots, devices=pilots.devices))
+        return PilotStatus(**self._ask("poll", pilots, devices=pilots.devices))
 
     def cancel(self, pilots: Pilots) -> None:
         """Request the actors to send SIGTERM to their workers, with which they end."""

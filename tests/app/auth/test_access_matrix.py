@@ -101,7 +101,7 @@ def values(side: Side, user: str, variant: int) -> dict[str, Any]:
         **{"address": "https://8.8.8.8/x", "new_name": "stolen", "viewers_download": True},
         **{"is_on": False, "priority": 1, "scale": 1024.0, "step": 1, "days": 7, "stop": False},
         **{"checkpoint_days": 1.0, "log_days": 1.0, "up_to": 2**31 - 1, "parent_step": 5},
-        **{"value": "stolen", "change": "operator", "on": "", "confirmed": "1", "secret": "s"},
+        **{"value": "stolen", "change": "admin", "on": "", "confirmed": "1", "secret": "s"},
     }
 
 

@@ -73,10 +73,10 @@ def test_an_operator_invites_and_shuts_out(
 
 def test_the_last_operator_stays(database: Database, ada: User, browser: TestClient) -> None:
     """Else nobody could invite anybody any more."""
-    for change in ("plain", "deactivate", "remove"):
+    for change in ("no-admin", "deactivate", "remove"):
         answer = browser.post(f"/people/{ada.id}/{change}")
         assert answer.status_code == 422
-        assert "the last operator" in answer.text
+        assert "the last admin" in answer.text
     with database.writing() as session, pytest.raises(Conflict):
         accounts.set_admin(session, people.named(session, "ada"), is_admin=False)
 
@@ -258,7 +258,7 @@ def test_accounts_are_kept_from_a_terminal(
         known = accounts.find_api_token(session, token)
     assert known is not None
     assert (known.user.name, known.kind, known.run_id) == ("ada", "run", sent.run_id)
-    assert "ada: operator\n" in told
+    assert "ada: admin\n" in told
     assert "carol: maintainer of Default project, may run commands, deactivated\n" in told
     with database.reading() as session:
         audit_events = session.scalars(select(AuditEvent).order_by(AuditEvent.id)).all()
@@ -272,7 +272,7 @@ def test_accounts_are_kept_from_a_terminal(
         (["role", "nobody", "viewer"], "no account"),
         (["role", "ada", "king"], "'king' is not allowed"),
         (["change", "ada", "dance"], "'dance' is not allowed"),
-        (["change", "ada", "remove"], "last operator"),
+        (["change", "ada", "remove"], "last admin"),
         (["token", "99"], "no run 99"),
     ):
         assert message in str(type_command("user", *words))

@@ -1006,7 +1006,7 @@ def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
     monkeypatch.setattr(halfstep.monitor.gradients.Gradients, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Script().train(watch.add, steps=3)
-    assert watch._ending.held == 0
+    assert watch._exit_hooks.held == 0
     watch.finish()
 
 
@@ -1139,13 +1139,13 @@ SIGNALLED = """
 import signal, sys, halfstep
 watch = halfstep.watch(folder=sys.argv[1], name="it")
 ended = []
-watch._ending.terminate = lambda: ended.append("now")
+watch._exit_hooks.terminate = lambda: ended.append("now")
 def interrupted():
     signal.raise_signal(signal.SIGTERM)
     assert ended == []
 watch._guard(interrupted)
 assert ended == ["now"]
-watch._ending.is_due = False
+watch._exit_hooks.is_due = False
 watch.finish()
 """
 

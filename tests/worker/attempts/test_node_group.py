@@ -20,7 +20,7 @@ from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.site import DEAD, SECONDS, Site, is_running, until
 from tests.trainer.conftest import assert_same_bits
-from worker.attempts.attempt import LOST_LEASE, Ending
+from worker.attempts.attempt import LOST_LEASE, Outcome
 from worker.attempts.node_group import combined_outcome, reported_outcome
 from worker.engine import Handle
 
@@ -209,27 +209,27 @@ def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
 
 def test_who_is_to_blame_for_an_end() -> None:
     """A node's own fault counts before a loss, a loss before the complaints of those who saw it."""
-    gone = Ending(Status.FAILED, "Connection closed by peer", "Traceback", node_groups.RANK)
+    gone = Outcome(Status.FAILED, "Connection closed by peer", "Traceback", node_groups.RANK)
     code = node_groups.NodeOutcome("node 1 (m1): ValueError: no", "Traceback: no", "code")
     lost = node_groups.NodeOutcome("node 1 (m1) was lost", None, "infrastructure")
     nobody = node_groups.NodeOutcome()
-    assert combined_outcome(gone, code, None) == Ending(
+    assert combined_outcome(gone, code, None) == Outcome(
         Status.FAILED, code.reason, code.error, "code"
     )
-    assert combined_outcome(gone, lost, None) == Ending(None, lost.reason)
-    assert combined_outcome(gone, nobody, None) == Ending(None, gone.reason)
-    own = Ending(Status.FAILED, "ValueError: mine", "Traceback: mine", "code")
+    assert combined_outcome(gone, lost, None) == Outcome(None, lost.reason)
+    assert combined_outcome(gone, nobody, None) == Outcome(None, gone.reason)
+    own = Outcome(Status.FAILED, "ValueError: mine", "Traceback: mine", "code")
     assert combined_outcome(own, code, None) is own
-    assert combined_outcome(Ending(None, "was killed by SIGKILL"), lost, "node 2 (m2)") == Ending(
+    assert combined_outcome(Outcome(None, "was killed by SIGKILL"), lost, "node 2 (m2)") == Outcome(
         None, "node 2 (m2)"
     )
-    paused = Ending(Status.PAUSED)
+    paused = Outcome(Status.PAUSED)
     assert combined_outcome(paused, lost, None) is paused
     assert (reported_outcome(paused).failure_kind, reported_outcome(own).failure_kind) == (
         None,
         "code",
     )
-    assert reported_outcome(Ending(Status.QUEUED, LOST_LEASE)).failure_kind == "infrastructure"
+    assert reported_outcome(Outcome(Status.QUEUED, LOST_LEASE)).failure_kind == "infrastructure"
 
 
 @pytest.mark.only_on("postgresql")

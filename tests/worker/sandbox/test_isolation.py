@@ -113,7 +113,7 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
     """Neither what its worker knows nor another run's folder nor /tmp; what it leaves behind ends
     with it; one that starts too many processes fails alone, and a recipe trains so, too.
     """
-    assert sandbox.can_stand(), "this kernel has no Landlock, which Linux 6.2 has"
+    assert sandbox.is_supported(), "this kernel has no Landlock, which Linux 6.2 has"
     site = passable
     for name, text in (("spy.py", SPY), ("bomb.py", BOMB)):
         (site.data.parent / name).write_text(text)
