@@ -195,12 +195,15 @@ class Client(AlertCalls, SavedCalls):
         return self._post("/api/v1/runs", body | {"tags": ", ".join(tags), **further})
 
     def upload_weights(
-        self, path: Path | str, *, told: Callable[[int, int], None] = lambda done, total: None
+        self,
+        path: Path | str,
+        *,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> dict[str, Any]:
         """Upload a .safetensors or .pt file; its "upload" is the value for `weights.upload`.
 
-        A file that no run starts from is deleted after a day.  told: called with the number of
-        bytes sent and the total. Raises ApiError, also if the server received other bytes.
+        A file that no run starts from is deleted after a day.  on_progress: called with the number
+        of bytes sent and the total. Raises ApiError, also if the server received other bytes.
         """
         path, digest = Path(path), hashlib.sha256()
         size = path.stat().st_size
@@ -210,7 +213,7 @@ class Client(AlertCalls, SavedCalls):
                 while piece := file.read(PIECE_BYTES):
                     digest.update(piece)
                     yield piece
-                    told(file.tell(), size)
+                    on_progress(file.tell(), size)
 
         headers = {"Content-Length": str(size)}
         with spoken():
@@ -230,11 +233,11 @@ class Client(AlertCalls, SavedCalls):
         run_id: int,
         *,
         patience: float = AWAY_SECONDS,
-        told: Callable[[str], None] = lambda text: None,
+        on_outage: Callable[[str], None] = lambda text: None,
     ) -> dict[str, Any]:
-        """Return the run once it has ended, with any status. patience, told: see `follow`."""
+        """Return the run once it has ended, with any status. patience, on_outage: see `follow`."""
         # maxlen=1: days of training yield many states.
-        [run] = deque(self.follow(run_id, patience=patience, told=told), maxlen=1)
+        [run] = deque(self.follow(run_id, patience=patience, on_outage=on_outage), maxlen=1)
         return run
 
     def follow(
@@ -242,18 +245,18 @@ class Client(AlertCalls, SavedCalls):
         run_id: int,
         *,
         patience: float = AWAY_SECONDS,
-        told: Callable[[str], None] = lambda text: None,
+        on_outage: Callable[[str], None] = lambda text: None,
     ) -> Iterator[dict[str, Any]]:
         """Yield the run now and after each change, until it has ended.
 
         patience: seconds for which an unavailable server, such as one that restarts, is retried
-        before ApiError is raised.  told: called with a sentence once per outage.
+        before ApiError is raised.  on_outage: called with a message once per outage.
         """
         run: dict[str, Any] = {}
         while run.get("status") not in ENDED:
             if run:
                 time.sleep(POLL_SECONDS)
-            before, run = run, _patiently(lambda: self.run(run_id), patience, told)
+            before, run = run, _patiently(lambda: self.run(run_id), patience, on_outage)
             if run != before:
                 yield run
 
@@ -568,17 +571,17 @@ class Client(AlertCalls, SavedCalls):
         sweep_id: int,
         *,
         patience: float = AWAY_SECONDS,
-        told: Callable[[str], None] = lambda text: None,
+        on_outage: Callable[[str], None] = lambda text: None,
     ) -> dict[str, Any]:
         """Return the sweep once it has ended or failed.
 
-        patience, told: see `follow`.
+        patience, on_outage: see `follow`.
         """
         sweep: dict[str, Any] = {}
         while sweep.get("status") not in ENDED:
             if sweep:
                 time.sleep(POLL_SECONDS)
-            sweep = _patiently(lambda: self.sweep(sweep_id), patience, told)
+            sweep = _patiently(lambda: self.sweep(sweep_id), patience, on_outage)
         return sweep
 
     def projects(self) -> list[dict[str, Any]]:
@@ -617,13 +620,13 @@ class Client(AlertCalls, SavedCalls):
         *,
         step: int | None = None,
         kind: str = "",
-        told: Callable[[int, int], None] = lambda done, total: None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Path:
         """Download a file of a run's checkpoint into a folder; return its path.
 
         step: by default the newest.  kind: "checkpoint", the whole state, or "weights"; by default
         "checkpoint", or the only file if there is just one.
-        told: called from time to time with the number of bytes received and the total.
+        on_progress: called from time to time with the number of bytes received and the total.
         Resumes an interrupted download. Raises ApiError if the SHA-256 differs from the server's.
         """
         files = [f for f in self.checkpoints(run_id) if step is None or f["step"] == step]
@@ -647,7 +650,7 @@ class Client(AlertCalls, SavedCalls):
         path = f"/runs/{run_id}/checkpoints/{file['id']}/download"
         partial = Path(folder) / f".{file['sha256']}.partial"
         partial.parent.mkdir(parents=True, exist_ok=True)
-        name = self._fetch(path, partial, lambda done: told(done, file["size_bytes"]))
+        name = self._fetch(path, partial, lambda done: on_progress(done, file["size_bytes"]))
         with partial.open("rb") as whole:
             digest = hashlib.file_digest(whole, "sha256").hexdigest()
         if digest != file["sha256"]:

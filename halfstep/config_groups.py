@@ -37,8 +37,8 @@ class Training(Group):
     epochs: Annotated[float, Field(gt=0, le=10**6)] | None = Field(
         None,
         title="Epochs",
-        description="Times that each example is seen; stands in for the number of steps. Empty: as "
-        "many steps as told.",
+        description="Number of passes over the data; replaces the number of steps. Empty: the "
+        "number of steps applies.",
     )
     batch_size: int = Field(
         64,
@@ -313,9 +313,9 @@ class Weights(Group):
     @model_validator(mode="after")
     def _weights_have_one_source(self) -> Self:
         sources = {"path": self.path, "upload": self.upload, "run": self.run}
-        told = [f"{name} {value}" for name, value in sources.items() if value is not None]
-        if len(told) > 1:
-            raise ValueError(f"{' and '.join(told)}; allowed: one of {', '.join(sources)}")
+        given = [f"{name} {value}" for name, value in sources.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}; allowed: one of {', '.join(sources)}")
         if self.step is not None and self.run is None:
             raise ValueError(f"step is {self.step}, which says nothing without run")
         return self

@@ -20,7 +20,7 @@ class RecipeCommand(Command):
     has_file_errors = False
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; what it writes only its user can read, like what workers write."""
+        """Run the command with umask 077: its files are private, like a worker's."""
         before = os.umask(0o077)
         try:
             return super().invoke(ctx)

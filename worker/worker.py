@@ -453,7 +453,7 @@ class Worker:
         return path.read_text(errors="replace")[-8000:]
 
     def _beat(self) -> None:
-        """Send a heartbeat, apply its reply, and look for lost runs of other workers."""
+        """Send a heartbeat, apply its reply, and poll for lost runs of other workers."""
         with self.database.touching() as session:
             pulse = workers.heartbeat(session, self.id)
         self._apply_heartbeat(pulse)  # a lost notification costs at most one heartbeat interval
@@ -525,7 +525,7 @@ def main(
         typer.Option(metavar="RUN", help="Train only this run, and end with it: for clusters"),
     ] = None,
 ) -> None:
-    """Start a worker alone: it offers this machine's devices, and trains what is queued.
+    """Start a worker: it offers this machine's devices, and trains queued runs.
 
     The server is the one whose database HALFSTEP_DATABASE_URL names. SIGTERM or Ctrl-C ends it.
     """

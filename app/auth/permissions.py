@@ -1,4 +1,4 @@
-"""Permissions of routes: each route declares with `requires` what it needs.
+"""Permissions of routes: each route declares the permission that it requires with `requires`.
 
 A route that declares nothing requires an admin. A test walks all routes and fails on one without.
 """

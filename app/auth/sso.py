@@ -43,7 +43,7 @@ class SsoFailed(HalfstepError):
 
 @dataclass(frozen=True)
 class Claims:
-    """Claims about a user whom the provider has signed in."""
+    """Claims about a user signed in by the provider."""
 
     subject: str  # issuer and id, which never change
     name: str

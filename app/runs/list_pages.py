@@ -19,7 +19,7 @@ from app.runs.columns import ACTIVE_FIRST, BUILT_IN, CHARTS, NEWEST_FIRST, TABLE
 from app.runs.summary import summarise_all
 from app.telemetry import metric_direction
 from app.trash.disk import disk
-from db.health.verdict import has_scaler
+from db.health.scaling_health import has_scaler
 from db.queue import pending_reasons
 from db.queue.pending_reasons import Queue
 from db.runs import comparisons, runs, trash, views

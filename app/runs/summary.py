@@ -8,8 +8,7 @@ from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy.orm import Session
 
 from app.html.formats import measured
-from db.health import input_bound
-from db.health import verdict as verdicts
+from db.health import input_bound, scaling_health
 from db.queue import pending_reasons, workers
 from db.queue.pending_reasons import Queue
 from db.runs import run_metadata, runs
@@ -23,14 +22,14 @@ TIMED_AFTER = 10  # steps, before which the time left is unknown
 Number = Annotated[float | None, PlainSerializer(json_number, return_type=float | str | None)]
 
 
-class RunVerdict(BaseModel):
+class RunHealth(BaseModel):
     """Loss-scale health: calibrating, healthy, oscillating, collapsing or dead."""
 
     word: str
     reason: str
     figures: Annotated[
         dict[str, Any],
-        Field(description="Numbers that it is computed from; see db/health/verdict.py"),
+        Field(description="Numbers that it is computed from; see db/health/scaling_health.py"),
     ]
 
 
@@ -81,7 +80,7 @@ class RunSummary(BaseModel):
         bool, Field(description="Whether the last loss is NaN or infinite")
     ]
     scale: Number
-    verdict: Annotated[RunVerdict | None, Field(description="Null without a loss scale")]
+    health: Annotated[RunHealth | None, Field(description="Null without a loss scale")]
     is_scaled: Annotated[bool, Field(description="Whether it has a loss scale")]
     steps_per_second: Annotated[
         Number, Field(description="Over the latest steps; after its end over all")
@@ -188,7 +187,7 @@ def summaries_as_json(
     some_runs = [run for run, _owner in rows]
     if queue is None and any(run.status == Status.QUEUED for run in some_runs):
         queue = Queue.read(session)
-    judged = verdicts.verdicts(session, some_runs)
+    healths = scaling_health.health_of_runs(session, some_runs)
     progress, moment = runs.progress(
         session, some_runs
     )  # by the database's clock, which also wrote their starts
@@ -199,10 +198,10 @@ def summaries_as_json(
             "tags": run_metadata.tags_of(run),
             "own_steps": run.own_steps,
             "is_loss_nonfinite": bool(run.last_flags & NONFINITE_LOSS),
-            "is_scaled": verdicts.has_scaler(run),
+            "is_scaled": scaling_health.has_scaler(run),
             "applied": progress[run.id].applied,
             "outcome": run_outcome(run, progress[run.id].applied),
-            "verdict": _verdict(judged.get(run.id)),
+            "health": _health(healths.get(run.id)),
             "seconds": progress[run.id].seconds,
             "seconds_left": _seconds_left(run),
             "silent_seconds": runs.silent_seconds(run, moment),
@@ -236,12 +235,12 @@ def _throughput(run: Run) -> dict[str, float | None]:
     }
 
 
-def _verdict(verdict: verdicts.Verdict | None) -> RunVerdict | None:
-    if verdict is None:
+def _health(health: scaling_health.ScalingHealth | None) -> RunHealth | None:
+    if health is None:
         return None
-    figures = verdict.figures._asdict()
+    figures = health.figures._asdict()
     figures["scale"] = json_number(figures["scale"])
-    return RunVerdict(word=verdict.word, reason=verdict.reason, figures=figures)
+    return RunHealth(word=health.word, reason=health.reason, figures=figures)
 
 
 def _seconds_left(run: Run) -> float | None:

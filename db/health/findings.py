@@ -14,7 +14,7 @@ from db.health import advice_words, causes, fixes, precision_findings, weights_f
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 from db.health.input_bound import DataWait, data_wait
-from db.health.verdict import Verdict, verdict
+from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
 from db.tables import (
@@ -57,7 +57,7 @@ EXPLAINING = OF_PRECISION | {
 class Evidence:
     """Evidence from which findings are derived. Events are as in the spool."""
 
-    verdict: Verdict | None
+    health: ScalingHealth | None
     lost_losses: int = 0  # applied steps with a non-finite loss
     skips: Sequence[ScalerEvent] = ()  # the latest, with their culprits
     replays: Sequence[dict[str, Any]] = ()  # the first ones
@@ -97,12 +97,12 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     replays = artifacts.first_replays(session, run.id, most=REPLAYS_READ) if run.skipped else ()
     # Only runs of a recipe can be forked with a remedy.
     is_recipe = run.source == RECIPE
-    judged = verdict(session, run)
+    health = scaling_health(session, run)
     is_training = run.status in (Status.STARTING, Status.RUNNING)
     may_replay = is_recipe and is_training and not left_out
     evidence = Evidence(
-        verdict=judged,
-        signs=causes.read(session, run, skips, replays, judged, may_replay=may_replay),
+        health=health,
+        signs=causes.read(session, run, skips, replays, health, may_replay=may_replay),
         lost_metrics=latest_metrics.nonfinite(session, run.id, most=NAMES_SHOWN),
         lost_losses=_lost_losses(session, run),
         skips=skips,
@@ -311,7 +311,7 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
     counted = [(sum(module["counts"]), module) for module in evidence.modules]
     total = sum(count for count, _module in counted)
     lost = sum(count * module["underflow"] for count, module in counted)
-    if evidence.verdict and total and lost > UNDERFLOW * total:
+    if evidence.health and total and lost > UNDERFLOW * total:
         worst = max(evidence.modules, key=lambda module: float(module["underflow"]))
         yield Finding(
             "Gradients underflow",
@@ -326,7 +326,7 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _bf16(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.verdict and evidence.verdict.word in ILL and evidence.has_bf16:
+    if evidence.health and evidence.health.word in ILL and evidence.has_bf16:
         yield Finding(
             "bf16 is available",
             "The device of this run supports bf16. It has the exponent range of fp32, so it needs "
@@ -392,7 +392,7 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_unwell(evidence: Evidence) -> bool:
-    return evidence.verdict is not None and evidence.verdict.word in ("oscillating", *ILL)
+    return evidence.health is not None and evidence.health.word in ("oscillating", *ILL)
 
 
 def _lost_losses(session: Session, run: Run) -> int:

@@ -121,7 +121,7 @@ ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
 #: Names with a meaning other than a metric in filters, sort orders or lists of columns.
 TAKEN = frozenset(
     {*ORDERS, *TEXTS, *SYNONYMS}
-    | {"since", "before", "sweep", "has", "verdict", "size", "device", "runs"}
+    | {"since", "before", "sweep", "has", "health", "size", "device", "runs"}
 )
 #: Limit of paths that are searched for a setting given by the last part of its path.
 MOST_PATHS = 5
@@ -349,8 +349,8 @@ def _parts(name: str) -> tuple[str, list[str]]:
 class Order:
     """Sort order of runs, with ties sorted by id and missing values last.
 
-    keys: sort keys.  falls: descending.  joined: tables that the keys need besides runs and users,
-    each with its join condition.
+    keys: sort keys.  falls: descending.  joined: further tables that the keys need, each with its
+    join condition; runs and users are always there.
     """
 
     keys: tuple[ColumnElement[Any], ...]

@@ -17,7 +17,7 @@ PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
 def words(line: str) -> list[str]:
-    """Return its arguments, with their placeholders. Raises ValueError, saying what is wrong."""
+    """Split a command line into arguments, with their placeholders. Raises ValueError."""
     try:
         found = shlex.split(line)
     except ValueError as error:

@@ -129,9 +129,11 @@ def upgrade() -> None:
         more = {'unique': True, 'sqlite_where': OPEN, 'postgresql_where': OPEN} if new == 'ix_alerts_open' else {}
         op.create_index(new, table, columns, **more)
     rename_values(KEYS, {'steer': 'control'}, {'rewound': 'rolled_back'})
+    replace('saved_views', 'columns', {'verdict': 'health'})
 
 
 def downgrade() -> None:
+    replace('saved_views', 'columns', {'health': 'verdict'})
     rename_values({new: old for old, new in KEYS.items()}, {'control': 'steer'}, {'rolled_back': 'rewound'})
     for _old, new, table, _columns in INDEXES:
         op.drop_index(new, table_name=table)

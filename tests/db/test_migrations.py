@@ -30,6 +30,7 @@ from db.access import accounts, audit
 from db.database import Database
 from db.files import checkpoints
 from db.queue import queue
+from db.runs import views
 from db.tables import (
     ApiToken,
     Artifact,
@@ -379,6 +380,7 @@ def test_values_are_renamed_with_the_tables(database: Database, running: Run, ad
             RunConfigValue(run_id=run.id, name="rollback", path="spike.rollback", text="true")
         )
         accounts.make_api_token(session, ada, "ci", kind="control")
+        views.save(session, ada, "mine", filter="", sort="-id", columns="name,health", group="")
     config = database.migrations()
     command.downgrade(config, "0038")
     with database.engine.connect() as connection:
@@ -389,8 +391,11 @@ def test_values_are_renamed_with_the_tables(database: Database, running: Run, ad
         assert "spike.rewind" in paths
         kinds = connection.execute(text("SELECT kind FROM api_tokens")).scalars().all()
         assert kinds == ["steer"]
+        columns = connection.execute(text("SELECT columns FROM saved_views")).scalars().all()
+        assert columns == ["name,verdict"]
     command.upgrade(config, "head")
     with database.reading() as session:
         assert session.get_one(Run, running.id).config["spike"] == spike["spike"]
         assert "spike.rollback" in session.scalars(select(RunConfigValue.path)).all()
         assert [token.kind for token in session.scalars(select(ApiToken))] == ["control"]
+        assert [view.columns for view in views.listed(session, ada)] == ["name,health"]

@@ -25,7 +25,7 @@ from db.access import accounts
 from db.database import Database
 from db.health import findings
 from db.health.finding import Finding
-from db.health.verdict import Verdict, verdict
+from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import claims, queue, workers
 from db.runs import runs as run_rows
 from db.tables import Run, Status, WatchedAttempt
@@ -54,7 +54,7 @@ class Trial:
     unwatched: Ended
     watched: Ended
     findings: list[Finding] = field(default_factory=list)
-    verdict: Verdict | None = None
+    health: ScalingHealth | None = None
     told: str = ""  # what `watch` printed
 
     @property
@@ -104,7 +104,7 @@ def attempt(loop: Loop) -> Trial:
         for each in sorted(runs.glob("*/run.json")):
             with recorded(each.parent) as (session, row):
                 trial.findings += findings.of_run(session, row)
-                trial.verdict = verdict(session, row) or trial.verdict
+                trial.health = scaling_health(session, row) or trial.health
         return trial
 
 
@@ -290,7 +290,10 @@ def _of_recipe(loop: Loop) -> Trial:
             run_id = _record_recipe(session, loop, items)
         with database.reading() as session:
             row = session.get_one(Run, run_id)
-            trial.findings, trial.verdict = findings.of_run(session, row), verdict(session, row)
+            trial.findings, trial.health = (
+                findings.of_run(session, row),
+                scaling_health(session, row),
+            )
     return trial
 
 

@@ -379,13 +379,13 @@ def test_who_waits_goes_on_after_a_restart_of_the_server(
     """It is said once that the server is away; a run that is not there is no matter of patience."""
     said: list[str] = []
     with serving(settings, database) as (_server, address), Client(address, token) as client:
-        followed = client.follow(running.id, told=said.append)
+        followed = client.follow(running.id, on_outage=said.append)
         assert next(followed)["status"] == "running"
         with pytest.raises(ApiError, match="no run 99"):
-            client.wait(99, told=said.append)
+            client.wait(99, on_outage=said.append)
     with Client(address, token) as client, ExitStack() as stack:
         with pytest.raises(ApiError, match="does not answer"):
-            client.wait(running.id, patience=0, told=said.append)
+            client.wait(running.id, patience=0, on_outage=said.append)
         assert said == []
 
         def restart(text: str) -> None:
@@ -395,7 +395,7 @@ def test_who_waits_goes_on_after_a_restart_of_the_server(
                 attempt = running.attempt
                 queue.end(session, running.id, attempt, Status.FAILED, error="no", reason="no")
 
-        found = client.follow(running.id, told=restart)
+        found = client.follow(running.id, on_outage=restart)
         assert [run["status"] for run in found] == ["failed"]
     [text] = said
     assert "retrying for 300 seconds" in text
@@ -676,7 +676,7 @@ def test_alerts_are_made_and_deliver_from_a_script(client: Client, settings: Set
     channel = client.add_channel("webhook", "http://hook.invalid/hook", name="mine")
     assert channel["secret"]
     assert [each["name"] for each in client.channels()] == ["mine"]
-    rule = client.alert("scale_below", value=1.0, everybody=True)
+    rule = client.alert("scale_below", value=1.0, all_runs=True)
     assert rule["channel_ids"] == [channel["id"]]
     assert client.alert_rules() == [rule]
     client.test_channel(channel["id"])
@@ -708,7 +708,7 @@ def test_alerts_are_typed(
         main.main(["alert", *words])
         return capsys.readouterr().out
 
-    made = json.loads(typed("add", "scale_below", "--value", "1", "--everybody", "--json"))
+    made = json.loads(typed("add", "scale_below", "--value", "1", "--all", "--json"))
     assert client.alert_rules() == [made]
     listed = typed("list")
     assert made["text"] in listed
@@ -720,7 +720,7 @@ def test_alerts_are_typed(
     with pytest.raises(SystemExit, match="condition"):
         typed("add", "nothing")
     with pytest.raises(SystemExit):
-        typed("add", "ended", "--run", "1", "--everybody")
+        typed("add", "ended", "--run", "1", "--all")
 
 
 def test_views_are_saved_from_a_script(client: Client) -> None:

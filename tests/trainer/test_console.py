@@ -86,7 +86,7 @@ def test_a_run_tells_its_story_as_json(capsys):
     assert {"steps", "scaler", "metric"} <= {each["event"] for each in told}
     drained = [each["step"] for each in told if each["event"] == "steps"]
     assert (drained[-1], drained) == (30, sorted(drained))
-    assert told[-1] == {"event": "ended", "status": "finished", "step": 30, "ending": None}
+    assert told[-1] == {"event": "ended", "status": "finished", "step": 30, "outcome": None}
     for wrong, message in (("training.steps=x", "training.steps"), ("steps", "FIELD=VALUE")):
         with pytest.raises(SystemExit, match="2"):
             main(["digits", "--set", wrong, "--json"])
@@ -232,14 +232,14 @@ def test_what_a_recipe_raises_is_told_with_its_own_line(
 
 
 @pytest.mark.parametrize(
-    ("precision", "factor", "ending", "why"),
+    ("precision", "factor", "outcome", "why"),
     [
         ("fp32", "torch.nan", "diverged", "the loss is nan"),
         ("fp16", "torch.inf", "unapplied", "all were skipped"),
     ],
 )
 def test_a_run_that_learned_nothing_ends_as_a_servers_does(
-    capsys, tmp_path, precision, factor, ending, why
+    capsys, tmp_path, precision, factor, outcome, why
 ):
     """With the same word, and exit code 5."""
     file = tmp_path / "mine.py"
@@ -247,11 +247,11 @@ def test_a_run_that_learned_nothing_ends_as_a_servers_does(
     words = [str(file), "--precision", precision, "--set", "training.steps=4"]
     with pytest.raises(SystemExit, match="5"):
         main(words)
-    assert capsys.readouterr().out.splitlines()[-1] == f"{ending} after 4 steps: {why}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"{outcome} after 4 steps: {why}"
     with pytest.raises(SystemExit, match="5"):
         main([*words, "--json"])
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told == {"event": "ended", "status": "finished", "step": 4, "ending": ending}
+    assert told == {"event": "ended", "status": "finished", "step": 4, "outcome": outcome}
 
 
 def test_a_metric_of_each_step_is_printed_with_the_progress_alone(capsys, tmp_path):

@@ -230,12 +230,12 @@ class Recorder:
         If a training went back to an earlier step, waits for its files: earlier events come first.
         """
         recording, uploads = self._recording, self._uploads
-        told = recording.files
+        files = recording.files
         if self._monitor is None or not self._is_own or recording.goes_back:
             recording.publish([*self._awaited(meanwhile), *recording.files])
             return
-        if told and not self._is_in_place:
-            uploads.add(told, self._read_from or Position(0, 0, 0))
+        if files and not self._is_in_place:
+            uploads.add(files, self._read_from or Position(0, 0, 0))
             recording.publish([])
         if uploads.can_begin:
             self._check_fence()
@@ -307,13 +307,13 @@ class Recorder:
     def _report_problem(self, problem: str) -> None:
         """Mark the run to end for unrecordable output; only the first fault is reported."""
         if self.problem is None:
-            self.problem = f"it told what cannot be recorded: {problem}"
+            self.problem = f"its output cannot be recorded: {problem}"
             self.remark(self.problem)
 
     def _quarantine_spool(self, error: Exception) -> str:
         """Move the spool away, as it would fail again; return a message about it."""
         traceback.print_exception(error)  # into the supervisor's log, or the worker's
-        text = f"what it told could not be recorded: {in_short(error)}"
+        text = f"its output could not be recorded: {in_short(error)}"
         try:
             self.aside.mkdir(exist_ok=True)
             for path in self._spooled():

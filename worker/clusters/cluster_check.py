@@ -17,7 +17,7 @@ class Finding:
         return f"{'ok ' if self.is_fine else 'NO '} {self.what}: {self.text}"
 
 
-def told(lines: Iterable[str]) -> Iterator[Finding]:
+def findings_of_node(lines: Iterable[str]) -> Iterator[Finding]:
     """Parse the output of the same check on a node, run with `--here --json`."""
     for line in lines:
         finding = Finding(**json.loads(line))

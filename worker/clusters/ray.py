@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from db.settings import Settings
-from worker.clusters.cluster_check import Finding, told
+from worker.clusters.cluster_check import Finding, findings_of_node
 from worker.clusters.placement import Pilots, PilotStatus, installation
 
 ANSWER_SECONDS = 60.0
@@ -61,7 +61,7 @@ class Ray:
         has = ", ".join(f"{each:g}" for each in devices if each)
         yield Finding("ray", f"{address} answers; {resource} of its nodes: {has}")
         command = [sys.executable, "-m", "worker.clusters.cluster", "check", "--here", "--json"]
-        yield from told(self._call("check", seconds=NODE_SECONDS, command=command))
+        yield from findings_of_node(self._call("check", seconds=NODE_SECONDS, command=command))
 
     def close(self) -> None:
         """Disconnect; actors continue."""

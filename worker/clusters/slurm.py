@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from db.settings import Settings
-from worker.clusters.cluster_check import Finding, told
+from worker.clusters.cluster_check import Finding, findings_of_node
 from worker.clusters.placement import Pilots, PilotStatus, PlacementRejected, installation
 
 COMMAND_SECONDS = 60.0
@@ -105,7 +105,7 @@ class Slurm:
         here = [sys.executable, "-m", "worker.clusters.cluster", "check", "--here", "--json"]
         command = ["srun", "--quiet", "--nodes=1", "--ntasks=1", *options, *here]
         done = _run(command, seconds=NODE_SECONDS)
-        findings = list(told(done.stdout.splitlines()))
+        findings = list(findings_of_node(done.stdout.splitlines()))
         yield from findings
         if done.returncode and all(each.is_fine for each in findings):
             yield Finding("slurm", _error_of(done), is_fine=False)

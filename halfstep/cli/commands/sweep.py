@@ -108,7 +108,7 @@ def begin(
             sweep = client.begin_sweep(recipe, space, configuration(fields, precision), **options)
         _print_sweep(sweep, as_json=as_json)
         if wait:
-            sweep = client.wait_for_sweep(sweep["id"], told=warn)
+            sweep = client.wait_for_sweep(sweep["id"], on_outage=warn)
             _print_sweep(sweep, as_json=as_json)
             raise typer.Exit(EXIT_CODES[sweep["status"]])
 

@@ -60,7 +60,7 @@ def test_a_spool_becomes_rows(uploader: Uploader, script: TestClient) -> None:
     assert (answer.status_code, answer.json()) == (200, {"sequence": 0, "offset": size})
     run = script.get("/api/v1/runs/1").json()
     assert (run["step"], run["skipped"], run["loss"], run["precision"]) == (3, 1, 1.0, "fp16")
-    assert run["verdict"]["word"] == "calibrating"
+    assert run["health"]["word"] == "calibrating"
     assert script.get("/api/v1/runs/1/events").json()["total"] == 2
     assert script.get("/api/v1/runs/1/metrics").json()["total"] == 1
 

@@ -28,11 +28,11 @@ def test_header_and_list_show_the_verdict(
     """The word stands beside the scale, its figures in a sentence; the list has the word too."""
     record(database, running, make_steps([1.0] * 50, skipped=[1, 2]))
     page = browser.get("/runs/1").text
-    assert 'data-verdict="healthy"' in page
+    assert 'data-health="healthy"' in page
     assert "2 of the last 50 steps (4 %) skipped, at most 2 in a row" in page
-    assert 'data-verdict="healthy"' in browser.get("/runs").text
-    verdict = browser.get("/api/v1/runs/1").json()["verdict"]
-    assert (verdict["word"], verdict["figures"]["steps_since_skip"]) == ("healthy", 48)
+    assert 'data-health="healthy"' in browser.get("/runs").text
+    health = browser.get("/api/v1/runs/1").json()["health"]
+    assert (health["word"], health["figures"]["steps_since_skip"]) == ("healthy", 48)
 
 
 def test_run_without_a_scale_has_no_verdict(
@@ -40,8 +40,8 @@ def test_run_without_a_scale_has_no_verdict(
 ) -> None:
     """bf16 needs no scaler, so nothing is said of one."""
     submit(database, ada, config=CONFIG | {"precision": "bf16"})
-    assert "data-verdict" not in browser.get("/runs/1").text
-    assert browser.get("/api/v1/runs/1").json()["verdict"] is None
+    assert "data-health" not in browser.get("/runs/1").text
+    assert browser.get("/api/v1/runs/1").json()["health"] is None
 
 
 def test_counts_of_a_gpus_skip_are_its_replays(
@@ -229,7 +229,7 @@ def test_page_has_the_updates_that_round_away(
 def test_an_ended_run_is_not_calibrating(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Nothing is searched for any more; it had too few steps for a verdict."""
+    """Nothing is searched for any more; it had too few steps for a health."""
     record(database, running, make_steps([1.0] * 5, skipped=[1, 2]))
     assert "<b>Calibrating.</b>" in browser.get("/runs/1").text
     with database.writing() as session:

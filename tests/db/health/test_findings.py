@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from db.database import Database
-from db.health import advice_words, causes, findings, verdict
+from db.health import advice_words, causes, findings, scaling_health
 from db.health.findings import Evidence
 from db.queue import queue
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
@@ -22,24 +22,24 @@ from tests.db.telemetry.telemetry_made import (
 )
 
 
-def _verdict(word: str) -> verdict.Verdict:
-    return verdict.Verdict(word, "Because.", verdict.count(100, [], 1.0))
+def _health(word: str) -> scaling_health.ScalingHealth:
+    return scaling_health.ScalingHealth(word, "Because.", scaling_health.count(100, [], 1.0))
 
 
 def _evidence(word: str, **changes: Any) -> Evidence:
-    """Return evidence with a verdict; skips, scale and events are those of its signs, too."""
+    """Return evidence with a health; skips, scale and events are those of its signs, too."""
     events = changes.pop("events", {})
     skips = changes.get("skips", ())
     signs = causes.Signs(
         events=events,
         skips=skips,
         skipped=changes.pop("skipped", len(skips)),
-        verdict=word,
+        health=word,
         scale=changes.pop("scale", None),
         is_costly=word == "oscillating",
         has_scaler=True,
     )
-    return Evidence(verdict=_verdict(word), signs=signs, **changes)
+    return Evidence(health=_health(word), signs=signs, **changes)
 
 
 def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
@@ -140,7 +140,7 @@ def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: 
 def test_texts_hold_the_figures() -> None:
     """Share, modules, ratio and sizes stand in the words."""
     evidence = Evidence(
-        verdict=_verdict("healthy"),
+        health=_health("healthy"),
         modules=SINKING,
         shapes=SHAPES,
         variant="bf16",
@@ -243,7 +243,7 @@ def test_a_replayed_module_is_offered_to_a_fork(
 ) -> None:
     """The one that most exact replays name, from before its first skip; going backward only where
     the scale is unwell, for a scale at its limit overflows in a healthy run as well."""
-    found = findings.find(Evidence(verdict=_verdict(word), replays=replays))
+    found = findings.find(Evidence(health=_health(word), replays=replays))
     offers = [(each.module, each.before) for each in found if each.module]
     assert offers == ([offered] if offered else [])
 
