@@ -31,9 +31,9 @@ from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import (
     check_body,
     content,
+    error_of,
     is_away,
     naming,
-    refusal,
     spoken,
 )
 from halfstep.api_client.saved_calls import SavedCalls
@@ -356,7 +356,7 @@ class Client(AlertCalls, SavedCalls):
         with spoken(), self._http.stream("GET", path) as answer:
             if answer.is_error:
                 answer.read()
-                raise refusal(answer)
+                raise error_of(answer)
             yield answer.iter_text()
 
     def events(self, run_id: int) -> Iterator[dict[str, Any]]:
@@ -424,7 +424,7 @@ class Client(AlertCalls, SavedCalls):
         with spoken(), self._http.stream("GET", f"/runs/{run_id}/log/download") as answer:
             if answer.is_error:
                 answer.read()
-                raise refusal(answer)
+                raise error_of(answer)
             yield from _gunzipped(answer.iter_raw())
 
     def cancel(self, run_id: int) -> dict[str, Any]:
@@ -667,7 +667,7 @@ class Client(AlertCalls, SavedCalls):
                 return _name(self._http.head(path))
             if answer.is_error:
                 answer.read()
-                raise refusal(answer)
+                raise error_of(answer)
             with partial.open("ab" if answer.status_code == 206 else "wb") as file:
                 for chunk in answer.iter_raw():
                     file.write(chunk)
@@ -689,7 +689,7 @@ class Client(AlertCalls, SavedCalls):
         with spoken():
             answer = self._http.delete(path, params=query)
         if answer.is_error:
-            raise refusal(answer)
+            raise error_of(answer)
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         check_body(body)

@@ -50,7 +50,7 @@ SCOPES = 1 | 2  # abstract sockets, signals
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38  # linux/prctl.h
 CAPABILITIES, CAPABILITY_VERSION = range(64), 0x20080522  # linux/capability.h
 #: Capabilities that root keeps: to own and open files of others, within the sandbox.
-KEPT = sum(1 << each for each in (0, 1, 3))  # CHOWN, DAC_OVERRIDE, FOWNER
+RETAINED = sum(1 << each for each in (0, 1, 3))  # CHOWN, DAC_OVERRIDE, FOWNER
 
 
 class _Ruleset(ctypes.Structure):
@@ -156,13 +156,13 @@ def give_up_privileges() -> None:
     """Drop root's capabilities except those for files: others could bypass the sandbox."""
     libc = _libc()
     for each in CAPABILITIES:
-        if not KEPT >> each & 1:
+        if not RETAINED >> each & 1:
             libc.prctl(PR_CAPBSET_DROP, each, 0, 0, 0)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     held = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 of them
     if libc.capget(header, held) == 0:
-        reduced = (ctypes.c_uint32 * 6)(*(each & KEPT for each in held[:3]), 0, 0, 0)
+        reduced = (ctypes.c_uint32 * 6)(*(each & RETAINED for each in held[:3]), 0, 0, 0)
         libc.capset(header, reduced)
 
 

@@ -164,16 +164,16 @@ class _Ends:
             self._is_applied |= event["applied"]
 
     @property
-    def outcome(self) -> Literal["unapplied", "diverged"] | None:
+    def outcome(self) -> Literal["no_updates", "diverged"] | None:
         if self._last is None:
             return None
         if not self._is_applied:
-            return "unapplied"
+            return "no_updates"
         return None if math.isfinite(self._last) else "diverged"
 
     @property
     def why(self) -> str:
-        reasons = {"unapplied": ": all were skipped", "diverged": f": the loss is {self._last}"}
+        reasons = {"no_updates": ": all were skipped", "diverged": f": the loss is {self._last}"}
         return reasons.get(self.outcome or "", "")
 
 

@@ -181,7 +181,7 @@ def _roll_back(run: Run, step: int) -> Progress | None:
         run.parts,
     )
     run.schedule, run.step_observers.telemetry.skipped = run.parts["schedule"], progress.skipped
-    run.rollback.tell(progress, step, context.batches, run.on_event)
+    run.rollback.report(progress, step, context.batches, run.on_event)
     return progress
 
 

@@ -255,13 +255,13 @@ def make_context(
     recipe.on_log = logged.log
 
     @contextmanager
-    def set_aside() -> Iterator[None]:
-        with headroom.set_aside(), fp8_ranges.set_aside(), logged.set_aside():
+    def suspended() -> Iterator[None]:
+        with headroom.suspended(), fp8_ranges.suspended(), logged.suspended():
             yield
 
     step_observers = StepObservers(
         StopRule(config.scaler),
-        Replay(context, modules, batches, config, device, on_event, spikes.left_out, set_aside),
+        Replay(context, modules, batches, config, device, on_event, spikes.left_out, suspended),
         Histogram(optimizers, diagnosis, device, on_event),
         headroom,
         fp8_ranges,

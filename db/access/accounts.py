@@ -216,7 +216,7 @@ def redeem_link_token(session: Session, token: str) -> User:
 
 
 def check_password(session: Session, name: str, password: str) -> User:
-    """Return the user of that name and password. Raises Refused."""
+    """Return the user of that name and password. Raises InvalidCredentials."""
     nobodys = _hash_of_nobodys()
     user = session.scalar(select(User).where(User.key == key_of(name), IS_ACTIVE))
     expected = user.password_hash if user and user.password_hash else nobodys

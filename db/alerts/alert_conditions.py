@@ -164,9 +164,9 @@ CONDITIONS: dict[str, Condition] = {
         needs=frozenset({"applied", "lost_from"}),
         has_cause=True,
     ),
-    "unapplied": Condition(
+    "no_updates": Condition(
         "finishes without an applied step",
-        _ending("unapplied", "finished with every step skipped: nothing was applied"),
+        _ending("no_updates", "finished with every step skipped: nothing was applied"),
         needs=frozenset({"applied"}),
         has_cause=True,
     ),

@@ -514,13 +514,13 @@ def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     forward = [skip for skip in signs.skips if skip.loss_nonfinite]
     origins = [o for o in signs.several.get("origin", ()) if o["direction"] == "forward"]
     is_unwell = signs.health in ("collapsing", "dead") or signs.is_costly
-    poison = list(precision_findings.poisoned(signs.events.get("poison"), words))
-    yield from poison if not is_unwell else ()
+    buffers = list(precision_findings.nonfinite_buffers(signs.events.get("poison"), words))
+    yield from buffers if not is_unwell else ()
     if forward:
         yield _forward(signs, len(forward), origins, words, is_lasting=is_unwell)
     elif signs.skips and is_unwell:
         yield _backward(signs, words)
-    yield from poison if is_unwell else ()
+    yield from buffers if is_unwell else ()
 
 
 def _forward(

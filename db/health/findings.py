@@ -63,9 +63,10 @@ class Evidence:
     replays: Sequence[dict[str, Any]] = ()  # the first ones
     modules: Sequence[dict[str, Any]] = ()  # of the newest histogram
     has_bf16: bool = False
-    poison: dict[str, Any] | None = None  # the earliest event
+    nonfinite_buffers: dict[str, Any] | None = None  # the earliest event
     updates: dict[str, Any] | None = None  # the newest count, by module
-    uncalled: dict[str, Any] | None = None  # modules that settings name but the model does not call
+    # Modules that settings name but the model does not call.
+    unused_modules: dict[str, Any] | None = None
     shapes: dict[str, Any] | None = None  # layers that miss tensor cores
     failed: Sequence[dict[str, Any]] = ()  # diagnoses that raised
     left_out: dict[str, Any] | None = None  # a diagnosis that is not possible for the run
@@ -85,8 +86,8 @@ class Evidence:
 def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return its findings."""
     newest = histograms.newest(session, run.id)
-    poison = histograms.earliest(session, run.id, "poison")
-    uncalled = histograms.newest(session, run.id, "uncalled")
+    nonfinite_buffers = histograms.earliest(session, run.id, "poison")
+    unused_modules = histograms.newest(session, run.id, "uncalled")
     weights = histograms.newest(session, run.id, "weights")
     left_out = histograms.newest(session, run.id, "left_out")
     is_fp16 = groups.variant(run.settings) == "fp16"
@@ -109,8 +110,8 @@ def of_run(session: Session, run: Run) -> list[Finding]:
         replays=replays,
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
-        poison=poison.content if poison else None,
-        uncalled=uncalled.content if uncalled else None,
+        nonfinite_buffers=nonfinite_buffers.content if nonfinite_buffers else None,
+        unused_modules=unused_modules.content if unused_modules else None,
         updates=histograms.updates(session, run.id),
         shapes=shapes[0].content if shapes else None,
         failed=[row.content for row in artifacts.diagnoses(session, run.id, FAILED)],
@@ -167,7 +168,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from findings
     yield from _metrics(evidence)
     yield from weights_findings.started_in_part(evidence.weights)
-    yield from precision_findings.uncalled(evidence.uncalled)
+    yield from precision_findings.unused_modules(evidence.unused_modules)
     named = {finding.cause for finding in findings}
     if not evidence.nan_steps:
         has_module = any(finding.module for finding in findings)
@@ -188,7 +189,7 @@ def _of_precision(evidence: Evidence, named: Set[str], *, has_module: bool) -> I
     if named <= OF_PRECISION:
         yield from _losses(evidence)
     if "nonfinite_buffers" not in named:
-        yield from precision_findings.poisoned(evidence.poison, evidence.words)
+        yield from precision_findings.nonfinite_buffers(evidence.nonfinite_buffers, evidence.words)
     if named - OF_PRECISION - {"nonfinite_buffers"}:
         return
     yield from _one_module(evidence)

@@ -171,7 +171,7 @@ class NeedsAttention:
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
         is_bad = Run.status.in_((Status.UNREACHABLE, Status.FAILED))
-        return is_bad | ended_as("diverged") | ended_as("unapplied")
+        return is_bad | ended_as("diverged") | ended_as("no_updates")
 
 
 @dataclass(frozen=True)

@@ -346,7 +346,7 @@ def awaited(
     for table in (CheckpointFile, Artifact):
         rows += session.scalars(select(table).where(table.run_id == run_id, table.path == path))
     if not rows:
-        text = "send the spool that tells of it first"
+        text = "send the spool with its event first"
         raise NotFound(f"No event of run {run_id} names the file {path[:200]!r}: {text}.")
     matches = [row for row in rows if (row.size_bytes, row.sha256) == (size_bytes, sha256)]
     if not matches:

@@ -60,7 +60,7 @@ def _printed(
 
 def exit_code(run: dict[str, Any]) -> int:
     """Return the exit code for the outcome of a run."""
-    is_lost = run.get("outcome") in ("diverged", "unapplied")
+    is_lost = run.get("outcome") in ("diverged", "no_updates")
     return LEARNED_NOTHING if is_lost else EXIT_CODES[run["status"]]
 
 

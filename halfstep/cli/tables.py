@@ -22,7 +22,7 @@ STYLES = {
     "running": "green",
     "failed": "red",
     "diverged": "red",
-    "unapplied": "red",
+    "no_updates": "red",
     "unreachable": "yellow",
 }
 RUN_COLUMNS = ("Run", "Name", "Status", "Step", "Loss", "Scale", "Skipped", "Health", "ETA")

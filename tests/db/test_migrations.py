@@ -32,6 +32,7 @@ from db.files import checkpoints
 from db.queue import queue
 from db.runs import views
 from db.tables import (
+    AlertRule,
     ApiToken,
     Artifact,
     AuditEvent,
@@ -372,7 +373,12 @@ def test_runs_of_before_know_whether_their_last_loss_was_lost(
 
 def test_values_are_renamed_with_the_tables(database: Database, running: Run, ada: User) -> None:
     """Configurations, searched settings and tokens keep their meaning, there and back."""
-    spike = {"spike": {"rollback": True, "max_rollbacks": 2}}
+    spike = {
+        "spike": {
+            **{"rollback": True, "max_rollbacks": 2},
+            **{"check_every_steps": 9, "afterwards": "continue"},
+        }
+    }
     with database.writing() as session:
         run = session.get_one(Run, running.id)
         run.config = {**run.config, **spike}
@@ -380,22 +386,31 @@ def test_values_are_renamed_with_the_tables(database: Database, running: Run, ad
             RunConfigValue(run_id=run.id, name="rollback", path="spike.rollback", text="true")
         )
         accounts.make_api_token(session, ada, "ci", kind="control")
-        views.save(session, ada, "mine", filter="", sort="-id", columns="name,health", group="")
+        shown = {"sort": "-id", "columns": "name,health", "group": ""}
+        views.save(session, ada, "mine", filter="status:no_updates", **shown)
+        session.add(AlertRule(user_id=ada.id, scope="mine", condition="no_updates", channel_ids=[]))
     config = database.migrations()
     command.downgrade(config, "0038")
     with database.engine.connect() as connection:
         before = connection.execute(text("SELECT config FROM runs")).scalar_one()
         before = json.loads(before) if isinstance(before, str) else before
-        assert before["spike"] == {"rewind": True, "most_rewinds": 2}
+        assert before["spike"] == {
+            **{"rewind": True, "most_rewinds": 2},
+            **{"look_every_steps": 9, "afterwards": "go on"},
+        }
         paths = connection.execute(text("SELECT path FROM run_settings")).scalars().all()
         assert "spike.rewind" in paths
         kinds = connection.execute(text("SELECT kind FROM api_tokens")).scalars().all()
         assert kinds == ["steer"]
-        columns = connection.execute(text("SELECT columns FROM saved_views")).scalars().all()
-        assert columns == ["name,verdict"]
+        [view] = connection.execute(text("SELECT filter, columns FROM saved_views")).all()
+        assert tuple(view) == ("status:unapplied", "name,verdict")
+        rules = connection.execute(text("SELECT condition FROM alert_rules")).scalars().all()
+        assert rules == ["unapplied"]
     command.upgrade(config, "head")
     with database.reading() as session:
         assert session.get_one(Run, running.id).config["spike"] == spike["spike"]
         assert "spike.rollback" in session.scalars(select(RunConfigValue.path)).all()
         assert [token.kind for token in session.scalars(select(ApiToken))] == ["control"]
-        assert [view.columns for view in views.listed(session, ada)] == ["name,health"]
+        [saved] = views.listed(session, ada)
+        assert (saved.filter, saved.columns) == ("status:no_updates", "name,health")
+        assert session.scalars(select(AlertRule.condition)).all() == ["no_updates"]

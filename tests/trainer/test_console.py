@@ -235,7 +235,7 @@ def test_what_a_recipe_raises_is_told_with_its_own_line(
     ("precision", "factor", "outcome", "why"),
     [
         ("fp32", "torch.nan", "diverged", "the loss is nan"),
-        ("fp16", "torch.inf", "unapplied", "all were skipped"),
+        ("fp16", "torch.inf", "no_updates", "all were skipped"),
     ],
 )
 def test_a_run_that_learned_nothing_ends_as_a_servers_does(

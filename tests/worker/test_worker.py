@@ -126,7 +126,7 @@ def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
     assert "event is 'jump'" in site.log(run_id)
     with site.database.reading() as session:
         assert runs.statuses(session, run_id)[-1].failure_kind == "code"
-    kept = site.data / "runs" / str(run_id) / "unrecorded-1" / "frames"
+    kept = site.data / "runs" / str(run_id) / "quarantine-1" / "frames"
     assert b'{"event": "jump"}' in kept.read_bytes()
     assert site.count_steps(run_id) == 10
 
@@ -148,10 +148,10 @@ def test_what_a_dead_supervisors_training_told_ends_that_run_alone(site: Site, t
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
     with site.database.reading() as session:
         last = runs.statuses(session, bad)[-1]
-    aside = site.data / "runs" / str(bad) / "unrecorded-1"
+    quarantine = site.data / "runs" / str(bad) / "quarantine-1"
     assert last.failure_kind == "code"
-    assert str(aside) in (last.reason or "")
-    assert list(aside.iterdir())
+    assert str(quarantine) in (last.reason or "")
+    assert list(quarantine.iterdir())
 
 
 def test_nothing_that_one_run_left_keeps_the_others_from_being_looked_at(site: Site) -> None:

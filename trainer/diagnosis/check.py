@@ -76,13 +76,13 @@ def main(reference: str, settings: Sequence[str] = (), *, as_json: bool = False)
 
     Raises SystemExit with 1 if there are errors, with 2 if it cannot be checked.
     """
-    full_reference, report = tell(reference, settings, as_json=as_json)
+    full_reference, report = check_and_print(reference, settings, as_json=as_json)
     note(full_reference, report)
     if report.errors:
         sys.exit(1)
 
 
-def tell(
+def check_and_print(
     reference: str, settings: Sequence[str] = (), *, as_json: bool = False
 ) -> tuple[str, Report]:
     """Check one recipe and print the findings; return its reference and the report.

@@ -77,7 +77,7 @@ class Attempt:
         name = f"run-{self.user.number}"
         return {**variables, "HOME": str(folder), "USER": name, "LOGNAME": name}
 
-    def lent(self, path: str) -> str:
+    def staged(self, path: str) -> str:
         """Return a path where the run can read a file: a copy if it has its own user.
 
         Files in the attempt's folder, and folders, are not copied.
@@ -85,7 +85,7 @@ class Attempt:
         if self.user is None or Path(path).is_relative_to(self.files.folder) or Path(path).is_dir():
             return path
         self.temporary()
-        copy = self.files.temporary / f"lent-{len(list(self.files.temporary.iterdir()))}"
+        copy = self.files.temporary / f"staged-{len(list(self.files.temporary.iterdir()))}"
         copy = copy.with_suffix(Path(path).suffix)
         shutil.copyfile(path, copy)
         return str(copy)

@@ -202,9 +202,9 @@ class Recorder:
         return False
 
     @property
-    def aside(self) -> Path:
+    def quarantine(self) -> Path:
         """Folder of this attempt's items that could not be recorded."""
-        return self._folder / f"unrecorded-{self._attempt}"
+        return self._folder / f"quarantine-{self._attempt}"
 
     def clear(self) -> None:
         """Delete the spool of this and earlier attempts, which is fully recorded."""
@@ -261,7 +261,7 @@ class Recorder:
         put_file(self._store, self._key(file), self._folder / str(file["path"]))
 
     def _is_for_rows(self, item: Any) -> bool:
-        """Return whether to record an item; puts unrecordable ones aside.
+        """Return whether to record an item; moves unrecordable ones to quarantine.
 
         Skips files that are not the run's.
         """
@@ -297,12 +297,12 @@ class Recorder:
     def _quarantine_frame(self, item: Unrecordable) -> None:
         """Save an unrecordable frame unchanged, and continue with the next one."""
         try:
-            self.aside.mkdir(exist_ok=True)
-            with (self.aside / "frames").open("ab") as file:
+            self.quarantine.mkdir(exist_ok=True)
+            with (self.quarantine / "frames").open("ab") as file:
                 file.write(frame(item.kind, item.payload))
-            self._report_problem(f"{item.problem} (kept in {self.aside})")
+            self._report_problem(f"{item.problem} (kept in {self.quarantine})")
         except OSError as problem:
-            self._report_problem(f"{item.problem} (not kept in {self.aside}: {problem})")
+            self._report_problem(f"{item.problem} (not kept in {self.quarantine}: {problem})")
 
     def _report_problem(self, problem: str) -> None:
         """Mark the run to end for unrecordable output; only the first fault is reported."""
@@ -315,12 +315,12 @@ class Recorder:
         traceback.print_exception(error)  # into the supervisor's log, or the worker's
         text = f"its output could not be recorded: {in_short(error)}"
         try:
-            self.aside.mkdir(exist_ok=True)
+            self.quarantine.mkdir(exist_ok=True)
             for path in self._spooled():
-                path.rename(self.aside / path.name)
+                path.rename(self.quarantine / path.name)
         except OSError as problem:
-            return f"{text}; nor could it be put aside in {self.aside}: {problem}"
-        return f"{text}; it was put aside in {self.aside}"
+            return f"{text}; nor could it be moved to {self.quarantine}: {problem}"
+        return f"{text}; it was moved to {self.quarantine}"
 
     def _spooled(self) -> list[Path]:
         """List what this attempt and those before it spooled: a later one may be writing."""

@@ -53,7 +53,7 @@ OUTAGE_SECONDS = 2.0  # longest wait before retrying the database
 ASK_SHARE, KILL_SHARE = 0.5, 0.7
 
 
-class Unwanted(Exception):
+class StopRequested(Exception):
     """Attempt that should no longer begin, cancelled while waiting to start."""
 
 
@@ -125,7 +125,7 @@ class Supervisor:
             return Outcome(Status.FAILED, str(error), str(error), error.failure_kind)
         except CannotRecord as error:
             return Outcome(Status.FAILED, str(error), traceback.format_exc(), "code")
-        except Unwanted as error:
+        except StopRequested as error:
             return Outcome(Status.QUEUED, str(error))
 
     def preempt(self, *_signal: Any) -> None:
@@ -135,7 +135,7 @@ class Supervisor:
     def _begin(self) -> None:
         """Prepare the training, waiting out a database or store outage.
 
-        Raises CannotStart, CannotRecord, StaleAttempt, and Unwanted if stopped while waiting.
+        Raises CannotStart, CannotRecord, StaleAttempt, and StopRequested if stopped while waiting.
         """
         while True:
             try:
@@ -151,7 +151,7 @@ class Supervisor:
                     raise
                 logger.warning("waiting: %s", error)
                 if self.preempted.is_set() or self.wanted != "run":
-                    raise Unwanted(f"stopped before it could start: {error}") from error
+                    raise StopRequested(f"stopped before it could start: {error}") from error
             time.sleep(OUTAGE_SECONDS)
 
     def _recover(self) -> None:
@@ -276,10 +276,10 @@ class Supervisor:
         return requested
 
     def _check_wanted(self) -> None:
-        """Renew the lease during preparation. Raises StaleAttempt, Unwanted."""
+        """Renew the lease during preparation. Raises StaleAttempt, StopRequested."""
         self._keep_up()
         if self.preempted.is_set() or self.wanted != "run":
-            raise Unwanted("stopped before it could start")
+            raise StopRequested("stopped before it could start")
 
     def _keep_up(self, child: Child | None = None) -> None:
         """Renew the lease if the database responds, and apply user requests.

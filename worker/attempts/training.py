@@ -56,8 +56,8 @@ class Training:
             text = f"the checkpoint of run {run.parent_id} at step {run.parent_step} that it was to"
             raise CannotStart(f"{text} start from is missing or damaged")
         weights = bring_weights(attempt, self._weights) if resume is None else {}
-        resume = attempt.lent(resume) if resume else None
-        weights = {module: attempt.lent(path) for module, path in weights.items()}
+        resume = attempt.staged(resume) if resume else None
+        weights = {module: attempt.staged(path) for module, path in weights.items()}
         job = {
             "run": run.id,
             "attempt": run.attempt,

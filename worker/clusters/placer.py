@@ -70,9 +70,9 @@ class Placer:
 
         Also requeues lost runs: a pilot lost with its machine may have been the only worker.
         """
-        with self.database.touching() as session:
-            pulse = workers.heartbeat(session, self.id)
-        self.lost.check(is_lost=pulse.is_lost)
+        with self.database.single_write() as session:
+            pending = workers.heartbeat(session, self.id)
+        self.lost.check(is_lost=pending.is_lost)
         self._update_recipes()
         with self.database.reading() as session:
             unended = placements.unended(session)

@@ -80,7 +80,7 @@ def test_a_sweep_waits_for_room(
     assert members(database, 1) == []
     assert "It waits before it submits more: Default project has 1" in browser.get("/sweeps/1").text
     with database.writing() as session:
-        queue.set_aside(session, 1, "over")
+        queue.fail_unclaimable(session, 1, "over")
     sweep_submission.submit_due(database)
     assert len(members(database, 1)) == 1
     sweep_submission.submit_due(database, queued_per_user=1)

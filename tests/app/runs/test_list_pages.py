@@ -64,9 +64,9 @@ def test_a_run_that_applied_nothing_says_so(
     record(database, running, make_steps([1.0, 1.0], skipped=[1, 2]), events=make_events([1, 2]))
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
-    for path in ("/runs?filter=status:unapplied", "/runs/1"):
+    for path in ("/runs?filter=status:no_updates", "/runs/1"):
         page = browser.get(path).text
-        assert 'data-outcome="unapplied" title="Finished">No step applied</span>' in page
+        assert 'data-outcome="no_updates" title="Finished">No step applied</span>' in page
     assert "Each of its 2 steps was skipped" in page
 
 

@@ -322,7 +322,7 @@ def test_a_loss_lost_before_the_recent_steps_is_dated_so(
 
 def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
     """One whose every step was skipped, and one whose loss is lost, are told of as such."""
-    for condition in ("unapplied", "diverged"):
+    for condition in ("no_updates", "diverged"):
         rule(database, ada, condition)
     seen = Seen()
     evaluate(database, seen, ADDRESS)
@@ -332,7 +332,7 @@ def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
     evaluate(database, seen, ADDRESS)
     change(database, running, skipped=1, loss=None, last_flags=NONFINITE_LOSS)
     evaluate(database, seen, ADDRESS)
-    assert [each.condition for each in alerts(database)] == ["unapplied", "diverged"]
+    assert [each.condition for each in alerts(database)] == ["no_updates", "diverged"]
 
 
 def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -> None:

@@ -41,7 +41,7 @@ class Poisoned(Regression):
 VALUES = {
     "training": {"steps": 60, "batch_size": 4, "seed": 3},
     "checkpoints": {"every_steps": 10},
-    "spike": {"window_steps": WINDOW, "rollback": True, "look_every_steps": 4},
+    "spike": {"window_steps": WINDOW, "rollback": True, "check_every_steps": 4},
 }
 
 

@@ -342,7 +342,7 @@ def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
     drain(recorder)
     assert recorder.problem is not None
     assert "metric 'phase' at step 3: value is 'warm-up'; allowed: a number" in recorder.problem
-    kept = attempts.spool.parent / "unrecorded-1" / "frames"
+    kept = attempts.spool.parent / "quarantine-1" / "frames"
     assert str(kept.parent) in recorder.problem
     assert json.dumps(event).encode() in kept.read_bytes()
     assert attempts.steps_of(Metric) == [2, 4]
@@ -398,10 +398,10 @@ def test_what_fails_for_good_is_put_aside_with_the_whole_spool(attempts: Attempt
     """A spool that cannot be read at all is moved, and the message says where to."""
     attempts.next()
     spool_anything(attempts.spool, 1, make_metric(2, 0.5)).write_bytes(b"another file's header")
-    with pytest.raises(CannotRecord, match=r"is not a spool file of version 1.*unrecorded-1"):
+    with pytest.raises(CannotRecord, match=r"is not a spool file of version 1.*quarantine-1"):
         drain(attempts.recorder())
     assert attempts.left() == []
-    assert (attempts.spool.parent / "unrecorded-1" / "1-0.spool").exists()
+    assert (attempts.spool.parent / "quarantine-1" / "1-0.spool").exists()
     drain(attempts.recorder())
 
 
