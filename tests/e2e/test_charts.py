@@ -320,7 +320,7 @@ def test_metrics_of_a_script_that_only_logs_are_not_written_over(
     later; a long name is cut, and whole where it is pointed at."""
     page.goto("/runs/1")
     said = page.locator("[data-starting]")
-    expect(said).to_contain_text("no step was heard of yet")
+    expect(said).to_contain_text("no step received yet")
     name = "a" * 200
     record(database, running, events=[make_metric(step, 1.0, name) for step in (1, 2)])
     expect(said).to_be_hidden()
@@ -373,7 +373,7 @@ def test_lines_are_told_hidden_arranged_and_saved(
     ]
     page.goto("/runs/1")
     said = page.locator("[data-starting]")
-    expect(said).to_contain_text("no step was heard of yet")
+    expect(said).to_contain_text("no step received yet")
     for status, words in ((Status.PAUSING, "Pausing before"), (Status.RUNNING, "no step was")):
         with database.writing() as session:
             runs.set_status(session, session.get_one(Run, 1), status)

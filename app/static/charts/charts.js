@@ -84,7 +84,7 @@ export const painter = (plot, compose, onFirst = () => {}) => {
     wanted ??= shown
     draw()
   }
-  // What it tells at once may be several changes, the newest last.
+  // It may report several changes at once, the newest last.
   new IntersectionObserver((entries) => { isVisible = entries.at(-1).isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
   // Plotly's own way would forget the height, and leave as many points as there were.
   new ResizeObserver(() => { if (plot.clientWidth && (plot.clientWidth !== width || plot.clientHeight !== height)) redraw() }).observe(plot)

@@ -81,7 +81,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
 
   let [fetches, answered] = [0, 0]
   /** Steps that came by news while a fetch was under way. @type {Record<string, any[]>[]} */
-  const heard = []
+  const received = []
   let isOutdated = false // by steps that ran again, or too long; until a page came
   /** A zoom into buckets fetches finer ones or raw steps; back from it, the whole. */
   const refetch = async () => {
@@ -97,7 +97,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     const query = queryOf({ first: String(asked[0]), ...(range ? { last: String(asked[1]) } : {}) })
     let page = null
     while (!page) {
-      heard.length = 0
+      received.length = 0
       try {
         page = await (await fetched(`${api}/series?${query}`)).json()
       } catch {
@@ -107,7 +107,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
       if (number !== fetches) return
     }
     points.setPage(page, asked)
-    for (const steps of heard) points.addSteps(steps) // which the page may be too old to hold
+    for (const steps of received) points.addSteps(steps) // which the page may be too old to hold
     answered = number
     isOutdated = false
   }
@@ -160,7 +160,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     // After a resume steps run again, and a bucket cannot be cut.
     const runsAgain = points.bucket > 1 && news.steps.step[0] <= newest
     newest = news.steps.step.at(-1)
-    if (answered !== fetches) heard.push(news.steps)
+    if (answered !== fetches) received.push(news.steps)
     points.addSteps(news.steps)
     if (runsAgain || points.count > POINTS_KEPT) renew()
   }

@@ -3,7 +3,7 @@ import { isFound } from 'find_setting'
 
 /**
  * @param {HTMLElement} section
- * @param {(kept: {setting: string, changed: string}) => void} onChange is told what the address is to keep
+ * @param {(kept: {setting: string, changed: string}) => void} onChange is called with the URL's parameters
  */
 export const createConfiguration = (section, onChange) => {
   const part = (name) => section.querySelector(`[data-${name}]`)

@@ -3,9 +3,9 @@
 import { root } from 'root'
 
 const PAUSE_MS = 400
-const LONGEST = 200 // of what is told: it goes into an address
+const LONGEST = 200 // of a setting: it goes into a URL
 const form = /** @type {Found} */ (globalThis.document?.querySelector('[data-run-form]'))
-const told = form?.querySelector('[data-cost]')
+const output = form?.querySelector('[data-cost]')
 
 /** What is asked for, by the names of the form's inputs. @type {Record<string, string>} */
 const ASKED = {
@@ -47,10 +47,10 @@ const ask = async () => {
   } catch {
     asked = '' // the server is away: at the next change
   }
-  if (query === asked || !asked) told.replaceChildren(...words.map((line) => Object.assign(document.createElement('p'), { textContent: line })))
+  if (query === asked || !asked) output.replaceChildren(...words.map((line) => Object.assign(document.createElement('p'), { textContent: line })))
 }
 
-if (told) {
+if (output) {
   form.addEventListener('input', () => { clearTimeout(timer); timer = setTimeout(ask, PAUSE_MS) })
   ask()
 }
