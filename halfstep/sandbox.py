@@ -68,19 +68,13 @@ class _Beneath(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Sandbox:
-    """File access of a run's process.
+    """File access of a run's process."""
 
-    private: paths that it may neither read nor write, except those in the other fields.
-    own: its folder, without symbolic links, which readers of the folder would follow.
-    free: folders in which links are allowed.  shared: folders that all runs write, without links.
-    read: private paths that it may read.
-    """
-
-    private: list[str]
-    own: str
-    free: list[str]
-    shared: list[str]
-    read: list[str]
+    private: list[str]  # paths that it may neither read nor write, except those in the other fields
+    own: str  # its folder, without symbolic links, which readers of the folder would follow
+    free: list[str]  # folders in which links are allowed
+    shared: list[str]  # folders that all runs write, without links
+    read: list[str]  # private paths that it may read
 
     def variable(self) -> dict[str, str]:
         """Return the environment variable that describes the sandbox."""

@@ -57,42 +57,33 @@ STATES = (*OUTCOMES, *map(str, Status))
 
 @dataclass(frozen=True)
 class Spread:
-    """Statistics of a figure over runs.
+    """Statistics of a figure over runs."""
 
-    count: runs with a finite figure.  deviation: sample standard deviation, None for one run.
-    """
-
-    count: int
+    count: int  # runs with a finite figure
     mean: float
-    deviation: float | None
+    deviation: float | None  # sample standard deviation, None for one run
     lowest: float
     highest: float
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with the same value; None for runs without a value.
-
-    statuses: number of runs by status or outcome.  spreads: by requested name.
-    """
+    """Runs with the same value; None for runs without a value."""
 
     value: float | str | None
     runs: int
     newest: int
-    statuses: dict[str, int]
-    spreads: dict[str, Spread]
+    statuses: dict[str, int]  # number of runs by status or outcome
+    spreads: dict[str, Spread]  # by requested name
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """The first groups and their total number.
-
-    path: of a setting with only one path, that path; else the requested name.
-    """
+    """The first groups and their total number."""
 
     groups: list[RunGroup]
     total: int
-    path: str
+    path: str  # of a setting with only one path, that path; else the requested name
 
 
 class _place_of_comma(FunctionElement[int]):  # noqa: N801 - named like the SQL function that it is

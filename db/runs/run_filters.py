@@ -242,13 +242,10 @@ class Has:
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison of a named number or, if the text is not a number, of a setting.
-
-    sign: one of COMPARISONS. A text that is not a number is compared for equality.
-    """
+    """A comparison of a named number or, if the text is not a number, of a setting."""
 
     name: str
-    sign: str
+    sign: str  # one of COMPARISONS. A text that is not a number is compared for equality.
     value: float | None
     text: str
 
@@ -347,14 +344,12 @@ def _parts(name: str) -> tuple[str, list[str]]:
 
 @dataclass(frozen=True)
 class Order:
-    """Sort order of runs, with ties sorted by id and missing values last.
+    """Sort order of runs, with ties sorted by id and missing values last."""
 
-    keys: sort keys.  falls: descending.  joined: further tables that the keys need, each with its
-    join condition; runs and users are always there.
-    """
-
-    keys: tuple[ColumnElement[Any], ...]
-    falls: bool
+    keys: tuple[ColumnElement[Any], ...]  # sort keys
+    falls: bool  # descending
+    # Further tables that the keys need, each with its join condition; runs and users are always
+    # there.
     joined: tuple[tuple[Any, ColumnElement[bool]], ...] = ()
 
     @classmethod

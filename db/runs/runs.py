@@ -54,14 +54,10 @@ GONE = "Run {} was deleted for good."
 
 
 class Progress(NamedTuple):
-    """Progress of a run.
+    """Progress of a run."""
 
-    applied: own steps that changed the weights: not skipped, or retried in fp32.
-    seconds: duration without pauses; None before the start.
-    """
-
-    applied: int
-    seconds: float | None
+    applied: int  # own steps that changed the weights: not skipped, or retried in fp32
+    seconds: float | None  # duration without pauses; None before the start
 
 
 def submit(
@@ -276,15 +272,11 @@ NOT_ENDED = tuple(status for status in Status if status not in ENDED)
 
 
 class ListPage(NamedTuple):
-    """Runs of one page with their owners' names.
-
-    total: of all pages.  metrics: the first metric of each run that has one; those of evaluations
-    come first.
-    """
+    """Runs of one page with their owners' names."""
 
     rows: list[tuple[Run, str]]
-    total: int
-    metrics: list[str]
+    total: int  # of all pages
+    metrics: list[str]  # the first metric of each run that has one; those of evaluations come first
 
 
 def page_of_list(

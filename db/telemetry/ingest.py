@@ -94,7 +94,7 @@ def begin(
         session.add(run)
         session.flush()
         config_values.note(session, run)
-    _check_is_kept(run)
+    _check_not_deleted(run)
     run.last_report_at = moment
     if attempt > run.attempt:
         _start(session, run, attempt, host, versions)
@@ -162,7 +162,7 @@ def _note_environment(
     environments.record(session, run.id, run.attempt, known | unknown, texts)
 
 
-def _check_is_kept(run: Run) -> None:
+def _check_not_deleted(run: Run) -> None:
     """Check that a run is not in the trash. Raises Ended."""
     if run.deleted_at is not None:
         raise Ended(runs.IN_THE_TRASH.format(run.id) + " Until then it takes nothing more.")
@@ -190,7 +190,7 @@ def lock_attempt(
         raise NotOwner
     if attempt < run.attempt:
         raise StaleAttempt
-    _check_is_kept(run)
+    _check_not_deleted(run)
     if _is_stopped(run):
         raise Ended(_ended(run))
     run.last_report_at = session.scalars(select(now())).one()

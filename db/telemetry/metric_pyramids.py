@@ -73,11 +73,10 @@ class _Axis:
     """The step ranges of several names, concatenated on one axis.
 
     Bucket edges stay aligned, because each name takes a multiple of the largest size.
-    first, last: the relevant step range of each name.
     """
 
-    first: Ints
-    last: Ints
+    first: Ints  # first relevant step of each name
+    last: Ints  # last relevant step of each name
 
     @cached_property
     def starts(self) -> Ints:

@@ -67,8 +67,9 @@ LINES_PER_CHECK = 5_000  # lines between two checks for excess lines
 
 @dataclass
 class Flush:
-    """Rows of one transaction. steps: structured arrays with the fields STEP_COLUMNS."""
+    """Rows of one transaction."""
 
+    # Structured arrays with the fields STEP_COLUMNS.
     steps: list[np.ndarray[Any, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     log_lines: list[dict[str, Any]] = field(default_factory=list)

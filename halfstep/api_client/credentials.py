@@ -11,14 +11,11 @@ from urllib.parse import urlsplit
 
 
 class Credentials(NamedTuple):
-    """URL and token of a server. The URL has no trailing slash.
-
-    origin: source of the token, a file or a variable, for messages; "" for an argument.
-    """
+    """URL and token of a server. The URL has no trailing slash."""
 
     url: str
     token: str
-    origin: str = ""
+    origin: str = ""  # source of the token, a file or a variable, for messages; "" for an argument
 
 
 class Unreadable(ValueError):

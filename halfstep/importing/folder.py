@@ -41,10 +41,10 @@ MOST_COMPLAINTS = 5
 
 
 class Written(NamedTuple):
-    """Result of an import. folder: of the run.  is_new: False if it was already imported."""
+    """Result of an import."""
 
-    folder: Path
-    is_new: bool
+    folder: Path  # of the run
+    is_new: bool  # False if it was already imported
     steps: int
     numbers: int
     media: int

@@ -268,10 +268,10 @@ def crash_of(path: Path) -> tuple[int, str] | None:
 
 
 class _Exit(NamedTuple):
-    """Effect of a SystemExit on the process. text: a traceback, a message, or None."""
+    """Effect of a SystemExit on the process."""
 
     exit_code: int
-    text: str | None
+    text: str | None  # a traceback, a message, or None
 
 
 class _Probe:

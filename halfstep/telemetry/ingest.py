@@ -34,22 +34,19 @@ class SpoolOffset(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """State of an attempt on the server.
-
-    place: end of the recorded part of its spool.  page: path of the run's page, without the host.
-    """
+    """State of an attempt on the server."""
 
     run: int
     attempt: int
-    place: SpoolOffset
-    page: str
+    place: SpoolOffset  # end of the recorded part of its spool
+    page: str  # path of the run's page, without the host
 
 
 class FileOffset(NamedTuple):
-    """Offset of the next byte of a file. is_stored: it is complete and its checksum matches."""
+    """Offset of the next byte of a file."""
 
     offset: int
-    is_stored: bool
+    is_stored: bool  # it is complete and its checksum matches
 
 
 Query: TypeAlias = Mapping[str, str | int]

@@ -107,7 +107,9 @@ def test_weights_are_uploaded_into_the_form(
     page.get_by_role("button", name="Start run").click()
     expect(box.locator("[data-message]")).to_contain_text("still on its way")
     box.get_by_role("button", name="Stop").click()
-    expect(box.locator("[data-message]")).to_have_text("net.pt was stopped; nothing of it was kept.")
+    expect(box.locator("[data-message]")).to_have_text(
+        "net.pt was stopped; nothing of it was kept."
+    )
     box.locator("[data-file]").set_input_files(tmp_path / "net.zip")
     expect(box.locator("[data-message]")).to_contain_text("allowed: .safetensors or .pt")
     page.unroute("**/api/v1/uploads/*")

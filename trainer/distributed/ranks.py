@@ -45,11 +45,11 @@ POLL_SECONDS = 0.05  # between two polls for the rendezvous file
 
 @dataclass(frozen=True)
 class Request:
-    """A one-time request. value: the new scale, or the step to replay."""
+    """A one-time request."""
 
     id: int
     kind: Kind
-    value: float = 0.0
+    value: float = 0.0  # the new scale, or the step to replay
 
 
 @dataclass(frozen=True)

@@ -34,33 +34,26 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Attempt:
-    """Claimed attempt of a run on one node.
-
-    node: number of this machine's node within the run.  recipe: path or name of the recipe that
-    the training loads.  recipe_file: path of its source, if known.  started_at: the run's first
-    start, by halfstep.clock.  remark: adds a line to the run's log.  keep_up: renews the lease
-    during a long operation.  check_wanted: renews it too, and raises if the attempt should no
-    longer begin.  user: its exclusive user, if any.  group: its cgroup, if any.  log: everything
-    that it prints.
-    """
+    """Claimed attempt of a run on one node."""
 
     settings: Settings
     store: ObjectStore
     files: AttemptFiles
     run: Run
     devices: list[int]
-    node: int
+    node: int  # number of this machine's node within the run
     is_cuda: bool
-    recipe: str
-    recipe_file: Path | None
-    started_at: float
+    recipe: str  # path or name of the recipe that the training loads
+    recipe_file: Path | None  # path of its source, if known
+    started_at: float  # the run's first start, by halfstep.clock
     seconds_before: float
-    remark: Callable[[str], None]
-    keep_up: Callable[[], None]
+    remark: Callable[[str], None]  # adds a line to the run's log
+    keep_up: Callable[[], None]  # renews the lease during a long operation
+    # Renews it too, and raises if the attempt should no longer begin.
     check_wanted: Callable[[], None]
-    user: RunUser | None = None
-    group: RunGroup | None = None
-    log: LogFile | None = None
+    user: RunUser | None = None  # its exclusive user, if any
+    group: RunGroup | None = None  # its cgroup, if any
+    log: LogFile | None = None  # everything that it prints
 
     def temporary(self) -> dict[str, str]:
         """Create the run's temporary folder and return the variables that name it.
@@ -123,9 +116,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of an attempt. status: None if it was killed and may be retried."""
+    """Outcome of an attempt."""
 
-    status: Status | None
+    status: Status | None  # None if it was killed and may be retried
     reason: str | None = None
     error: str | None = None
     failure_kind: str | None = None

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. is_fine: no action is needed."""
+    """One line of the report."""
 
     what: str
     text: str
-    is_fine: bool = True
+    is_fine: bool = True  # no action is needed
 
     def __str__(self) -> str:
         return f"{'ok ' if self.is_fine else 'NO '} {self.what}: {self.text}"

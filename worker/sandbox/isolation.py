@@ -23,18 +23,13 @@ CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18  # l
 
 @dataclass(frozen=True)
 class Isolation:
-    """Isolation of a run's process.
+    """Isolation of a run's process."""
 
-    user: user id to switch to; None: no change.  temporary: a folder mounted at each of `places`.
-    processes: limit of its user, including threads; 0: none.  group: folder of the cgroup to join,
-    or "".
-    """
-
-    user: int | None = None
-    temporary: str = ""
+    user: int | None = None  # user id to switch to; None: no change
+    temporary: str = ""  # a folder mounted at each of `places`
     places: tuple[str, ...] = ()
-    processes: int = 0
-    group: str = ""
+    processes: int = 0  # limit of its user, including threads; 0: none
+    group: str = ""  # folder of the cgroup to join, or ""
 
     def variable(self) -> dict[str, str]:
         """Return the environment variable that describes the isolation."""
