@@ -466,7 +466,7 @@ class Client(AlertCalls, SavedCalls):
         body = {"action": action, "runs": list(run_ids), "tag": tag, "project": project}
         return self._post("/api/v1/runs/bulk", body)
 
-    def bin(self) -> list[dict[str, Any]]:
+    def trash(self) -> list[dict[str, Any]]:
         """Return the deleted runs that can be restored, newest first."""
         return list(self._pages("/api/v1/trash", "runs"))
 

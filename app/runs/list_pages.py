@@ -107,7 +107,7 @@ def list_runs(
     saved, queue = views.listed(session, principal.user), Queue.read(session)
     counted = view_tabs.counted(principal.user, saved)
     numbers = [*list_facts.numbers(), runs.counted(_unended(parsed.terms)), *counted.values()]
-    newest, moment, binned, counts = trash.newest_and_contents(session, numbers)
+    newest, moment, in_trash, counts = trash.newest_and_contents(session, numbers)
     facts, active = list_facts.from_counts(counts[:3], queue), counts[3]
     group_rows, listed = Grouped([], 0, ""), Listed()
     if is_grouped and not parsed.mistakes:
@@ -192,7 +192,7 @@ def list_runs(
         ended=ended,
         deleted=trash.restorable(session, deleted),
         days=settings.trash_days,
-        bin=binned,
+        trash_contents=in_trash,
         disk=disk(settings),
     )
 

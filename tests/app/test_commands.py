@@ -300,7 +300,7 @@ def test_what_operators_read_is_json_too(
 
     run, summed = told("storage", "runs")
     assert (run["run"], run["owner"], run["stored_bytes"]) == (running.id, "ada", 0)
-    assert (summed["runs"], summed["bin"]) == (1, {"runs": 0, "stored_bytes": 0})
+    assert (summed["runs"], summed["trash"]) == (1, {"runs": 0, "stored_bytes": 0})
     assert summed["disk"]["total_bytes"] >= summed["disk"]["free_bytes"]
     assert told("storage", "check") == [{"mismatches": 0}]
     pruned = told("storage", "prune", "--logs", "1", "--dry-run")

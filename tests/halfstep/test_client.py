@@ -602,7 +602,7 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
     answer = client.delete(first, second)
     assert answer["done"] == [first]
     assert [each["id"] for each in answer["refused"]] == [second]
-    assert [run["id"] for run in client.bin()] == [first]
+    assert [run["id"] for run in client.trash()] == [first]
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     restored = halfstep("run", "restore", str(first), **known)
     assert (restored.returncode, restored.stdout) == (0, f"run {first} is restored\n")

@@ -56,7 +56,7 @@ def test_help_lists_every_command_with_its_first_line() -> None:
     for words in ((), ("--help",)):
         text = help_of(*words)
         assert "up Start server and worker on this machine" in text
-        assert "worker Start a worker alone" in text
+        assert "worker Start a worker: it offers" in text
         assert "recipe Check, train and register recipes of your own." in text
         assert "top Show all running runs" in text
 
