@@ -367,7 +367,7 @@ class Scaler(Group):
         ge=1,
         le=1000,
         title="Hysteresis",
-        description="Skips until the scale backs off; counted anew when it grows. 1: at once.",
+        description="Skips until the scale backs off; counted again when it grows. 1: at once.",
     )
     tolerance: float = Field(
         0.0,

@@ -17,7 +17,7 @@ MOST_RUNS = 200
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Failure:
     """A run for which the action failed, with the reason."""
 
     id: int
@@ -54,7 +54,7 @@ def act(
     *,
     tag: str = "",
     project: str = "",
-) -> tuple[list[int], list[Refusal]]:
+) -> tuple[list[int], list[Failure]]:
     """Apply an action to runs; return those that succeeded, and those that failed.
 
     tag: to add or to remove.  project: the destination.  Raises NotFound or Forbidden for the
@@ -84,5 +84,5 @@ def act(
             NotFound,
             Invalid,
         ) as error:  # raised before anything is written
-            refused.append(Refusal(run_id, str(error)))
+            refused.append(Failure(run_id, str(error)))
     return done, refused

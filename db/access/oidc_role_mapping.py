@@ -12,7 +12,7 @@ from db.errors import Conflict
 from db.tables import User
 
 #: A group with all users.
-EVERYBODY = "*"
+ANY_GROUP = "*"
 ADMIN = "admin"
 
 

@@ -88,7 +88,7 @@ def read() -> Credentials | None:
     except OSError as error:
         raise Unreadable(f"{place()} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"{place()} is damaged; `halfstep login` writes it anew") from error
+        raise Unreadable(f"{place()} is damaged; `halfstep login` writes it again") from error
 
 
 def place() -> Path:

@@ -28,7 +28,7 @@ MOST_LISTED = 1000
 #: Time after which Kubernetes deletes a finished job.
 RETENTION_SECONDS = 24 * 3600
 #: Status codes of `place` that concern the request, not the cluster.
-REFUSALS = {400, 403, 404, 409, 422}
+REJECTIONS = {400, 403, 404, 409, 422}
 CONTAINER = "worker"
 INSTALLATION, QUEUE = "halfstep/installation", "kueue.x-k8s.io/queue-name"
 #: Container states that need no message.
@@ -64,7 +64,7 @@ class Kubernetes:
                     self._namespace, self.manifest(pilots), _request_timeout=REQUEST_SECONDS
                 )
             except client.ApiException as error:
-                if error.status not in REFUSALS:
+                if error.status not in REJECTIONS:
                     raise
                 raise PlacementRejected(said(error)) from error
 

@@ -5,7 +5,7 @@ import { toast } from 'page'
 import { still } from 'dom_updates'
 
 const FOLLOW_MS = 2000
-/** Tries, after which whoever polls may reload the page. */
+/** Polls after which the user may reload the page. */
 const MAX_POLLS = 30
 
 const form = document.querySelector('[data-rule-form]')

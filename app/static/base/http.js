@@ -25,14 +25,14 @@ export const silence = (receivedAt, now) => {
   return `the server has not answered for ${long}; numbers are of ${new Date(receivedAt).toLocaleTimeString('en-GB', TO_THE_SECOND)}`
 }
 
-class Refusal extends Error {}
+class FinalError extends Error {}
 /** Asking again leads nowhere: the server has understood, and will not. @param {number} status */
 const isFinal = (status) => status >= 400 && status < 500 && status !== 408 && status !== 429
 
 /** @param {string} url @returns {Promise<Response>} */
 export const fetched = async (url) => {
   const answer = await fetch(url)
-  if (isFinal(answer.status)) throw new Refusal(`${url}: ${answer.status}`)
+  if (isFinal(answer.status)) throw new FinalError(`${url}: ${answer.status}`)
   if (!answer.ok) throw new Error(`${url}: ${answer.status}`)
   return answer
 }
@@ -44,7 +44,7 @@ export const insisted = async (url) => {
     try {
       return await fetched(url)
     } catch (error) {
-      if (error instanceof Refusal) throw error
+      if (error instanceof FinalError) throw error
       await pause(waits.next())
     }
   }

@@ -49,7 +49,7 @@ export class Legend {
     }
   }
 
-  /** Mark the run that somebody points at. @param {string} [id] */
+  /** Highlight the run at the pointer. @param {string} [id] */
   point(id) {
     for (const box of this.boxes) box.closest('li').classList.toggle('pointed', box.value === id)
   }

@@ -1,4 +1,4 @@
-// The charts of a run: their numbers, fetched when somebody looks at them, and the bar above.
+// Charts of a run: numbers, fetched when visible, and the bar above.
 import { fetched, insisted, pause } from 'http'
 import { arrangementOf, createPanelMenu, metricsShown } from 'chart_menu'
 import { count } from 'formats'
@@ -6,7 +6,7 @@ import { createPanels } from 'panels'
 import { Points } from 'points'
 import { createStarting } from 'empty_state'
 
-/** An overview that live steps made so long is fetched anew. */
+/** Points of an overview above which it is fetched again. */
 const POINTS_KEPT = 10000
 
 /**

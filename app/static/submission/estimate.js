@@ -1,4 +1,4 @@
-// What a run is likely to cost, beside the button that starts it: asked anew as the form changes.
+// Estimated cost of a run next to the submit button, requested again as the form changes.
 
 import { root } from 'root'
 
@@ -23,7 +23,7 @@ export const question = (typed) => {
   const number = (name) => Number(typed.get(name) || 0)
   const query = new URLSearchParams()
   for (const [name, input] of Object.entries(ASKED)) if (typed.get(input)) query.set(name, String(typed.get(input)))
-  // Of so many epochs nobody knows the steps before the data is read.
+  // The steps of epochs are unknown before the data are read.
   if (!typed.get('training.epochs')) query.set('steps', String(Math.max(number('training.steps') - number('parent_step'), 0)))
   if (number('checkpoints.every_steps') && !typed.get('checkpoints.keep_last')) query.set('every_steps', String(number('checkpoints.every_steps')))
   for (const [name, value] of typed.entries()) if (name.startsWith('recipe.') && String(value).length < LONGEST) query.append('size', `${name}=${value}`)

@@ -221,7 +221,7 @@ def test_an_attempt_that_resumes_nothing_says_that_it_begins_anew(attempts: Atte
         began = select(RunStatus.reason).where(RunStatus.status == Status.RUNNING)
         assert list(session.scalars(began.order_by(RunStatus.id))) == [
             None,
-            "begins anew at step 1",
+            "restarts at step 1",
         ]
 
 
