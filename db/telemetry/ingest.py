@@ -252,9 +252,9 @@ def record(
         remarks.append(f"events of more than {limit} before the first step were dropped")
     for item in items:
         if isinstance(item, dict) and item["event"] == "resumed":
-            recording.remark(in_words(item))
+            recording.append_log(in_words(item))
     for text in remarks:
-        recording.remark(text)
+        recording.append_log(text)
     if recording:
         not_here = [[""] * len(event["files"]) for event in recording.checkpoints]
         recording.write(session, not_here, [""] * len(recording.artifacts))

@@ -89,7 +89,7 @@ class Recording:
         self._last_line = telemetry.number_line(numbered, self._last_line)
         self.pending.log_lines.append(numbered)
 
-    def remark(self, text: str) -> None:
+    def append_log(self, text: str) -> None:
         """Add a line in the stream "halfstep" to the run's log."""
         self.log({"time": time.time(), "stream": "halfstep", "text": text})
 

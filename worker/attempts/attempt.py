@@ -47,10 +47,10 @@ class Attempt:
     recipe_file: Path | None  # path of its source, if known
     started_at: float  # the run's first start, by halfstep.clock
     seconds_before: float
-    remark: Callable[[str], None]  # adds a line to the run's log
-    keep_up: Callable[[], None]  # renews the lease during a long operation
+    append_log: Callable[[str], None]  # adds a line to the run's log
+    renew_lease: Callable[[], None]  # renews the lease during a long operation
     # Renews it too, and raises if the attempt should no longer begin.
-    check_wanted: Callable[[], None]
+    check_not_stopped: Callable[[], None]
     user: RunUser | None = None  # its exclusive user, if any
     group: RunGroup | None = None  # its cgroup, if any
     log: LogFile | None = None  # everything that it prints

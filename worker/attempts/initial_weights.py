@@ -79,7 +79,7 @@ def allowed(path: str, settings: Settings) -> Path:
 def _fetch(attempt: Attempt, key: str, sha256: str, source: str) -> str:
     path = attempt.settings.data / key
     try:
-        wait_for(partial(get_file, attempt.store, key, path, sha256=sha256), attempt.keep_up)
+        wait_for(partial(get_file, attempt.store, key, path, sha256=sha256), attempt.renew_lease)
     except (FileNotFoundError, ValueError) as error:
         text = f"{source} that it was to start from are missing or damaged: {error}"
         raise CannotStart(text, "settings") from error

@@ -64,7 +64,7 @@ class LogFile:
                     str(error),
                 )
 
-    def remark(self, text: str) -> None:
+    def append_log(self, text: str) -> None:
         """Add a line from Halfstep; no file is created if nothing is ever printed."""
         line = f"{text}\n".encode(errors="replace")
         if self._file:
@@ -129,7 +129,7 @@ class LogFile:
 
 
 def published(
-    log: LogFile, folder: Path, remark: Callable[[str], None], meanwhile: Callable[[], None]
+    log: LogFile, folder: Path, append_log: Callable[[str], None], meanwhile: Callable[[], None]
 ) -> Iterator[dict[str, Any]]:
     """Compress complete parts and yield their artifact events.
 
@@ -141,7 +141,7 @@ def published(
             event = wait_for(partial(compress, part, folder), meanwhile)
         except OSError as error:
             log.take(part)
-            remark(f"the log stays in {part}, which cannot be downloaded: {error}")
+            append_log(f"the log stays in {part}, which cannot be downloaded: {error}")
             continue
         log.take(part)
         yield event

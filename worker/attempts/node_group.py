@@ -98,7 +98,7 @@ class NodeLog:
         self.problem: str | None = None  # always None: lines can always be recorded
         self.lost_bytes = 0  # always 0: there is no spool to damage
 
-    def remark(self, text: str) -> None:
+    def append_log(self, text: str) -> None:
         """Add a line from Halfstep to the run's log."""
         self._take([{"time": time.time(), "stream": "halfstep", "text": text}])
 
@@ -131,7 +131,7 @@ class NodeLog:
         Raises StaleAttempt.
         """
         has_parts = False
-        for event in published(self.log, self._folder, self.remark, meanwhile):
+        for event in published(self.log, self._folder, self.append_log, meanwhile):
             has_parts = True
             path = self._folder / event["path"]
             key = path.relative_to(self._settings.data).as_posix()

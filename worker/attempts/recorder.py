@@ -105,10 +105,10 @@ class Recorder:
         """
         self._monitor, self._started_at, self._policy = monitor, started_at, policy
 
-    def remark(self, text: str) -> None:
+    def append_log(self, text: str) -> None:
         """Add a line from Halfstep to the run's log."""
-        self._recording.remark(text)
-        self.log.remark(text)
+        self._recording.append_log(text)
+        self.log.append_log(text)
 
     def flush(
         self,
@@ -165,7 +165,7 @@ class Recorder:
             for line in take_lines():
                 recording.log(line)
             self._collect()
-            parts = published(self.log, self._folder, recording.remark, meanwhile)
+            parts = published(self.log, self._folder, recording.append_log, meanwhile)
             recording.artifacts += parts
             self._has_sent_off = False
         if not self._has_sent_off:
@@ -274,7 +274,7 @@ class Recorder:
         kind = item["event"] if isinstance(item, dict) else "steps"
         # Not for events that a dead supervisor may have reported.
         if kind == "resumed" and self._monitor:
-            self.remark(in_words(item))
+            self.append_log(in_words(item))
         # Read a second time, after a crash, a checkpoint may have been retired by now.
         has_files = kind in ("artifact", "checkpoint")
         return all(self._is_ours(file) for file in (files_of(item) if has_files else []))
@@ -292,7 +292,7 @@ class Recorder:
     def _report_damage(self, damaged: Unrecordable) -> None:
         """Log spool damage in the run's log; the training itself may be healthy."""
         self.lost_bytes += damaged.damaged_bytes
-        self.remark(f"{damaged.problem}: what they held is lost")
+        self.append_log(f"{damaged.problem}: what they held is lost")
 
     def _quarantine_frame(self, item: Unrecordable) -> None:
         """Save an unrecordable frame unchanged, and continue with the next one."""
@@ -308,7 +308,7 @@ class Recorder:
         """Mark the run to end for unrecordable output; only the first fault is reported."""
         if self.problem is None:
             self.problem = f"its output cannot be recorded: {problem}"
-            self.remark(self.problem)
+            self.append_log(self.problem)
 
     def _quarantine_spool(self, error: Exception) -> str:
         """Move the spool away, as it would fail again; return a message about it."""

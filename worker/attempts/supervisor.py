@@ -85,7 +85,7 @@ class Supervisor:
         self.group: RunGroup | None = None
         self.trouble: str | None = None  # failure of another node that made this one end
         self.lease = {"ask": 0.0, "kill": 0.0}
-        self.wanted = "run"  # state requested by users at the last lease renewal
+        self.desired_state = "run"  # state requested by users at the last lease renewal
         self.has_lost_lease = False  # when the training ended
         self.is_recorded = False  # everything in the spool
         self.preempted = threading.Event()
@@ -150,13 +150,13 @@ class Supervisor:
                 if not may_pass(error):
                     raise
                 logger.warning("waiting: %s", error)
-                if self.preempted.is_set() or self.wanted != "run":
+                if self.preempted.is_set() or self.desired_state != "run":
                     raise StopRequested(f"stopped before it could start: {error}") from error
             time.sleep(OUTAGE_SECONDS)
 
     def _recover(self) -> None:
         """Record what an earlier attempt left unrecorded in the spool."""
-        while not self.recorder.flush(meanwhile=self._keep_up):
+        while not self.recorder.flush(meanwhile=self._renew_lease):
             self._renew()
         if self.recorder.problem:
             raise CannotRecord(self.recorder.problem)
@@ -182,9 +182,9 @@ class Supervisor:
                 recipe_file=workers.recipe_file(worker, run.recipe),
                 started_at=started_at,
                 seconds_before=queue.seconds_in_training(session, self.run_id),
-                remark=self.recorder.remark,
-                keep_up=self._keep_up,
-                check_wanted=self._check_wanted,
+                append_log=self.recorder.append_log,
+                renew_lease=self._renew_lease,
+                check_not_stopped=self._check_not_stopped,
                 user=self.user,
                 group=self.group,
                 log=self.recorder.log,
@@ -215,7 +215,7 @@ class Supervisor:
         Raises StaleAttempt.
         """
         describing = partial(environment.described, self.work.started(), worker, devices)
-        described = wait_for(describing, self._keep_up)
+        described = wait_for(describing, self._renew_lease)
         if described is None:
             return
         content, texts = described
@@ -243,7 +243,7 @@ class Supervisor:
                     self._acknowledge(self._renew(), child)
                     renewal_due = clock() + RENEWAL_SECONDS
                 is_drained = self.recorder.flush(
-                    child.take_lines, meanwhile=partial(self._keep_up, child)
+                    child.take_lines, meanwhile=partial(self._renew_lease, child)
                 )
                 if code is not None and is_drained and not self.recorder.finish():
                     self.is_recorded = True
@@ -268,20 +268,20 @@ class Supervisor:
         lease = self.settings.lease_seconds
         with self.database.writing() as session:
             requested = queue.renew(session, self.run_id, self.attempt, lease, self.node)
-        self.wanted = requested.desired_state
+        self.desired_state = requested.desired_state
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
         write_file(self.files.lease, self.lease)
         if self.node_group:
             self.trouble = self.trouble or self.node_group.poll(self.database)
         return requested
 
-    def _check_wanted(self) -> None:
+    def _check_not_stopped(self) -> None:
         """Renew the lease during preparation. Raises StaleAttempt, StopRequested."""
-        self._keep_up()
-        if self.preempted.is_set() or self.wanted != "run":
+        self._renew_lease()
+        if self.preempted.is_set() or self.desired_state != "run":
             raise StopRequested("stopped before it could start")
 
-    def _keep_up(self, child: Child | None = None) -> None:
+    def _renew_lease(self, child: Child | None = None) -> None:
         """Renew the lease if the database responds, and apply user requests.
 
         Raises StaleAttempt.

@@ -168,9 +168,9 @@ class Training:
             for row in (*self._shards[state.id], state):
                 path = attempt.settings.data / row.key
                 fetch = partial(get_file, attempt.store, row.key, path, sha256=row.sha256)
-                wait_for(fetch, attempt.keep_up)
+                wait_for(fetch, attempt.renew_lease)
         except (FileNotFoundError, ValueError) as error:
-            attempt.remark(f"{error}; trying the checkpoint before it")
+            attempt.append_log(f"{error}; trying the checkpoint before it")
             return None
         return str(path)
 

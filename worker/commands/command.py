@@ -57,8 +57,8 @@ class Command:
         argv = self._started(words)
         if attempt.files.attempt > 1:
             text = "The command starts again; resuming is up to its script."
-            attempt.remark(f"Attempt {attempt.files.attempt}. {text}")
-        attempt.remark(f"$ {spec['line']}" if words == argv else f"$ {' '.join(words)}")
+            attempt.append_log(f"Attempt {attempt.files.attempt}. {text}")
+        attempt.append_log(f"$ {spec['line']}" if words == argv else f"$ {' '.join(words)}")
         self._places = (str(folder), spec["venv"])
         job = {"argv": argv, "folder": str(folder), "started_at": attempt.started_at}
         write_file(attempt.files.job, job)
@@ -188,13 +188,13 @@ class Command:
                 spec["commit"],
                 folder,
                 self._environment,
-                attempt.check_wanted,
+                attempt.check_not_stopped,
                 user=attempt.user.number if attempt.user else None,
                 sandbox=lambda folder: attempt.sandbox_variable(free=[folder]),
             )
         except CannotCheckOut as error:
             raise CannotStart(str(error), failure_kind="settings") from error
-        attempt.remark(f"In a checkout of {spec['git']} at {commit}")
+        attempt.append_log(f"In a checkout of {spec['git']} at {commit}")
 
     def _started(self, words: list[str]) -> list[str]:
         """Return the arguments to execute: the program's path, with torchrun on several devices."""

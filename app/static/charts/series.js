@@ -17,7 +17,7 @@ const POINTS_KEPT = 10000
 export const createSeries = (section, api, { name, recipe, skipped, view, onView }) => {
   // Steps that were retried in fp32 are both skipped and applied: such a run has no axis of the latter.
   if (!section.querySelector(`[data-view=x][value="${CSS.escape(view.x)}"]`)) Object.assign(view, { x: 'step', range: null })
-  /** Undefined until they were asked for. @type {Points} */
+  /** Undefined until they were requested. @type {Points} */
   let points
   let newest = 0 // step that is known
   let isAsked = false

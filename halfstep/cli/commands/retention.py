@@ -76,9 +76,7 @@ def add(
     """Set a rule, after a preview; replaces the previous one."""
     _check_scope(project, everything=everything)
     if not yes and (as_json or not sys.stdin.isatty()):
-        raise typer.BadParameter(
-            "there is no terminal to confirm on; allowed: with --yes"
-        )
+        raise typer.BadParameter("there is no terminal to confirm on; allowed: with --yes")
     with connect() as client:
         if not yes:
             _print_preview(client, project, checkpoints, logs, as_json=False)

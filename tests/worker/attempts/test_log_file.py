@@ -140,7 +140,7 @@ def test_a_part_is_complete_past_a_bound(tmp_path: Path, monkeypatch: pytest.Mon
     """Parts follow each other, those of another process are found, compressed ones stay whole."""
     monkeypatch.setattr(log_file, "PART_BYTES", 10)
     log = LogFile(tmp_path, 1)
-    log.remark("$ it")
+    log.append_log("$ it")
     assert not (tmp_path / "log").exists()  # nothing was printed
     for number in range(5):
         log.write(f"line {number}\n".encode())
