@@ -163,7 +163,7 @@ def test_text_that_is_no_unicode_is_refused_by_its_field(client: Client, text: s
 
 
 def test_a_token_that_is_refused_is_named_with_where_it_stands(address: str) -> None:
-    """The variable, or the file of `halfstep login`; the token is not told."""
+    """The variable, or the file of `halfstep login`; the token is not shown."""
     typed = halfstep("run", "list", HALFSTEP_URL=address, HALFSTEP_TOKEN="hs_bad")
     assert typed.returncode == 1
     assert typed.stderr.startswith("halfstep: The token is unknown or has expired.")
@@ -214,7 +214,7 @@ def test_runs_are_laid_side_by_side(
 def test_a_command_is_submitted_by_client_and_by_hand(
     client: Client, address: str, token: str
 ) -> None:
-    """Its values are typed as JSON; what is wrong is named by its field."""
+    """Values are typed as JSON; an invalid one is named by its field."""
     rules = {"lr": {"type": "number", "maximum": 1}}
     given = {"folder": "/home/ada", "variables": {"A": "b"}, "schema": rules, "tags": ["t"]}
     run = client.submit_command("python train.py {lr} {name}", {"lr": 0.1, "name": "x"}, **given)
@@ -240,7 +240,7 @@ def test_a_command_is_submitted_by_client_and_by_hand(
 
 
 def test_a_command_is_swept_by_client_and_command(client: Client, address: str, token: str) -> None:
-    """What is tried of some placeholders, and a value for each of the others."""
+    """A search space for some placeholders, and a value for each of the others."""
     rules = {"lr": {"type": "number", "maximum": 1}}
     begun = client.sweep_command(
         *("python train.py {lr} {name}", {"lr": [0.1, 0.2]}, {"name": "x"}),
@@ -264,7 +264,7 @@ def test_a_command_is_swept_by_client_and_command(client: Client, address: str, 
 
 
 def test_a_wrong_field_is_named(client: Client) -> None:
-    """Field, value and what is allowed, in the message and apart."""
+    """Field, value and allowed values, in the message and separately."""
     with pytest.raises(ApiError, match=r"training\.batch_size: .*1437") as refused:
         client.submit("digits", {"training": {"batch_size": 5000}})
     assert refused.value.status == 422
@@ -286,7 +286,7 @@ def test_a_download_is_the_file(client: Client, saved: Path, tmp_path: Path) -> 
 def test_a_state_in_shards_is_not_downloaded_by_halves(
     client: Client, database: Database, saved: Path, tmp_path: Path
 ) -> None:
-    """It is said what can be had instead."""
+    """The message names the available files."""
     with database.writing() as session:
         row = CheckpointFile(
             run_id=1, attempt=1, step=400, kind="shard.0", key="a", reason="interval"
@@ -301,7 +301,7 @@ def test_a_state_in_shards_is_not_downloaded_by_halves(
 def test_a_download_that_broke_off_goes_on(
     client: Client, saved: Path, tmp_path: Path, had: int
 ) -> None:
-    """What has come is not fetched again, and the whole is compared."""
+    """Received bytes are not fetched again, and the whole file is verified."""
     sha256 = hashlib.sha256(BODY).hexdigest()
     (tmp_path / f".{sha256}.partial").write_bytes(BODY[:had])
     saved.write_bytes(b"\0" * had + BODY[had:])  # of the same size: what is fetched anew is wrong
@@ -313,7 +313,7 @@ def test_a_download_that_broke_off_goes_on(
 def test_of_the_files_of_a_run_the_only_one_is_downloaded(
     client: Client, database: Database, saved: Path, tmp_path: Path
 ) -> None:
-    """Of whatever kind; of several it is said how to ask for each."""
+    """Of any kind; with several the message lists the options for each."""
     with database.writing() as session:
         session.scalars(select(CheckpointFile)).one().kind = "weights.wb-pt"
     assert client.download(1, tmp_path).read_bytes() == BODY
@@ -322,7 +322,7 @@ def test_of_the_files_of_a_run_the_only_one_is_downloaded(
 
 
 def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: Path) -> None:
-    """Its name and both sums are told, and no file is left."""
+    """Its name and both checksums are in the message, and no file is left."""
     saved.write_bytes(b"x" + BODY[1:])
     with pytest.raises(ApiError, match=r"digits-fp16-run1-step400\.pt is damaged"):
         client.download(1, tmp_path / "new")
@@ -330,7 +330,7 @@ def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: P
 
 
 def test_login_tries_the_token_once(address: str, token: str) -> None:
-    """One that nobody knows is not kept, nor one for what is no Halfstep."""
+    """An unknown one is not stored, nor one for another kind of server."""
     command = [sys.executable, "-m", "halfstep.cli.main", "login"]
 
     def login(url: str, typed: str) -> subprocess.CompletedProcess[str]:
@@ -376,7 +376,7 @@ def test_a_server_that_is_away_is_a_sentence() -> None:
 def test_who_waits_goes_on_after_a_restart_of_the_server(
     settings: Settings, database: Database, running: Run, token: str
 ) -> None:
-    """It is said once that the server is away; a run that is not there is no matter of patience."""
+    """The outage is reported once; a missing run is not retried."""
     said: list[str] = []
     with serving(settings, database) as (_server, address), Client(address, token) as client:
         followed = client.follow(running.id, on_outage=said.append)
@@ -596,7 +596,7 @@ def test_a_full_disk_below_stdout_is_named(
 
 
 def test_runs_are_deleted_and_restored(client: Client, address: str, token: str) -> None:
-    """From Python and by what is typed; one that has not ended is named, and is refused."""
+    """By client and command; an active one is named and rejected."""
     first, second = (client.submit("digits", {})["id"] for _ in range(2))
     client.cancel(first)
     answer = client.delete(first, second)
@@ -632,7 +632,7 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
 def test_sweeps_by_the_client_and_the_command(
     client: Client, address: str, token: str, database: Database
 ) -> None:
-    """Begun, listed, shown with what each run tried, extended, paused, resumed and cancelled."""
+    """Begun, listed, shown with the values of each trial, extended, paused, resumed and cancelled."""
     space = {"training.batch_size": [16, 32]}
     begun = client.begin_sweep("digits", space, {"training": {"steps": 5}}, goal="minimise")
     assert (begun["status"], begun["runs_total"], begun["open"]) == ("running", 2, 1)
@@ -698,7 +698,7 @@ def test_alerts_are_typed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Added, listed with the channels, tested and removed; --json is what the API says."""
+    """Added, listed with the channels, tested and removed; --json is the API's response."""
     settings.data.mkdir()
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
@@ -738,7 +738,7 @@ def test_views_are_saved_from_a_script(client: Client) -> None:
 def test_presets_are_saved_and_submitted_from_a_script(
     client: Client, address: str, token: str, database: Database
 ) -> None:
-    """By the client and by what is typed; of two of one name the project says which."""
+    """By client and command; the project distinguishes two of the same name."""
     settings = {"training": {"steps": 7}}
     kept = client.save_preset("quick", "digits", settings, tags=["a", "b"], priority=3)
     assert (kept["config"], kept["tags"], kept["priority"]) == (settings, ["a", "b"], 3)
@@ -775,7 +775,7 @@ def test_presets_are_saved_and_submitted_from_a_script(
 
 
 def test_notes_are_written_from_a_script(client: Client, address: str, token: str) -> None:
-    """On runs in whatever order, and on a project; what somebody else wrote meanwhile stays."""
+    """On runs in any order, and on a project; another user's concurrent text stays."""
     runs = [client.submit("digits")["id"] for _ in range(2)]
     assert client.note(*runs) == ""
     assert client.write_note("# Why", *runs) == "# Why"
@@ -802,7 +802,7 @@ def test_notes_are_written_from_a_script(client: Client, address: str, token: st
 def test_rules_of_retention_from_a_script(
     client: Client, address: str, token: str, database: Database, running: Run, saved: Path
 ) -> None:
-    """Previewed, set, listed and ended; nothing is set that nobody has agreed to."""
+    """Previewed, set, listed and ended; nothing is set without confirmation."""
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
         session.get_one(Run, running.id).ended_at = 1.0

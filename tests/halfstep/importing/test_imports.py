@@ -42,7 +42,7 @@ Import = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Import:
-    """Type `halfstep import`; return what it says of each run. code: its exit code."""
+    """Run `halfstep import`; return its message on each run. code: its exit code."""
 
     def type_it(source: str, path: Path, *words: str, code: int = 0) -> list[dict[str, Any]]:
         folder = str(tmp_path / "halfstep")
@@ -86,7 +86,7 @@ def test_a_wandb_run(imported: Import) -> None:
 def test_a_damaged_wandb_log_ends_its_run_alone(
     imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What comes before the damage is kept; the other run is whole."""
+    """Data before the damage are imported; the other run is complete."""
     [log] = (RECORDED / "wandb").rglob("*.wandb")
     both = tmp_path / "wandb"
     for name in ("a", "b"):
@@ -119,7 +119,7 @@ def mlflow(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_mlflows_runs(imported: Import, mlflow: Path) -> None:
-    """Database and folder tell the same; what was deleted there stays away."""
+    """Database and folder lead to the same; runs deleted there are not imported."""
     told = {Path(each["folder"]).name: each for each in imported("mlflow", mlflow)}
     assert told.keys() == {"first", "bad", "killed"}
     folder = Path(told["first"]["folder"])
@@ -173,7 +173,7 @@ def event_file(folder: Path, *events: Event) -> Path:
 
 
 def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
-    """A folder is a run; numbers come as they were written, and what is none is counted."""
+    """Each folder is a run; numbers are unchanged, and other values are counted."""
     image = Event(step=1, summary=Summary(value=[Summary.Value(tag="x", image=Summary.Image())]))
     unserved = "file that is no PNG, JPEG or WAV up to 32 MiB"
     losses = [scalar("Loss/train", step, 1 / step) for step in range(10, 60, 10)]
@@ -210,7 +210,7 @@ def test_the_second_writer_of_torch_says_how_it_was_configured(
 
 
 def files(told: dict[str, Any]) -> dict[str, bytes]:
-    """Return the files that the spool of an imported run tells of."""
+    """Return the files named in the spool of an imported run."""
     folder = Path(told["folder"])
     found = {each["path"]: each["sha256"] for each in Written(folder).of("artifact")}
     contents = {path: (folder / path).read_bytes() for path in found}
@@ -249,7 +249,7 @@ def test_tensorboards_pictures_and_sounds(imported: Import, tmp_path: Path) -> N
 def test_media_are_bounded(
     imported: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is beyond is counted, and told."""
+    """Files above the limit are counted and reported."""
     monkeypatch.setattr(media, "MOST", 2)
     picture = Summary.Value(tag="x", image=Summary.Image(encoded_image_string=PNG))
     event_file(
@@ -261,7 +261,7 @@ def test_media_are_bounded(
 
 
 def test_wandbs_pictures(tmp_path: Path) -> None:
-    """One, or several at once; what is not in the run's own folder is left out."""
+    """One, or several at once; those outside of the run's folder are left out."""
     inside = tmp_path / "files" / "media" / "images"
     inside.mkdir(parents=True)
     for name in ("a.png", "b.png"):
@@ -315,9 +315,9 @@ def test_twice_as_many_of_wandbs_pictures_are_twice_the_work(tmp_path: Path) -> 
 
 
 def test_wandbs_histograms_and_tables(imported: Import) -> None:
-    """As wandb wrote them: counts as ours are kept, tables as CSV; what ours cannot be is counted.
+    """As wandb wrote them: counts like ours, tables as CSV; unsupported ones are counted.
 
-    A histogram of uneven bins has no place in ours.
+    A histogram with uneven bins is unsupported.
     """
     [told] = imported("wandb", RECORDED / "wandb-media")
     assert (told["media"], told["left_out"]) == (3, {"histogram": 1})
@@ -350,7 +350,7 @@ def test_wandbs_histograms_and_tables(imported: Import) -> None:
     ids=["a list", "cut short", "wide row", "no row", "deep", "of another kind"],
 )
 def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: str) -> None:
-    """As is one that lies elsewhere, by its path, by a link, or in a folder that is one."""
+    """So is one outside, by path, by a link, or in a linked folder."""
     folder, left_out = tmp_path / "files", Counter[str]()
     (folder / "media").mkdir(parents=True)
     (folder / "media/a.table.json").write_bytes(content)
@@ -387,7 +387,7 @@ def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: s
     ],
 )
 def test_a_histogram_that_is_none_becomes_none(edges: Any, counts: Any) -> None:
-    """Whatever somebody else's file says that it is."""
+    """Whatever the imported file claims."""
     assert media.histogram_of(edges, counts) is None
     assert media.histogram_of([0, 1, 2], [1, 2.5]) is not None
 
@@ -433,7 +433,7 @@ def test_mlflows_pictures(imported: Import, tmp_path: Path, kind: str) -> None:
 
 
 def test_a_damaged_event_file_is_named(imported: Import, tmp_path: Path) -> None:
-    """What comes before is kept; one that is cut short is whole as far as it goes."""
+    """Data before the damage are imported; a truncated file is imported up to its end."""
     path = event_file(tmp_path / "logs", *(scalar("loss", step, 1.0) for step in range(1, 9)))
     content = bytearray(path.read_bytes())
     path.write_bytes(content[:-5])
@@ -484,7 +484,7 @@ def export_of_neptune(folder: Path, name: str, rows: list[dict[str, Any]], parts
 
 
 def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
-    """All parts of a run are one; what the exporter says of it is kept."""
+    """All parts of a run are one; the exporter's metadata are imported."""
     began = datetime.fromtimestamp(MOMENT, UTC)
     rows: list[dict[str, Any]] = [
         {"attribute_path": path, "attribute_type": kind, f"{kind}_value": value}
@@ -528,9 +528,9 @@ def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
 
 
 def test_neptunes_files(imported: Import, tmp_path: Path) -> None:
-    """They lie beside the data, by project; a file without a step stands at step 0.
+    """They are next to the data, by project; a file without a step is at step 0.
 
-    What leads out of the project's folder is left out, as is what the exporter did not bring.
+    Files outside of the project's folder, and those missing in the export, are left out.
     """
     own = tmp_path / "files" / "digits-1a"
     run = own / "ada/digits/RUN-1"
@@ -582,7 +582,7 @@ def test_neptunes_files(imported: Import, tmp_path: Path) -> None:
 
 
 def test_neptunes_files_behind_a_link_are_left_out(imported: Import, tmp_path: Path) -> None:
-    """An export that somebody else made names no folder of this machine."""
+    """A foreign export cannot name folders of this machine."""
     (tmp_path / "private" / "digits-1a").mkdir(parents=True)
     (tmp_path / "private" / "digits-1a" / "key").write_text("secret")
     (tmp_path / "files").symlink_to(tmp_path / "private")
@@ -593,7 +593,7 @@ def test_neptunes_files_behind_a_link_are_left_out(imported: Import, tmp_path: P
 
 
 def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:
-    """What is there is left as it is; what has grown since is its next attempt."""
+    """Existing data are unchanged; new data are its next attempt."""
     logs = tmp_path / "logs"
     event_file(logs, scalar("loss", 1, 0.5))
     [first] = imported("tensorboard", logs)
@@ -612,7 +612,7 @@ def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:
 
 
 def test_an_import_that_was_broken_off_is_done_over(imported: Import, tmp_path: Path) -> None:
-    """What it left is no run, and in nobody's way."""
+    """Its remains are not a run, and do not disturb the next import."""
     event_file(tmp_path / "logs", scalar("loss", 1, 0.5))
     left = tmp_path / "halfstep" / "logs" / "spool"
     left.mkdir(parents=True)
