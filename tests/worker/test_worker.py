@@ -133,9 +133,8 @@ def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
 
 @pytest.mark.parametrize("told", [b'{"event": "metric", "value": "warm-up"}', b"no header"])
 def test_what_a_dead_supervisors_training_told_ends_that_run_alone(site: Site, told: bytes) -> None:
-    """A run that spooled nonsense fails with the place where it lies; the one beside it is queued
-    again, and the worker goes on.
-    """
+    """A run with invalid output fails with the quarantine folder; the other run is queued again,
+    and the worker continues."""
     worker = site.idle_worker()
     bad, good = site.submit(), site.submit()
     for run_id in (bad, good):
@@ -241,7 +240,7 @@ def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> No
 
 
 def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
-    """A checkpoint is saved; the same scale and the same step, asked for twice, count twice."""
+    """A checkpoint is saved; the same scale and the same step, requested twice, count twice."""
     run_id = site.submit(steps=10**6)
     with site.worker():
         site.wait_for_step(run_id, 1)
@@ -267,7 +266,7 @@ def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
 
 
 def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site) -> None:
-    """SIGTERM leaves a checkpoint and queues the run; a new worker goes on from that step."""
+    """SIGTERM leaves a checkpoint and queues the run; a new worker resumes from that step."""
     run_id = site.submit(steps=200, recipe=GATED)
     with site.gated_worker():
         site.wait_for_step(run_id, 10)
@@ -282,7 +281,7 @@ def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site)
 
 
 def test_a_killed_training_is_started_again(site: Site) -> None:
-    """SIGKILL of the training process: what it spooled is kept, and attempt 2 ends the run."""
+    """After SIGKILL of the training process its spool is recorded, and attempt 2 ends the run."""
     config = {
         "precision": "fp16",
         "training": {"steps": 200},
@@ -406,7 +405,7 @@ def test_a_worker_tells_whether_it_goes_round_its_loop(site: Site) -> None:
 def test_a_training_that_is_stuck_is_waited_for_no_longer_than_wanted(
     site: Site, tmp_path: Path
 ) -> None:
-    """A stopping worker gives it the grace and no more; a kill ends it at once."""
+    """A stopping worker gives it only the grace period; a kill ends it at once."""
     recipe = tmp_path / "stuck.py"
     recipe.write_text(
         "import time\n"

@@ -1,4 +1,4 @@
-"""Accounts, projects, tokens with limits, and what is written down of who did what."""
+"""Accounts, projects, limited tokens, and the audit log."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def _script(app: FastAPI, database: Database, user: User, **of: Any) -> TestClie
 
 
 def browser_of(app: FastAPI, database: Database, user: User) -> TestClient:
-    """Somebody's browser."""
+    """Return a user's browser."""
     with database.writing() as session:
         secret, row = accounts.start_session(session, user)
         token = row.csrf_token
@@ -42,9 +42,8 @@ def browser_of(app: FastAPI, database: Database, user: User) -> TestClient:
 def test_an_operator_invites_and_shuts_out(
     app: FastAPI, database: Database, browser: TestClient, stranger: TestClient
 ) -> None:
-    """The link is shown once and signs in; a deactivated account's sessions, tokens and links end
-    at once, and come back with a new link alone.
-    """
+    """The link is shown once and signs in; sessions, tokens and links of a deactivated account end
+    at once, and only a new link restores access."""
     page = browser.post("/people", data={"name": "Bob", "role": "viewer"})
     assert "Send Bob this link" in page.text
     token = page.text.partition("token=")[2].partition('"')[0].partition("<")[0]
@@ -72,7 +71,7 @@ def test_an_operator_invites_and_shuts_out(
 
 
 def test_the_last_operator_stays(database: Database, ada: User, browser: TestClient) -> None:
-    """Else nobody could invite anybody any more."""
+    """Otherwise no user could invite others."""
     for change in ("no-admin", "deactivate", "remove"):
         answer = browser.post(f"/people/{ada.id}/{change}")
         assert answer.status_code == 422
@@ -135,7 +134,7 @@ def test_maintainers_give_roles_in_their_projects(
 def test_a_token_may_no_more_than_it_says(
     app: FastAPI, database: Database, ada: User, offered: None
 ) -> None:
-    """Of an operator's too: by kind, in its project alone, until it ends."""
+    """An admin's token too: by kind, only in its project, until it expires."""
     with database.writing() as session:
         projects.make(session, "vision")
     run = submit(database, ada)
@@ -170,7 +169,7 @@ def test_a_token_may_no_more_than_it_says(
 
 
 def test_tokens_are_asked_for_with_their_limits(browser: TestClient) -> None:
-    """Ninety days if nobody says; what cannot be is refused by name."""
+    """Ninety days by default; invalid limits are rejected by name."""
     made = browser.post("/api/v1/tokens", json={"name": "a"}).json()
     assert round(made["expires_at"] - made["created_at"]) == accounts.TOKEN_DAYS * 86_400
     assert (
@@ -192,9 +191,8 @@ def test_tokens_are_asked_for_with_their_limits(browser: TestClient) -> None:
 def test_who_did_what_is_written_down(
     app: FastAPI, database: Database, ada: User, browser: TestClient, offered: None
 ) -> None:
-    """With each change, in its transaction; what was refused, or sent, is not; and nobody changes
-    what was written.
-    """
+    """With each change, in its transaction; rejected requests and contents are not recorded; and
+    rows cannot be changed."""
     run = submit(database, ada)
     script = _script(app, database, ada)
     assert script.post(f"/api/v1/runs/{run.id}/checkpoints").status_code == 409
