@@ -344,7 +344,7 @@ def test_runs_that_were_there_are_found_by_settings_and_metrics(
 def test_summaries_of_metrics_without_a_point_beyond_them_go(
     database: Database, running: Run
 ) -> None:
-    """An earlier version stored one of each size for every point; now these are read from points."""
+    """An earlier version stored one of each size for every point; now points are read."""
     record(database, running, events=[make_metric(step, step / 70) for step in range(1, 71)])
     query = select(MetricBucket.size, MetricBucket.bucket).order_by(MetricBucket.size)
     with database.writing() as session:

@@ -632,7 +632,7 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
 def test_sweeps_by_the_client_and_the_command(
     client: Client, address: str, token: str, database: Database
 ) -> None:
-    """Begun, listed, shown with the values of each trial, extended, paused, resumed and cancelled."""
+    """Begun, listed, shown with each trial's values, extended, paused, resumed and cancelled."""
     space = {"training.batch_size": [16, 32]}
     begun = client.begin_sweep("digits", space, {"training": {"steps": 5}}, goal="minimise")
     assert (begun["status"], begun["runs_total"], begun["open"]) == ("running", 2, 1)

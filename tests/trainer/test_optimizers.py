@@ -104,7 +104,7 @@ class Scheduled(Regression):
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_recipes_own_schedule_is_obeyed_and_recorded(run_loop, tmp_path):
-    """training.schedule recipe: the loop does not change the rates, records them, and resumes them."""
+    """training.schedule recipe: the loop leaves the rates alone, and records and resumes them."""
     values = {
         "training": {"schedule": "recipe", "steps": 6},
         "checkpoints": {"every_steps": 3},
@@ -126,7 +126,7 @@ def test_a_scheduler_that_would_be_overwritten_is_refused(run_loop):
 
 
 def test_a_rate_set_in_training_step_is_the_one_recorded(run_loop):
-    """Telemetry tells what was applied, whoever set it."""
+    """Telemetry has the applied rate, whoever set it."""
 
     class Setting(Regression):
         def training_step(self, batch):
@@ -175,14 +175,14 @@ def test_examples_come_as_they_are_without_shuffle(run_loop):
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 8), (2.5, 20), (0.01, 1), (3.01, 25)])
 def test_epochs_stand_in_for_steps(run_loop, epochs, steps):
-    """As many steps as see each of 64 examples so often; the page is told how many."""
+    """The number of steps that see each of 64 examples this often; the page shows the number."""
     run = run_loop(Regression, {"training": {"batch_size": 8, "epochs": epochs}})
     assert run.records["step"].tolist() == list(range(1, steps + 1))
     assert run.of("length") == [{"event": "length", "step": 0, "steps": steps}]
 
 
 def test_a_schedule_of_epochs_ends_with_them(run_loop):
-    """A cosine reaches 0 at the last of the steps that the epochs come to."""
+    """A cosine reaches 0 at the last step of the epochs."""
     values = {"batch_size": 8, "epochs": 2, "schedule": "cosine"}
     assert run_loop(Regression, {"training": values}).records["lr"][-1] == 0
 

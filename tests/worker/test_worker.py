@@ -44,9 +44,9 @@ def test_two_workers_record_every_attempted_step(site: Site) -> None:
 
 
 def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_goes_on(site: Site) -> None:
-    """The traceback is kept, the fault is the code's, and the next run trains.
+    """The traceback is recorded, the failure kind is code, and the next run trains.
 
-    So it does after one that a rule of its configuration has stopped, whose fault is nobody's.
+    So it does after a run stopped by a rule of its configuration, which has its own failure kind.
     """
     training = {"steps": 10, "batch_size": 5000}
     broken = site.submit(config={"precision": "fp16", "training": training})
@@ -103,7 +103,8 @@ def test_a_metric_that_is_no_number_fails_its_run_and_no_other(site: Site, tmp_p
 def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
     site: Site, tmp_path: Path
 ) -> None:
-    """What comes past the writer's check ends that run; its frame is kept, the rest recorded."""
+    """Invalid output that bypasses the writer's check ends that run; its frame is quarantined, the
+    rest recorded."""
     recipe = tmp_path / "spooling.py"
     recipe.write_text(
         "import sys, time\n"

@@ -111,7 +111,7 @@ def test_of_two_servers_that_look_at_once_one_tells(
 def test_what_was_found_before_another_server_wrote_is_dropped(
     database: Database, running: Run, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that found the condition true must not alert after another has found it false again."""
+    """A server that found the condition true must not alert once another has found it false."""
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
     judge, late = alert_evaluation._apply_conditions, Seen()

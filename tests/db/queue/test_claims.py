@@ -240,7 +240,7 @@ def test_more_is_kept_where_nobody_knows_when_runs_end(database: Database, ada: 
 def test_a_run_that_ends_before_the_gang_can_start_goes_first(
     database: Database, ada: User
 ) -> None:
-    """If the end of the present runs is known, a short run passes; a long or unknown one does not."""
+    """If the end of present runs is known, a short run passes; a long or unknown one does not."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         long = submit(session, ada, expected_seconds=1000.0)

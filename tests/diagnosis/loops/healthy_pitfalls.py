@@ -54,7 +54,7 @@ class Imputing(nn.Module):
 
 @loop(cause=HEALTHY, variants=[{"precision": "fp16"}, {"precision": "fp32"}])
 def missing_by_design(watch: WatchCall, precision: str = "fp16") -> None:
-    """NaN in the inputs marks missing values, which the model fills in; the scale starts at 2^22."""
+    """NaN in the inputs marks missing values that the model fills in; the scale starts at 2^22."""
     net = Imputing()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, enabled=precision == "fp16")

@@ -388,7 +388,7 @@ def test_a_file_that_is_not_what_was_named_is_said(site: IngestServer, tmp_path:
 
 
 def test_attempts_go_in_order(site: IngestServer, tmp_path: Path) -> None:
-    """The first is sent completely before the second fences it; a repeated upload reports no fence."""
+    """The first is sent completely before the second fences it; a second upload reports none."""
     first = Writer(tmp_path).steps()
     first.spool.close()  # killed
     second = Writer(tmp_path).steps().finish()
@@ -936,7 +936,7 @@ def test_the_page_is_told_as_soon_as_the_server_has(site: IngestServer, tmp_path
 
 
 def test_a_killed_training_is_sent_to_its_last_byte(site: IngestServer, tmp_path: Path) -> None:
-    """After kill -9 of it and of its session; readers of its output do not wait for the uploader."""
+    """After kill -9 of its session too; readers of its output do not wait for the uploader."""
     script = Script(site, tmp_path)
     site.stop()
     script.step(30)

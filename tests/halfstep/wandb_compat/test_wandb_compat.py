@@ -191,7 +191,7 @@ def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> 
 
 
 def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """`with wandb.init() as run`, once each; one that raises has failed, and the next one starts."""
+    """`with wandb.init() as run`, once each; one that raises has failed, and the next starts."""
     wandb: Any = halfstep
     sweep = wandb.sweep({"method": "grid"}, project="digits")
     wandb.agent(sweep, function=lambda: None, count=1)
