@@ -49,7 +49,7 @@ def _is_up(engine: Ray) -> bool:
 
 @dataclass(frozen=True)
 class Sleepers(Pilots):
-    """Pilots that only tell of themselves, and sleep."""
+    """Pilots that only write their environment, and sleep."""
 
     @property
     def command(self) -> list[str]:
@@ -58,9 +58,8 @@ class Sleepers(Pilots):
 
 
 def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
-    """However often it is asked; what there is no room for waits as a whole, with the reason; an
-    actor whose worker cannot be started says so; and no node says less than it lacks.
-    """
+    """For any number of calls; a request without room waits as a whole, with the reason; an
+    actor whose worker cannot be started reports it; a node lists all that it lacks."""
     first, second, large = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1), Sleepers(3, 1, 3, 1)
     assert engine.poll(first).state == "gone"
     engine.place(first)
@@ -112,7 +111,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
 
 
 def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_path: Path) -> None:
-    """The lease alone queues the run again, and Ray has room for it on the other node."""
+    """Only the lease queues the run again, and Ray has room for it on the other node."""
     with placed_by_ray(site, tmp_path) as cluster:
         until(lambda: site.offers("gated"))
         run_id = site.submit(STEPS, recipe="gated")
@@ -136,13 +135,13 @@ def placed_by_ray(site: Site, folder: Path) -> Iterator[Cluster]:
 
 
 def placed(site: Site, run_id: int) -> str:
-    """What was last heard of a run's first placement."""
+    """Return the latest state of a run's first placement."""
     with site.database.reading() as session:
         return session.get_one(Placement, (run_id, 1)).state
 
 
 def why(site: Site, run_id: int) -> str:
-    """What a queued run waits for."""
+    """Return why a queued run waits."""
     with site.database.reading() as session:
         return pending_reasons.reason(
             runs.get(session, run_id), pending_reasons.Queue.read(session)

@@ -43,7 +43,7 @@ def engine(cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> p
 
 @dataclass(frozen=True)
 class Sleepers(Pilots):
-    """Pilots that only tell of themselves, and sleep."""
+    """Pilots that only write their environment, and sleep."""
 
     @property
     def command(self) -> list[str]:
@@ -105,9 +105,8 @@ def test_another_installation_has_other_jobs(engine: placement.Placement, tmp_pa
 
 
 def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: Path) -> None:
-    """Two nodes, each with a worker for this run alone; near the time limit it leaves a checkpoint,
-    is placed again, and goes on exactly; a cancelled one leaves Slurm's queue.
-    """
+    """Two nodes, each with a worker only for this run; near the time limit it leaves a
+    checkpoint, is placed again, and resumes exactly; a cancelled one leaves Slurm's queue."""
     with placing(site, cluster, "--exclusive --time=10", lease_seconds=30):
         run_id = site.submit(steps=80, recipe="gated", nodes=2)
         second = site.submit(steps=80, recipe="gated", nodes=2)
@@ -134,7 +133,7 @@ def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: 
 def test_a_node_is_checked_before_the_first_run(
     cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says of itself what is missing there; a partition that is not is Slurm's to name."""
+    """It reports what is missing there; a missing partition is reported by Slurm."""
     for name, value in {**cluster.environment, "HALFSTEP_DATA": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     said = "\n".join(map(str, of_placement(Settings(data=tmp_path, placement="slurm"))))
@@ -149,7 +148,7 @@ def test_a_node_is_checked_before_the_first_run(
 def test_a_node_whose_daemon_dies_is_a_machine_that_is_lost(
     site: Site, cluster: Slurm, tmp_path: Path
 ) -> None:
-    """Slurm gives the job up and kills what is left of it; the lease alone queues the run again."""
+    """Slurm ends the job and kills its processes; only the lease queues the run again."""
     with placing(site, cluster, "--exclusive", lease_seconds=15):
         run_id = site.submit(steps=80, recipe="gated")
         site.wait_for_step(run_id, 3)
@@ -178,7 +177,7 @@ def placing(site: Site, cluster: Slurm, options: str, *, lease_seconds: int) -> 
 
 
 def why(site: Site, run_id: int) -> str:
-    """What a queued run waits for."""
+    """Return why a queued run waits."""
     with site.database.reading() as session:
         return pending_reasons.reason(
             runs.get(session, run_id), pending_reasons.Queue.read(session)

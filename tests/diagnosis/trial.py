@@ -1,7 +1,7 @@
-"""A loop's trial: unwatched and watched from the same seeds, and what the server makes of it.
+"""Trial of a loop: unwatched and watched with the same seeds, and its diagnosis.
 
-The watched run is written offline; its folder is read as the server reads what an uploader sends,
-into an empty database of SQLite, and diagnosed there.
+The watched run is written offline; its folder is recorded in an empty SQLite database, as the
+server records an upload, and diagnosed there.
 """
 
 import atexit
@@ -48,7 +48,7 @@ RANK_SECONDS = 120  # a busy machine is no fault
 
 @dataclass
 class Trial:
-    """What a trial came to."""
+    """Result of a trial."""
 
     loop: Loop
     unwatched: Ended
@@ -110,7 +110,7 @@ def attempt(loop: Loop) -> Trial:
 
 @cache
 def tried(name: str) -> Trial:
-    """Return a loop's trial, which several tests look at."""
+    """Return a loop's trial, shared by several tests."""
     return attempt(LOOPS[name])
 
 
@@ -239,7 +239,7 @@ def _apart(loop: Loop, folder: Path, runs: Path) -> tuple[Ended, Ended]:
 
 
 def truths(loop: Loop) -> list[tuple[Truth, Truth]]:
-    """Return what each rank saw happen in a loop, as it is and in fp32."""
+    """Return each rank's ground truth of a loop, with its precision and in fp32."""
     if loop.processes == 1:
         return [(observe(loop), observe(loop, fp32=True))]
     with tempfile.TemporaryDirectory(prefix="halfstep-trial-") as folder:
@@ -247,7 +247,7 @@ def truths(loop: Loop) -> list[tuple[Truth, Truth]]:
 
 
 def _of_ranks(loop: Loop, folder: Path, *arguments: str) -> Iterator[list[Any]]:
-    """Have a process for each rank, and yield what each leaves."""
+    """Start a process for each rank, and yield the result of each."""
     script = str(Path(__file__).with_name("rank.py"))
     ranks = [
         warm.Popen(
@@ -277,7 +277,7 @@ def _of_ranks(loop: Loop, folder: Path, *arguments: str) -> Iterator[list[Any]]:
 
 
 def _of_recipe(loop: Loop) -> Trial:
-    """Train a recipe as a worker does, without its processes, and record what it tells."""
+    """Train a recipe like a worker, without its processes, and record its events."""
     assert loop.recipe is not None
     items: list[Any] = []
     unwatched = run(loop, Unwatched())

@@ -14,7 +14,7 @@ TEMPLATE = (Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py"
 
 
 def test_help_lists_recipes_and_fields(capsys):
-    """`--help` says what can be trained and what can be set, with defaults."""
+    """`--help` lists recipes and settings, with defaults."""
     main(["--help"])
     text = capsys.readouterr().out
     assert "--precision" in text
@@ -77,7 +77,7 @@ def test_help_of_recipes_of_users(capsys, monkeypatch, tmp_path):
 
 
 def test_a_run_tells_its_story_as_json(capsys):
-    """One object a line, with words for floats that JSON lacks; what is wrong is one on stderr."""
+    """One object per line, with texts for floats that JSON lacks; an error is one on stderr."""
     main(["digits", "--precision", "fp16", "--set", "training.steps=30", "--json"])
     told = [
         json.loads(line, parse_constant=pytest.fail)
@@ -154,7 +154,7 @@ def test_a_run_prints_its_story(capsys, tmp_path):
     ],
 )
 def test_a_mistake_is_one_sentence_and_no_traceback(capsys, arguments, message):
-    """What the user can put right is said in words, with exit code 2."""
+    """Usage errors are messages, with exit code 2."""
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
@@ -176,7 +176,7 @@ def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
 
 
 def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
-    """A second run in the folder is refused; one that resumes goes on there."""
+    """A second run in the folder is rejected; a resumed one continues there."""
     file = tmp_path / "drawing.py"
     file.write_text(
         "from trainer.recipes.digits import Digits\n\n\nclass Drawing(Digits):\n"
@@ -255,7 +255,7 @@ def test_a_run_that_learned_nothing_ends_as_a_servers_does(
 
 
 def test_a_metric_of_each_step_is_printed_with_the_progress_alone(capsys, tmp_path):
-    """The latest of it; with --json all are told."""
+    """The latest one; with --json all are printed."""
     file = tmp_path / "mine.py"
     text = '        self.log({"train/own": 1.0})\n        yield Loss('
     file.write_text(TEMPLATE.replace("        yield Loss(", text, 1))

@@ -44,7 +44,7 @@ PROJECT, HIDDEN = "vision", "hush-hush"
 
 @pytest.fixture
 def people(database: Database, ada: User, offered: None) -> dict[str, User]:
-    """One of each role in a project, and one who has a role in another alone."""
+    """One user of each role in a project, and one with a role only in another."""
     with database.writing() as session:
         projects.make(session, PROJECT)
         projects.make(session, "speech")
@@ -102,8 +102,9 @@ def test_streams_count_against_the_limit_of_streams(app: FastAPI) -> None:
 def test_a_role_allows_what_it_says_on_every_route(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """Refused is what the role does not allow, with 403 and a sentence; what one may not see is not
-    there. Roles come in order of what they may, so that nothing is deleted before all have asked.
+    """Actions without permission get 403 with a message; hidden objects get 404.
+
+    Roles are tried in order of permissions, so that nothing is deleted before all requests.
     """
     for role, user in people.items():
         client = _script(app, database, user)
@@ -180,7 +181,8 @@ def test_what_one_may_not_see_is_on_no_page(
 def test_a_refusal_names_what_was_asked_for(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
-    """One right allows several deeds; who may submit nowhere is told that, and no project."""
+    """One permission allows several actions; a user without any project gets a message without
+    one."""
     member = _script(app, database, people[MEMBER])
     refused = f"Your role does not let you {{}} the project {PROJECT!r}."
     rule = {"scope": f"in:{PROJECT}", "log_days": 3}
@@ -200,7 +202,7 @@ def test_a_refusal_names_what_was_asked_for(
 def test_runs_go_where_one_may_submit(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """A run, a sweep, a watched run; the others are refused by name, with what is allowed."""
+    """A run, a sweep, a watched run; others are rejected by name, with the allowed values."""
     hidden = submit(database, ada, project="speech")
     for role, is_allowed in ((VIEWER, False), (MEMBER, True), ("outsider", False)):
         client = _script(app, database, people[role])
@@ -255,7 +257,7 @@ def test_weights_are_uploaded_by_whoever_may_submit(
 def test_many_runs_are_each_asked_for(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """What one may is done, and of the rest it is said why not."""
+    """Permitted ones are done, and the others have their reason."""
     own = submit(database, people[MEMBER], project=PROJECT)
     others = submit(database, ada, project=PROJECT)
     hidden = submit(database, ada, project="speech")
@@ -308,7 +310,7 @@ def test_nothing_is_got_round_by_submitting(
 def test_a_token_of_one_project_is_no_operators(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """Whoever made it."""
+    """For every owner."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "script", project=PROJECT)
     headers = {"Authorization": f"Bearer {token}"}

@@ -123,7 +123,7 @@ WRONG = (
 
 
 def test_a_wrong_word_is_named_with_what_is_allowed(browser: TestClient) -> None:
-    """The API tells which word of the filter it is; the page marks it and keeps what was typed."""
+    """The API has the number of the term; the page marks it and keeps the text."""
     for text, numbers, message in WRONG:
         answer = browser.get("/api/v1/runs", params={"filter": text})
         assert (answer.status_code, answer.json()["words"]) == (422, numbers)
@@ -135,7 +135,7 @@ def test_a_wrong_word_is_named_with_what_is_allowed(browser: TestClient) -> None
 
 
 def test_a_name_that_no_run_has_is_told(listed: None, browser: TestClient) -> None:
-    """It is no mistake, since a later run may have it; nothing is found by it, and it is said."""
+    """It is not an error, since a later run may have it; nothing matches, with a note."""
     query = {"filter": "val/acuracy>0.5", "sort": "-batchsize"}
     answer = browser.get("/api/v1/runs", params=query).json()
     assert answer["notes"] == [
@@ -180,7 +180,7 @@ def test_runs_are_sorted_by_anything(listed: None, script: TestClient) -> None:
 
 
 def test_values_of_settings_and_metrics_are_told(listed: None, script: TestClient) -> None:
-    """What is asked for by name comes with each run that has it."""
+    """Requested names are returned with each run that has them."""
     answer = script.get("/api/v1/runs?sort=id&values=batch_size,val/accuracy,lr,fused").json()
     assert [run["values"] for run in answer["runs"]] == [
         {"batch_size": 64.0, "val/accuracy": 0.75, "fused": "true"},
@@ -245,7 +245,7 @@ def test_whatever_is_typed_there_are_rows_or_a_sentence(
 
 @given(text=st.text(alphabet='"- x:<>=\t\n', max_size=1000))
 def test_a_filter_is_read_in_time_that_grows_with_its_length(text: str) -> None:
-    """However many quotes stand in a row, it ends: as terms, or as what is wrong with them."""
+    """For any number of quotes in a row it ends, with terms or with errors."""
     with suppress(BadFilter):
         assert len(filters.read(text, me="ada")) <= filters.MOST_WORDS
 
@@ -259,7 +259,7 @@ def test_a_text_that_is_quoted_is_read_as_it_is(text: str) -> None:
 
 
 def test_terms_are_told_apart_for_the_list() -> None:
-    """Key and value of each valid one, and the filter without it; what is wrong stays a text."""
+    """Key and value of each valid one, and the filter without it; invalid text stays text."""
     text = '-status:failed lr>0.1 nonsense:1 "two words"'
     with pytest.raises(BadFilter) as raised:
         filters.read(text, me="ada")

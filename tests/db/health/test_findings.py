@@ -166,7 +166,7 @@ def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> N
 
 
 def test_the_newest_count_of_a_schedule_is_shown(database: Database, running: Run) -> None:
-    """A watched loop tells it again as it grows; the figures are the last ones."""
+    """A watched loop reports it again as it grows; the latest numbers are shown."""
     told = [
         {"event": "schedule", "step": step, "advanced": step - 1, "skipped": step}
         for step in (20, 40)
@@ -199,7 +199,7 @@ def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_group_and_worker_are_evidence_too(database: Database, ada: User, has_bf16: bool) -> None:
-    """Times are those of the group's finished runs, and bf16 is what the run's own worker has."""
+    """Times are those of the group's finished runs, and bf16 is that of the run's own worker."""
     worker = add_worker(database, "w1", [DIGITS], [CPU | {"bf16": has_bf16}])
     for precision, seconds in (("fp32", 2.0), ("fp16", 3.0)):
         with database.writing() as session:
@@ -380,7 +380,7 @@ def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, ru
 
 
 def make_weights(**changes: Any) -> dict[str, Any]:
-    """How weights fit, as the training tells it."""
+    """Event of loaded weights."""
     lists: dict[str, Any] = {"missing": [], "unexpected": [], "mismatched": []} | changes
     counts = {f"{name}_count": len(names) for name, names in lists.items()}
     event = {"event": "weights", "step": 0, "source": "/data/models/net.safetensors"}
@@ -388,7 +388,7 @@ def make_weights(**changes: Any) -> dict[str, Any]:
 
 
 def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, running: Run) -> None:
-    """What is missing, of another shape or left over, by name; none where all fit."""
+    """Missing, mismatched and unexpected ones, by name; no finding if all match."""
     record(database, running, make_steps([1.0] * 40), events=[make_weights()])
     with database.reading() as session:
         assert findings.of_run(session, session.get_one(Run, running.id)) == []
@@ -410,7 +410,7 @@ def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, runn
 
 
 def headroom_of(**activations: float | str) -> dict[str, Any]:
-    """A look at modules of which one is in fp32, and one's gradient is near the limit."""
+    """Measurement of modules of which one is in fp32, and one's gradient is near the limit."""
     modules = [
         {"name": name, "activation": each, "gradient": 60000.0, "dtype": "float16"}
         for name, each in activations.items()

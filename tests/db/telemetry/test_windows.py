@@ -49,7 +49,7 @@ def test_window_keeps_every_extreme_and_every_event(
     rarity: int,
     zooms: list[tuple[float, float]],
 ) -> None:
-    """Whatever the losses, the batches and the zoom, a window says what the raw steps say."""
+    """For any losses, batches and zoom, a window agrees with the raw steps."""
     steps, events = _history(seed, length, rarity)
     forget(database, running)
     cuts = np.random.default_rng(seed).integers(1, length + 1, 3)
@@ -102,7 +102,7 @@ def _assert_line(line: Line, raw: dict[int, float]) -> None:
 
 
 def _assert_scale(line: Line, raw: NDArray[Any], most: int) -> None:
-    """Each point holds until the next; with more changes than points, the extremes are kept."""
+    """Each point holds until the next; with more changes than points, extremes are kept."""
     assert len(line.x) <= most
     changes = np.count_nonzero(raw["flags"][:-1] & 1)
     if changes <= most - 2:
@@ -125,7 +125,7 @@ def _assert_ticks(ticks: Ticks, happened: NDArray[Any], bucket: int, most: int) 
 
 
 def test_close_zoom_is_raw(database: Database, running: Run) -> None:
-    """A window of no more steps than points shows each step, infinities by name and NaN as None."""
+    """A window with no more steps than points has each step, infinities by name and NaN as None."""
     record(database, running, make_steps([1.0, float("nan"), float("inf"), -float("inf")] * 100))
     window = look(database, running, first=101, last=104)
     assert window.bucket == 1
@@ -153,7 +153,7 @@ def test_a_scale_set_by_hand_is_drawn_where_it_was_first_used(
 
 
 def test_growing_run_moves_no_point(database: Database, running: Run) -> None:
-    """What is drawn of full buckets stays as it is when steps are added behind them."""
+    """Full buckets are drawn unchanged when steps are appended."""
     rng = np.random.default_rng(0)
     losses = rng.normal(size=1500).tolist()
     record(database, running, make_steps(losses[:1100]))
@@ -182,7 +182,7 @@ def test_means_and_times_are_those_of_the_buckets(database: Database, running: R
 
 
 def test_run_without_steps_has_no_window(database: Database, running: Run) -> None:
-    """Nothing recorded, or nothing in the stretch asked for, gives no window."""
+    """Without steps, or without steps in the range, there is no window."""
     with database.reading() as session:
         assert windows.window(session, running.id) is None
     record(database, running, make_steps([1.0] * 10))

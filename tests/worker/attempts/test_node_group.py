@@ -153,7 +153,7 @@ def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, rec
 def test_what_dies_on_one_node_ends_the_attempt_on_all(
     machines: Machines, site: Site, victim: str
 ) -> None:
-    """The run is queued again once no node may train, and goes on bit for bit from there."""
+    """The run is queued again once no node may train, and resumes bit-identically."""
     run_id = machines.submit(100, recipe="gated")
     machines.start(run_id)
     until(lambda: site.run(run_id).step >= 2)
@@ -234,7 +234,7 @@ def test_who_is_to_blame_for_an_end() -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site) -> None:
-    """Its own words end the run, not the first node's that it is alone now."""
+    """Its message ends the run, not the first node's about the lost peer."""
     text = "A rank of the second machine fails."
     recipe = machines.folder / "failing.py"
     recipe.write_text(
@@ -278,9 +278,9 @@ def test_workers_start_their_nodes_of_what_one_of_them_claimed(site: Site, tmp_p
 
 
 def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> None:
-    """The database calls a device free once a run is closed; its supervisor may still be ending.
+    """The database releases a device once a run is closed; its supervisor may still be ending.
 
-    One that dies before its end is told of is the first node's to hear of, and closes nothing.
+    If it dies before, the first node detects it, and it closes nothing.
     """
     worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
     run_id = site.submit(nodes=2)
@@ -305,7 +305,7 @@ def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> 
 
 
 def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Site) -> None:
-    """While another node may still train, no other attempt begins; its end is what they hear of."""
+    """While another node may still train, no other attempt begins; the others detect its end."""
     worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
     run_id = site.submit(nodes=2)
     attempt = site.lost_attempt(worker, run_id)

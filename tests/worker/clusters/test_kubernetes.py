@@ -126,7 +126,7 @@ class Cluster:
 def test_a_run_is_one_indexed_job_however_often_it_is_placed(
     engine: Kubernetes, api: KubernetesEmulator
 ) -> None:
-    """A pod a node, restarted by nobody; a cancelled one is gone, and may be cancelled again."""
+    """One pod per node, never restarted; a cancelled one is gone, and may be cancelled again."""
     assert engine.poll(TWO).state == "gone"
     engine.place(TWO)
     engine.place(TWO)
@@ -149,7 +149,7 @@ def test_a_run_is_one_indexed_job_however_often_it_is_placed(
 def test_settings_stand_over_the_pod_template_and_secrets_in_neither(
     api: KubernetesEmulator, tmp_path: Path
 ) -> None:
-    """Of the template what is not ours stays; the environment comes by the Secret's name alone."""
+    """Other properties of the template stay; the environment comes only by the Secret's name."""
     template = tmp_path / "pod.yaml"
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
     containers = [{"name": "worker", "volumeMounts": mounts, "image": "other"}]
@@ -378,14 +378,14 @@ def groups(*names: str) -> dict[str, Any]:
 
 
 def checked(tmp_path: Path, **changes: Any) -> dict[str, str]:
-    """What `halfstep cluster check` says of the cluster, by what it is about."""
+    """Return the findings of `halfstep cluster check` on the cluster, by subject."""
     found = of_placement(settings(tmp_path, **changes))
     return {each.what: f"{'ok' if each.is_fine else 'NO'} {each.text}" for each in found}
 
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesScaffold]:
-    """A cluster that answers what a test says, and keeps nothing."""
+    """A cluster with a test's responses, without state."""
     handler = KubernetesScaffold()
     handler.resources[JOBS] = {}
     parts = ("buildDate", "compiler", "gitCommit", "gitTreeState", "goVersion", "major", "minor")
