@@ -53,10 +53,10 @@ class Site:
 
     @property
     def environment(self) -> dict[str, str]:
-        told = {
+        result = {
             "HALFSTEP_RUN_ENVIRONMENT": "HALFSTEP_GATE, HALFSTEP_TEST_*, HALFSTEP_COLD, LD_PRELOAD"
         }
-        return {"HALFSTEP_DATA": str(self.data), "HALFSTEP_DATABASE_URL": self.url, **told}
+        return {"HALFSTEP_DATA": str(self.data), "HALFSTEP_DATABASE_URL": self.url, **result}
 
     @contextmanager
     def worker(self, name: str = "w1", **environment: str) -> Iterator[subprocess.Popen[bytes]]:

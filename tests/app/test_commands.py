@@ -248,9 +248,9 @@ def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -
     """The commands report what they did, and reject with a message."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     folder = str(tmp_path / "backup")
-    told = halfstep("backup", folder, **environment).stdout
-    assert "0 files" in told
-    assert "not included: files of the data folder that no run names" in told
+    result = halfstep("backup", folder, **environment).stdout
+    assert "0 files" in result
+    assert "not included: files of the data folder that no run names" in result
     assert "exists already" in halfstep("backup", folder, **environment).stderr
     ended = halfstep("backup", "/proc/x", **environment)
     assert ended.returncode == 1

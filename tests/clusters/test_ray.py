@@ -53,8 +53,8 @@ class Sleepers(Pilots):
 
     @property
     def command(self) -> list[str]:
-        told = "$HALFSTEP_WORKER_NAME $(hostname) threads ${OMP_NUM_THREADS-any}, out of memory"
-        return ["sh", "-c", f"echo {told} $(cat /proc/self/oom_score_adj); exec sleep 1000"]
+        result = "$HALFSTEP_WORKER_NAME $(hostname) threads ${OMP_NUM_THREADS-any}, out of memory"
+        return ["sh", "-c", f"echo {result} $(cat /proc/self/oom_score_adj); exec sleep 1000"]
 
 
 def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
@@ -128,9 +128,9 @@ def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_pa
 def placed_by_ray(site: Site, folder: Path) -> Iterator[Cluster]:
     """A Ray, and where its head is a placer that runs go through."""
     placing = {"PLACEMENT": "ray", "RAY_RESOURCE": "CPU", "RAY_ADDRESS": f"{NET}.10:{PORT}"}
-    told = {f"HALFSTEP_{name}": value for name, value in placing.items()}
+    result = {f"HALFSTEP_{name}": value for name, value in placing.items()}
     placer = f"{sys.executable} -m worker.clusters.placer >{folder}/placer.log 2>&1"
-    with ray_cluster(site, folder, placer, **told) as cluster:
+    with ray_cluster(site, folder, placer, **result) as cluster:
         yield cluster
 
 

@@ -48,5 +48,5 @@ def test_recipe_check_passes_the_sound_alone(loop: Loop) -> None:
     assert loop.recipe is not None
     reference = f"{inspect.getfile(loop.recipe)}:{loop.recipe.__name__}"
     _, report = check.tell(reference)
-    told = [each.text for each in report.findings]
-    assert bool(told) is not loop.is_healthy, told
+    result = [each.text for each in report.findings]
+    assert bool(result) is not loop.is_healthy, result

@@ -92,15 +92,15 @@ def attempt(loop: Loop) -> Trial:
         runs = Path(folder) / "runs"
         if loop.processes > 1:
             unwatched, watched = _apart(loop, Path(folder), runs)
-            told = ""
+            result = ""
         else:
             unwatched = run(loop, Unwatched())
             unwatched.exception = None
             printed = io.StringIO()
             with contextlib.redirect_stderr(printed):
                 watched = watched_run(loop, runs)
-            told = printed.getvalue()
-        trial = Trial(loop, unwatched, watched, told=told)
+            result = printed.getvalue()
+        trial = Trial(loop, unwatched, watched, told=result)
         for each in sorted(runs.glob("*/run.json")):
             with recorded(each.parent) as (session, row):
                 trial.findings += findings.of_run(session, row)
@@ -209,10 +209,10 @@ def _sender(session: Any, place: WatchedAttempt) -> tuple[Any, int, int]:
 
 def events(folder: Path) -> list[Event]:
     """Return a run's events, as they lie in its spool."""
-    reader, told = SpoolReader(folder / "spool"), []
+    reader, result = SpoolReader(folder / "spool"), []
     while items := reader.poll():
-        told += [item for item in items if isinstance(item, dict)]
-    return told
+        result += [item for item in items if isinstance(item, dict)]
+    return result
 
 
 @cache
@@ -281,10 +281,10 @@ def _of_recipe(loop: Loop) -> Trial:
     assert loop.recipe is not None
     items: list[Any] = []
     unwatched = run(loop, Unwatched())
-    told = replace(
+    result = replace(
         loop, train=lambda watch: trained(loop.recipe, {"precision": loop.precision}, watch, items)
     )
-    trial = Trial(loop, unwatched, run(told, Unwatched()))
+    trial = Trial(loop, unwatched, run(result, Unwatched()))
     with _database() as database:
         with database.writing() as session:
             run_id = _record_recipe(session, loop, items)

@@ -338,12 +338,12 @@ def test_login_tries_the_token_once(address: str, token: str) -> None:
             [*command, url], input=typed, capture_output=True, text=True, check=False
         )
 
-    for url, typed, told in (
+    for url, typed, result in (
         (address, "hs_wrong", "The token is unknown or has expired"),
         (f"{address}/none", token, "is not an address of a Halfstep server"),
     ):
         ended = login(url, typed)
-        assert told in ended.stderr
+        assert result in ended.stderr
         assert (ended.returncode, ended.stdout) == (1, "")
         assert credentials.read() is None
     ended = login(address, token)
@@ -368,8 +368,8 @@ def test_a_server_that_is_away_is_a_sentence() -> None:
     """No traceback of an HTTP library."""
     address = f"127.0.0.1:{free_port()}"
     client = Client(f"http://ada:secret@{address}", "token")
-    told = rf"the server does not answer at http://{address}: .*refused"
-    with pytest.raises(ApiError, match=told):
+    result = rf"the server does not answer at http://{address}: .*refused"
+    with pytest.raises(ApiError, match=result):
         client.runs()
 
 
@@ -410,9 +410,9 @@ def test_a_run_that_diverged_is_called_so(
         run.step, run.loss, run.last_flags = 9, None, NONFINITE_LOSS
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
-    told = halfstep("run", "follow", "1", **environment)
-    assert told.stdout.split()[:3] == ["run", "1", "diverged"]
-    assert told.returncode == 5
+    result = halfstep("run", "follow", "1", **environment)
+    assert result.stdout.split()[:3] == ["run", "1", "diverged"]
+    assert result.returncode == 5
     assert "  diverged  " in halfstep("run", "list", "status:diverged", **environment).stdout
     found = json.loads(halfstep("run", "list", "--json", **environment).stdout)
     assert (found["status"], found["outcome"]) == ("finished", "diverged")
@@ -464,14 +464,14 @@ def test_a_script_waits_for_the_end_and_hears_of_a_failure(
         assert client.wait(running.id)["status"] == "failed"
         assert [run["status"] for run in client.follow(running.id)] == ["failed"]
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
-    told = halfstep("run", "follow", "1", **environment)
-    assert told.stdout.endswith("  (exit code 3: bye)\n")
-    assert told.returncode == 3
+    result = halfstep("run", "follow", "1", **environment)
+    assert result.stdout.endswith("  (exit code 3: bye)\n")
+    assert result.returncode == 3
     assert "  ValueError: bye\n" in halfstep("run", "list", **environment).stdout
     followed = halfstep("run", "follow", "1", "--json", **environment)
     assert (json.loads(followed.stdout)["status"], followed.returncode) == ("failed", 3)
-    told = halfstep("download", "1", str(tmp_path / "got"), **environment)
-    assert told.stdout.strip() == os.fspath(tmp_path / "got" / "digits-fp16-run1-step400.pt")
+    result = halfstep("download", "1", str(tmp_path / "got"), **environment)
+    assert result.stdout.strip() == os.fspath(tmp_path / "got" / "digits-fp16-run1-step400.pt")
 
 
 def test_the_commands_of_runs_stand_together_too(
@@ -547,8 +547,8 @@ def test_bytes_that_are_no_text_are_refused(
     ):
         with pytest.raises(SystemExit, match="2"):
             main.main([*words, no_text])
-        told = rf"halfstep: {option}: b'\xff\xfe' is not allowed; allowed: UTF-8"
-        assert capsys.readouterr().err.startswith(told)
+        result = rf"halfstep: {option}: b'\xff\xfe' is not allowed; allowed: UTF-8"
+        assert capsys.readouterr().err.startswith(result)
     with pytest.raises(SystemExit, match="no file of the kind"):
         main.main(["download", "1", no_text])
     weights = tmp_path / f"{no_text}.pt"
@@ -590,8 +590,8 @@ def test_a_full_disk_below_stdout_is_named(
                 text=True,
                 check=False,
             )
-        told = ended.stderr if "--json" not in words else json.loads(ended.stderr)["error"] + "\n"
-        assert told.removeprefix("halfstep: ") == "output: No space left on device\n"
+        result = ended.stderr if "--json" not in words else json.loads(ended.stderr)["error"] + "\n"
+        assert result.removeprefix("halfstep: ") == "output: No space left on device\n"
         assert ended.returncode == 1
 
 
@@ -810,9 +810,9 @@ def test_rules_of_retention_from_a_script(
             LogLine(run_id=running.id, number=1, attempt=1, time=0.0, stream="stdout", text="x")
         )
     found = client.preview_retention(project="", log_days=30)
-    told = {"run_id": 1, "steps": 0, "stored_bytes": 0, "log_lines": 1, "samples": 0}
+    result = {"run_id": 1, "steps": 0, "stored_bytes": 0, "log_lines": 1, "samples": 0}
     assert (found["runs"], found["not_looked_at"]) == (1, 0)
-    assert found["largest"] == [told | {"name": client.run(1)["name"]}]
+    assert found["largest"] == [result | {"name": client.run(1)["name"]}]
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     words = ("--project", "", "--logs", "30")
     assert "1 runs, 0 B of files" in halfstep("retention", "preview", *words, **known).stdout

@@ -96,16 +96,16 @@ def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
     data = {"HALFSTEP_DATA": str(tmp_path)}
     broken = tmp_path / "broken.py"
     broken.write_text("import torch\n\nraise RuntimeError('no such thing')\n")
-    told = halfstep("recipe", "add", str(broken), **data)
-    assert told.returncode == 1
-    assert f"{broken} cannot be offered: broken.py:3: RuntimeError: no such thing" in told.stderr
+    result = halfstep("recipe", "add", str(broken), **data)
+    assert result.returncode == 1
+    assert f"{broken} cannot be offered: broken.py:3: RuntimeError: no such thing" in result.stderr
     assert not (tmp_path / "recipes.json").exists()
     checked = halfstep("recipe", "check", str(broken))
-    assert (checked.returncode, checked.stderr) == (1, told.stderr)
+    assert (checked.returncode, checked.stderr) == (1, result.stderr)
     nameless = tmp_path / "nameless.py"
     nameless.write_text(TEMPLATE.read_text().replace('"diabetes"', '"two words"'))
-    told = halfstep("recipe", "add", str(nameless), **data)
-    assert "Diabetes.name is 'two words'; allowed: 1 to 64 letters" in told.stderr
+    result = halfstep("recipe", "add", str(nameless), **data)
+    assert "Diabetes.name is 'two words'; allowed: 1 to 64 letters" in result.stderr
     nowhere = halfstep("recipe", "add", str(TEMPLATE), HALFSTEP_DATA=str(tmp_path / "nowhere"))
     assert f"there is no data folder {tmp_path}/nowhere" in nowhere.stderr
     assert "is no file of Python" in halfstep("recipe", "add", "digits", **data).stderr
@@ -116,11 +116,13 @@ def test_what_the_check_refuses_is_not_kept(tmp_path):
     data = {"HALFSTEP_DATA": str(tmp_path)}
     typo = tmp_path / "typo.py"
     typo.write_text(TEMPLATE.read_text().replace("torch.tensor(", "torch.tensr(", 1))
-    told = halfstep("recipe", "add", str(typo), **data)
-    assert told.returncode == 1
-    assert "AttributeError" in told.stdout
-    assert "is kept" not in told.stdout
-    assert f"{typo}:Diabetes is not added: the check found 1 error; --no-check adds" in told.stderr
+    result = halfstep("recipe", "add", str(typo), **data)
+    assert result.returncode == 1
+    assert "AttributeError" in result.stdout
+    assert "is kept" not in result.stdout
+    assert (
+        f"{typo}:Diabetes is not added: the check found 1 error; --no-check adds" in result.stderr
+    )
     wrong = halfstep("recipe", "add", str(TEMPLATE), "--set", "nope=1", **data)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "nope" in wrong.stderr
@@ -147,9 +149,9 @@ def test_a_recipe_whose_name_is_taken_is_told_so(tmp_path):
     assert f"as {second}:Diabetes. The name diabetes is that of {first}:Diabetes:" in said[1]
     assert said[2] == said[0]
     assert "The name digits is that of a recipe that comes along:" in said[3]
-    told = halfstep("recipe", "add", str(second), "--no-check", "--json", **data)
+    result = halfstep("recipe", "add", str(second), "--no-check", "--json", **data)
     reference = f"{second}:Diabetes"
-    assert json.loads(told.stdout) == {
+    assert json.loads(result.stdout) == {
         "reference": reference,
         "kept_in": str(tmp_path / "recipes.json"),
         "name": reference,

@@ -336,8 +336,8 @@ def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path
     assert [skip["step"] for skip in skips] == [10]
     [replay] = [event for event in first["events"] if event["event"] == "replay"]
     assert (replay["step"], replay["exact"]) == (8, False)
-    told = [event["request"] for event in first["events"] if event["event"] == "obeyed"]
-    assert told == [7, 8]
+    result = [event["request"] for event in first["events"] if event["event"] == "obeyed"]
+    assert result == [7, 8]
     assert second["events"] == []
 
 

@@ -63,9 +63,9 @@ def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Gone, digitz")
     with pytest.raises(UnknownRecipeError, match=f"cannot be loaded: there is no file {file}$"):
         load_recipe(f"{file}:Gone")
-    with pytest.raises(UnknownRecipeError, match='no recipe "digitz"; known are') as told:
+    with pytest.raises(UnknownRecipeError, match='no recipe "digitz"; known are') as result:
         load_recipe("digitz")
-    assert str(told.value).count("digitz") == 1
+    assert str(result.value).count("digitz") == 1
 
 
 def test_the_probe_prints_devices_recipes_and_versions():
@@ -91,9 +91,9 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
     unread.write_text("a = 1\nb = (\n")
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{broken}:Gan, {own_file}:Mine,{unread}")
     recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
-    told = recipes[f"{broken}:Gan"]
-    assert told["error"] == "ZeroDivisionError: division by zero"
-    assert (told["place"], told["file"]) == ("broken.py:2", str(broken))
+    result = recipes[f"{broken}:Gan"]
+    assert result["error"] == "ZeroDivisionError: division by zero"
+    assert (result["place"], result["file"]) == ("broken.py:2", str(broken))
     assert recipes[str(unread)]["error"].startswith("SyntaxError")
     assert recipes[str(unread)]["place"] == "unread.py:2"
     mine = recipes["mine"]
@@ -117,8 +117,8 @@ def test_a_declared_name_is_one_recipes_alone(monkeypatch, tmp_path, own_file):
     assert recipes[f"{taken}:Mine"]["title"] == "My own"
     assert recipes["mine"]["reference"] == str(own_file)
     assert recipes[f"{own_file}:Mine"]["title"] == "My own"
-    told = recipes[str(nameless)]["error"]
-    assert told.startswith("ValueError: Mine.name is 'a name, with a comma'; allowed: 1 to 64")
+    result = recipes[str(nameless)]["error"]
+    assert result.startswith("ValueError: Mine.name is 'a name, with a comma'; allowed: 1 to 64")
 
 
 def test_a_list_that_cannot_be_read_hides_nothing(monkeypatch, tmp_path):
@@ -148,8 +148,8 @@ def lacking(tmp_path, monkeypatch):
 
 def test_a_recipe_whose_packages_are_missing_says_so(lacking):
     """It is not imported, and the message names the missing packages and how to install them."""
-    told = r"recipe big needs Nobody.has-this: pip install 'mine\[big\]'"
-    with pytest.raises(MissingRequirementError, match=told):
+    result = r"recipe big needs Nobody.has-this: pip install 'mine\[big\]'"
+    with pytest.raises(MissingRequirementError, match=result):
         load_recipe("big")
 
 
@@ -186,9 +186,9 @@ def test_an_installed_recipe_that_raises_harms_no_other(tmp_path, monkeypatch, t
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "fallen", raising=False)
     offered = {recipe["name"]: recipe for recipe in probe.recipes()}
-    told = offered.pop("fallen")
-    assert told.pop("error").startswith(error)
-    assert told == {
+    result = offered.pop("fallen")
+    assert result.pop("error").startswith(error)
+    assert result == {
         "name": "fallen",
         "reference": "fallen",
         "package": "fallen 2.1",

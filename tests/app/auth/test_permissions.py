@@ -123,20 +123,20 @@ def test_a_role_allows_what_it_says_on_every_route(
                 ids = {"run_id": run.id, "sweep_id": sweeps[i].id}
                 address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: str(ids.get(m[1], 1)), path)
                 answer = client.request(method, address)
-                told = f"{role} {method} {address}: {answer.status_code} {answer.text[:200]}"
+                result = f"{role} {method} {address}: {answer.status_code} {answer.text[:200]}"
                 is_placed = need not in (RUN_COMMANDS, ADMIN)
                 missing = f"There is no {'run' if 'run_id' in path else 'sweep'} "
                 is_hidden = answer.status_code == 404 and missing in answer.text
                 if need == ANY_SUBMITTER:  # an outsider submits to a project of their own
-                    assert (answer.status_code == 403) == (role == VIEWER), told
+                    assert (answer.status_code == 403) == (role == VIEWER), result
                 elif role == "outsider" and is_placed:
-                    assert is_hidden or (method, answer.status_code) == ("HEAD", 404), told
+                    assert is_hidden or (method, answer.status_code) == ("HEAD", 404), result
                 elif is_placed and need in ALLOWED[role][i]:
-                    assert answer.status_code != 403, told
-                    assert not is_hidden, told
+                    assert answer.status_code != 403, result
+                    assert not is_hidden, result
                 else:
-                    assert answer.status_code == 403, told
-                    assert method == "HEAD" or answer.json()["code"] == "forbidden", told
+                    assert answer.status_code == 403, result
+                    assert method == "HEAD" or answer.json()["code"] == "forbidden", result
 
 
 def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: User) -> None:
@@ -215,8 +215,8 @@ def test_runs_go_where_one_may_submit(
                 why = NO_SUBMITTING if role == VIEWER else "'vision' is not allowed; allowed: "
                 assert why in answer.json()["errors"]["project"]
         rule = {"condition": "ended", "scope": "project", "project": "speech"}
-        told = client.post("/api/v1/alerts/rules", json=rule)
-        assert told.status_code == (201 if role == "outsider" else 422), (role, told.text)
+        result = client.post("/api/v1/alerts/rules", json=rule)
+        assert result.status_code == (201 if role == "outsider" else 422), (role, result.text)
     for given in (
         {"project": "nowhere"},
         {"project": PROJECT, "after_id": hidden.id},

@@ -107,8 +107,8 @@ def test_maintainers_give_roles_in_their_projects(
     script = browser_of(app, database, carol)
     given = {"project": "vision", "user": "dave", "role": "viewer"}
     assert script.put("/api/v1/projects/roles", json=given).status_code == 204
-    told = script.get("/api/v1/projects/roles", params={"project": "vision"}).json()
-    assert {each["user"]: each["role"] for each in told} == {"carol": MAINTAINER, "dave": VIEWER}
+    result = script.get("/api/v1/projects/roles", params={"project": "vision"}).json()
+    assert {each["user"]: each["role"] for each in result} == {"carol": MAINTAINER, "dave": VIEWER}
     wrongs: tuple[tuple[dict[str, str], int], ...] = (
         ({"project": "speech"}, 404),
         ({"role": "king"}, 422),
@@ -198,12 +198,12 @@ def test_who_did_what_is_written_down(
     assert script.post(f"/api/v1/runs/{run.id}/checkpoints").status_code == 409
     assert script.put(f"/api/v1/runs/{run.id}/priority", json={"priority": 3}).status_code == 200
     browser.post("/views", data={"name": "hush-hush", "filter": "", "sort": "", "columns": ""})
-    told = browser.get("/api/v1/audit").json()
-    newest, before = told["audit_events"][:2]
+    result = browser.get("/api/v1/audit").json()
+    newest, before = result["audit_events"][:2]
     assert (newest["user"], newest["token"], newest["action"]) == ("ada", None, "POST /views")
     assert (before["token"], before["run_id"]) == ("script", run.id)
     assert before["action"] == f"PUT /api/v1/runs/{run.id}/priority"
-    assert told["total"] == 2
+    assert result["total"] == 2
     assert "hush" not in browser.get("/audit").text
     lines = browser.get("/api/v1/audit/export").text.splitlines()
     assert [json.loads(line)["id"] for line in lines] == [before["id"], newest["id"]]
@@ -249,15 +249,15 @@ def test_accounts_are_kept_from_a_terminal(
         ["list"],
     ):
         assert type_command("user", *words) == 0, words
-    told = capsys.readouterr().out
-    assert "/?token=" in told
-    token = json.loads(next(line for line in told.splitlines() if line.startswith("{")))["token"]
+    result = capsys.readouterr().out
+    assert "/?token=" in result
+    token = json.loads(next(line for line in result.splitlines() if line.startswith("{")))["token"]
     with database.reading() as session:
         known = accounts.find_api_token(session, token)
     assert known is not None
     assert (known.user.name, known.kind, known.run_id) == ("ada", "run", sent.run_id)
-    assert "ada: admin\n" in told
-    assert "carol: maintainer of Default project, may run commands, deactivated\n" in told
+    assert "ada: admin\n" in result
+    assert "carol: maintainer of Default project, may run commands, deactivated\n" in result
     with database.reading() as session:
         audit_events = session.scalars(select(AuditEvent).order_by(AuditEvent.id)).all()
     assert {(each.address, each.user_id) for each in audit_events} == {("terminal", None)}

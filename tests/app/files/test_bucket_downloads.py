@@ -41,7 +41,7 @@ def token(database: Database, ada: User) -> str:
 @pytest.fixture
 def http(settings: Settings, database: Database, running: Run, token: str) -> Iterator[Any]:
     """A client of a server whose run has a checkpoint and an artifact in the bucket."""
-    told = {"size_bytes": len(BODY), "sha256": SHA256}
+    result = {"size_bytes": len(BODY), "sha256": SHA256}
     store, folder = open_store(settings), f"runs/{running.id}"
     path = settings.data / "a.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,10 +49,10 @@ def http(settings: Settings, database: Database, running: Run, token: str) -> It
     keys = [f"{folder}/checkpoints/step-00000400.pt", f"{folder}/artifacts/step-00000400/a.txt"]
     for key in keys:
         put_file(store, key, path)
-    saved = {"step": 400, "reason": "end", "files": [{"kind": "checkpoint", "path": "", **told}]}
+    saved = {"step": 400, "reason": "end", "files": [{"kind": "checkpoint", "path": "", **result}]}
     with database.writing() as session:
         checkpoints.publish(session, running.id, 1, saved, keys[:1])
-        artifacts.publish(session, running.id, 1, {"step": 400, "name": "a.txt", **told}, keys[1])
+        artifacts.publish(session, running.id, 1, {"step": 400, "name": "a.txt", **result}, keys[1])
     headers = {"Authorization": f"Bearer {token}"}
     with (
         serving(settings, database) as (_server, address),

@@ -253,13 +253,16 @@ def test_any_configuration_is_kept(uploader: Uploader, script: TestClient, confi
 def test_what_an_attempt_was_started_in_is_told(uploader: Uploader, script: TestClient) -> None:
     """Its machine, and command and folder if the uploader sends them, of the latest attempt."""
     uploader.begin()
-    told = script.get("/api/v1/runs/1/environment").json()
-    assert (told["host"], told["command"], told["folder"]) == ("gpu-7", [], None)
+    result = script.get("/api/v1/runs/1/environment").json()
+    assert (result["host"], result["command"], result["folder"]) == ("gpu-7", [], None)
     uploader.begin(attempt=2, command=["train.py", "--lr", "0.1"], folder="/home/ada")
-    told = script.get("/api/v1/runs/1/environment").json()
-    assert (told["attempt"], told["host"], told["folder"]) == (2, "gpu-7", "/home/ada")
-    assert (told["command"], told["versions"]["torch"]) == (["train.py", "--lr", "0.1"], "2.13.0")
-    assert (told["git"], told["source"]) == (None, None)
+    result = script.get("/api/v1/runs/1/environment").json()
+    assert (result["attempt"], result["host"], result["folder"]) == (2, "gpu-7", "/home/ada")
+    assert (result["command"], result["versions"]["torch"]) == (
+        ["train.py", "--lr", "0.1"],
+        "2.13.0",
+    )
+    assert (result["git"], result["source"]) == (None, None)
     wrong = uploader.begin(attempt=3, command=["train.py", "a\0b"], folder="a\0b")
     assert wrong.status_code == 422
 

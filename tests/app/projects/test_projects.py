@@ -159,9 +159,9 @@ def test_runs_are_moved_by_who_maintains_both_projects(
         answer = client.put(f"/api/v1/runs/{queued}/project", json={"project": project})
         assert answer.status_code == status, answer.text
     wanted = {"action": "move", "runs": [queued, busy, others], "project": "speech"}
-    told = client.post("/api/v1/runs/bulk", json=wanted).json()
-    assert told["done"] == [queued]
-    said = {each["id"]: each["detail"] for each in told["refused"]}
+    result = client.post("/api/v1/runs/bulk", json=wanted).json()
+    assert result["done"] == [queued]
+    said = {each["id"]: each["detail"] for each in result["refused"]}
     assert "after it has ended" in said[busy]
     assert "does not let you move runs out of or into the project 'text'" in said[others]
     for wrong in ({"project": None}, {"action": "cancel"}):

@@ -62,7 +62,7 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from(
 ) -> None:
     """The page does not show the button, and the API says why not."""
     end(database, running, Status.FAILED)
-    told = script.post(f"/api/v1/runs/{running.id}/continuation")
-    assert told.status_code == 409
-    assert "has no checkpoint before its last step" in told.json()["detail"]
+    result = script.post(f"/api/v1/runs/{running.id}/continuation")
+    assert result.status_code == 409
+    assert "has no checkpoint before its last step" in result.json()["detail"]
     assert "data-leaves-steps>" not in browser.get(f"/runs/{running.id}").text

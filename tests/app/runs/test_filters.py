@@ -204,8 +204,8 @@ def test_a_metric_named_as_a_column_is_listed_by_its_prefix(
     assert "41.5" in page
     words = script.get("/api/v1/runs/autocomplete").json()["metrics"]
     assert words == ["metrics.loss", "metrics.status", "val/accuracy"]
-    told = script.get("/api/v1/runs", params={"filter": "metrics.los>1"}).json()["notes"]
-    assert told == ["there is no setting or metric metrics.los; did you mean metrics.loss?"]
+    result = script.get("/api/v1/runs", params={"filter": "metrics.los>1"}).json()["notes"]
+    assert result == ["there is no setting or metric metrics.los; did you mean metrics.loss?"]
 
 
 WORDS = st.lists(

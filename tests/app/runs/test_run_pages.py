@@ -299,8 +299,8 @@ def test_changed_settings_stand_beside_the_facts(
     start_run(database, ada, config=config)
     page = browser.get("/runs/1").text
     assert 'data-tab="configuration">Configuration <span class="chip">2</span>' in page
-    told = browser.get("/api/v1/runs/1").json()["changed_settings"]
-    assert {(each["path"], each["value"], each["default"]) for each in told} == {
+    result = browser.get("/api/v1/runs/1").json()["changed_settings"]
+    assert {(each["path"], each["value"], each["default"]) for each in result} == {
         ("training.batch_size", 96, 64),
         ("training.steps", 401, 400),
     }
@@ -327,8 +327,12 @@ def test_what_it_was_started_in_is_told(
     page = browser.get("/runs/1").text
     for text in ("python r.py", "c0ffee</code>, with changes", "torch <code>2.9<", "&lt;b&gt;"):
         assert text in page
-    told = browser.get("/api/v1/runs/1/environment").json()
-    assert (told["source"], told["diff"], told["has_other_source"]) == ("LR = 1", "-a\n+b", False)
+    result = browser.get("/api/v1/runs/1/environment").json()
+    assert (result["source"], result["diff"], result["has_other_source"]) == (
+        "LR = 1",
+        "-a\n+b",
+        False,
+    )
     for digest, is_other in (("aa", False), ("bb", True)):
         with database.writing() as session:
             workers.offer(session, 1, [DIGITS | {"sha256": digest}])

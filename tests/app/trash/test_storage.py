@@ -51,21 +51,21 @@ def typed(*words: str) -> str:
 
 def test_the_largest_come_first(old: int) -> None:
     """With a limit; the total is of all."""
-    told = typed("runs", "--limit", "1").splitlines()
-    assert told[0].split() == ["20", "B", str(old), "finished", "digits-fp16", "ada"]
-    assert told[1:3] == [
+    result = typed("runs", "--limit", "1").splitlines()
+    assert result[0].split() == ["20", "B", str(old), "finished", "digits-fp16", "ada"]
+    assert result[1:3] == [
         "20 B of 2 runs, those shown included",
         "0 B of 0 deleted ones in the trash",
     ]
-    assert "free on the disk of" in told[3]
+    assert "free on the disk of" in result[3]
 
 
 def test_what_would_go_is_said_first(old: int, settings: Settings) -> None:
     """With --dry-run nothing is deleted; with --yes the listed files are."""
     folder = settings.run_folder(old) / "checkpoints"
-    told = typed("prune", "--checkpoints", "30", "--dry-run")
-    assert f"{old}  digits-fp16: 1 step's checkpoints" in told
-    assert "1 runs, 10 B of files" in told
+    result = typed("prune", "--checkpoints", "30", "--dry-run")
+    assert f"{old}  digits-fp16: 1 step's checkpoints" in result
+    assert "1 runs, 10 B of files" in result
     assert len(list(folder.iterdir())) == 2
     assert "1 runs pruned, 10 B freed" in typed("prune", "--checkpoints", "30", "--yes")
     assert [path.name for path in folder.iterdir()] == ["20.pt"]

@@ -77,11 +77,11 @@ def test_the_grid_says_what_runs_where_and_follows_it(
         workers.drain(session, two.id)
     news = look(cursor)
     assert news is not None
-    told = json.loads(news.data)
-    assert told["keys"] == ["1", "2"]
-    assert 'data-key="2"' in told["html"]
-    assert "drained" in told["html"]
-    assert 'data-key="1"' not in told["html"]
+    result = json.loads(news.data)
+    assert result["keys"] == ["1", "2"]
+    assert 'data-key="2"' in result["html"]
+    assert "drained" in result["html"]
+    assert 'data-key="1"' not in result["html"]
     others = of_workers(database, unseen)("")
     assert others is not None
     assert others.data.count("in use") == 2

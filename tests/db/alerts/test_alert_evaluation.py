@@ -67,11 +67,11 @@ def test_a_condition_is_told_once_until_it_was_well_again(
     """True, still true, false, and true again: two alerts, each with its end."""
     rule(database, ada, "loss_above", value=2.0)
     seen = Seen()
-    told = []
+    result = []
     for loss in (1.0, 3.0, 4.0, 1.0, 1.5, float("inf"), 5.0):
         change(database, running, loss=loss)
-        told.append(evaluate(database, seen, ADDRESS))
-    assert told == [0, 1, 0, 0, 0, 1, 0]
+        result.append(evaluate(database, seen, ADDRESS))
+    assert result == [0, 1, 0, 0, 0, 1, 0]
     first, second = alerts(database)
     assert first.resolved_at is not None
     assert second.resolved_at is None
@@ -103,8 +103,8 @@ def test_of_two_servers_that_look_at_once_one_tells(
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
     with ThreadPoolExecutor(4) as threads:
-        told = list(threads.map(lambda _: evaluate(database, Seen(), ADDRESS), range(8)))
-    assert sum(told) == 1
+        result = list(threads.map(lambda _: evaluate(database, Seen(), ADDRESS), range(8)))
+    assert sum(result) == 1
     assert len(alerts(database)) == 1
 
 
@@ -249,7 +249,7 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
     steps = make_steps([1.0] * 99 + [float("nan")] + [1.0] * 150, skipped=skipped)
     steps["scale"][-1] = 2.0**-3
     steps["data_us"] = steps["step_us"]
-    told = {
+    result = {
         "collapsing": "is collapsing: the scale is 0.125, below 1, where it shrinks gradients; "
         "21 of the last 250 steps (8.4 %) skipped, at most 21 in a row, the last just now",
         "dead": None,
@@ -263,7 +263,7 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
         "skips_in_a_row": (21.0, "skipped 21 steps in a row"),
         "loss_below": (1.0, None),
     }
-    for condition in told:
+    for condition in result:
         rule(database, ada, condition)
     for condition, (value, _words) in with_value.items():
         rule(database, ada, condition, value=value)
@@ -277,7 +277,7 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
         session.add(Diagnosis(run_id=running.id, kind="spike", step=240, content={}))
         session.get_one(Run, running.id).scale = 2.0**-3
     evaluate(database, seen, ADDRESS)
-    words = [*told.values(), *(words for _value, words in with_value.values())]
+    words = [*result.values(), *(words for _value, words in with_value.values())]
     words.append("has val/accuracy at 0.75, above 0.5")
     assert {each.text for each in alerts(database)} == {
         f"Run 1, digits-fp16, {each}." for each in words if each

@@ -167,11 +167,11 @@ def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> N
 
 def test_the_newest_count_of_a_schedule_is_shown(database: Database, running: Run) -> None:
     """A watched loop reports it again as it grows; the latest numbers are shown."""
-    told = [
+    result = [
         {"event": "schedule", "step": step, "advanced": step - 1, "skipped": step}
         for step in (20, 40)
     ]
-    record(database, running, make_steps([1.0] * 40), events=told)
+    record(database, running, make_steps([1.0] * 40), events=result)
     with database.reading() as session:
         [found] = findings.of_run(session, session.get_one(Run, running.id))
     assert found.text.startswith("The learning rate changed after 39 of 40 skips, up to step 40")

@@ -319,8 +319,8 @@ def test_attempts_are_limited(database: Database, running: Run) -> None:
         limits = {"max_attempts": 1, "max_stalled_attempts": 5}
         queue.end_killed(session, running.id, 1, reason="killed", log="Killed", **limits)
         run = runs.get(session, running.id)
-    told = "Killed\nkilled; 1 attempts were killed, as many as are allowed"
-    assert (run.status, run.error) == ("failed", told)
+    result = "Killed\nkilled; 1 attempts were killed, as many as are allowed"
+    assert (run.status, run.error) == ("failed", result)
 
 
 @pytest.mark.only_on("postgresql")

@@ -206,7 +206,7 @@ def test_metrics_have_the_same_windows(database: Database, running: Run) -> None
     record(database, running, events=[*many, *few])
     with database.reading() as session:
         lines = windows.metrics(session, running.id, most=100)
-        told = windows.measured(session, running.id)
+        result = windows.measured(session, running.id)
     assert list(lines) == ["loss/generator", "val/accuracy"]
     assert lines["val/accuracy"].x == [500, 1000, 1500, 2000, 2500, 3000]
     generator = lines["loss/generator"]
@@ -214,7 +214,7 @@ def test_metrics_have_the_same_windows(database: Database, running: Run) -> None
     assert (min(generator.y), max(generator.y)) == (np.nanmin(values), 99.0)
     assert generator.x[generator.y.index(99.0)] == 2346
     assert generator.nonfinite.total == 1
-    assert told == [
+    assert result == [
         Measured("loss/generator", 3000, values[-1], np.nanmin(values), 99.0, 3000),
         Measured("val/accuracy", 3000, 1.0, 500 / 3000, 1.0, 6),
     ]

@@ -111,8 +111,8 @@ def test_the_services_commands_are_known_without_it(monkeypatch: pytest.MonkeyPa
     assert tuple(sorted(ours)) == main.SERVICE
     monkeypatch.setattr(main, "root", lambda: typer.main.get_group(main.APP))
     monkeypatch.setattr(main.Root, "_installed", {})
-    told = r"`recipe` .* in a clone of Halfstep, pip install \./halfstep '\.\[worker\]'"
-    assert re.search(told, str(type_command("recipe", "check", "mine.py")))
+    result = r"`recipe` .* in a clone of Halfstep, pip install \./halfstep '\.\[worker\]'"
+    assert re.search(result, str(type_command("recipe", "check", "mine.py")))
 
 
 @pytest.mark.parametrize("words", [*all_commands()], ids=" ".join)

@@ -63,15 +63,15 @@ def metrics(written: Written) -> dict[str, list[tuple[int, Any]]]:
 
 def test_a_wandb_run(imported: Import) -> None:
     """Its loss, rate and scale are columns of the steps, which are counted from 1."""
-    [told] = imported("wandb", RECORDED / "wandb")
-    assert (told["steps"], told["numbers"]) == (12, 14)
-    assert (told["media"], told["left_out"]) == (1, {"text": 1})
-    run = read_run(Path(told["folder"]))
+    [result] = imported("wandb", RECORDED / "wandb")
+    assert (result["steps"], result["numbers"]) == (12, 14)
+    assert (result["media"], result["left_out"]) == (1, {"text": 1})
+    run = read_run(Path(result["folder"]))
     assert (run["name"], run["project"], run["tags"]) == ("swift-lynx", "digits", ["fp16", "tried"])
     expected = {"lr": 0.01, "layers": [8, 4], "optimizer": {"name": "adamw"}, "late": 3}
     assert run["config"] == expected
     assert run["started"].startswith("2026-11-22T02:37:4")
-    written = Written(Path(told["folder"]))
+    written = Written(Path(result["folder"]))
     assert written.steps["step"].tolist() == list(range(1, 13))
     assert written.steps["loss"] == pytest.approx(1 / np.arange(1, 13), rel=1e-6)
     assert written.steps["scale"].tolist() == [65536.0] * 6 + [32768.0] * 6
@@ -79,7 +79,7 @@ def test_a_wandb_run(imported: Import) -> None:
     named = metrics(written)
     assert named["val.accuracy"][11] == (12, 11 / 12)
     assert (named["odd"], named["endless"]) == ([(13, "NaN")], [(13, "Infinity")])
-    outcome = json.loads((Path(told["folder"]) / "outcome-1.json").read_text())
+    outcome = json.loads((Path(result["folder"]) / "outcome-1.json").read_text())
     assert (outcome["status"], outcome["step"]) == ("finished", 12)
 
 
@@ -120,9 +120,9 @@ def mlflow(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_mlflows_runs(imported: Import, mlflow: Path) -> None:
     """Database and folder lead to the same; runs deleted there are not imported."""
-    told = {Path(each["folder"]).name: each for each in imported("mlflow", mlflow)}
-    assert told.keys() == {"first", "bad", "killed"}
-    folder = Path(told["first"]["folder"])
+    result = {Path(each["folder"]).name: each for each in imported("mlflow", mlflow)}
+    assert result.keys() == {"first", "bad", "killed"}
+    folder = Path(result["first"]["folder"])
     run = read_run(folder)
     assert (run["project"], run["tags"]) == ("digits", ["team=a"])
     assert run["config"] == {"lr": 0.1, "model": {"width": 8}, "note": "it's: 'b'"}
@@ -133,10 +133,10 @@ def test_mlflows_runs(imported: Import, mlflow: Path) -> None:
     assert metrics(written) == {"val acc": [(6, "NaN")], "val loss": [(6, "Infinity")]}
     outcomes = {
         name: json.loads((Path(each["folder"]) / "outcome-1.json").read_text())["status"]
-        for name, each in told.items()
+        for name, each in result.items()
     }
     assert outcomes == {"first": "finished", "bad": "failed", "killed": "terminated"}
-    assert metrics(Written(Path(told["killed"]["folder"]))) == {"acc": [(0, 1.0)]}
+    assert metrics(Written(Path(result["killed"]["folder"]))) == {"acc": [(0, 1.0)]}
 
 
 def test_damaged_stores_of_mlflow_are_named(
@@ -151,8 +151,8 @@ def test_damaged_stores_of_mlflow_are_named(
     loss.write_text(loss.read_text() + "nonsense\n")
     [meta] = [path for path in copy.rglob("meta.yaml") if "run_name: killed" in path.read_text()]
     meta.write_text("a: [")
-    told = imported("mlflow", copy, code=1)
-    assert sorted((Path(each["folder"]).name, each["steps"]) for each in told) == [
+    result = imported("mlflow", copy, code=1)
+    assert sorted((Path(each["folder"]).name, each["steps"]) for each in result) == [
         ("bad", 1),
         ("first", 6),
     ]
@@ -181,16 +181,18 @@ def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
     event_file(tmp_path / "logs" / "a", *losses, scalar("val", 50, 0.5), image)
     counted = [scalar("loss", 1, 1.0), scalar("skipped", 1, 3.0)]  # by somebody, in all
     event_file(tmp_path / "logs" / "b" / "c", scalar("val", 0, 2.0), *counted)
-    told = {Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")}
-    assert told.keys() == {"a", "b-c"}
-    assert told["a"]["left_out"] == {unserved: 1}
-    written = Written(Path(told["a"]["folder"]))
+    result = {
+        Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")
+    }
+    assert result.keys() == {"a", "b-c"}
+    assert result["a"]["left_out"] == {unserved: 1}
+    written = Written(Path(result["a"]["folder"]))
     assert written.steps["step"].tolist() == [10, 20, 30, 40, 50]
     assert written.steps["elapsed_ms"].tolist() == [0, 10_000, 20_000, 30_000, 40_000]
     assert written.steps["step_us"].tolist()[1:] == [1_000_000] * 4
     assert metrics(written) == {"val": [(50, 0.5)]}
     assert (written.steps["flags"] & SKIPPED).tolist() == [0, SKIPPED, 0, 0, 0]
-    other = Written(Path(told["b-c"]["folder"]))
+    other = Written(Path(result["b-c"]["folder"]))
     assert metrics(other) == {"val": [(0, 2.0)], "skipped": [(1, 3.0)]}
     assert other.steps["flags"].tolist() == [0]
 
@@ -204,9 +206,11 @@ def test_the_second_writer_of_torch_says_how_it_was_configured(
     with SummaryWriter(tmp_path / "logs") as writer:  # type: ignore[no-untyped-call]
         writer.add_scalar("loss", 0.5, 1)  # type: ignore[no-untyped-call]
         writer.add_hparams({"lr": 0.1, "kind": "adam"}, {"end": 1.0}, run_name="it")  # type: ignore[no-untyped-call]
-    told = {Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")}
-    assert read_run(Path(told["it"]["folder"]))["config"] == {"lr": 0.1, "kind": "adam"}
-    assert told["logs"]["steps"] == 1
+    result = {
+        Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")
+    }
+    assert read_run(Path(result["it"]["folder"]))["config"] == {"lr": 0.1, "kind": "adam"}
+    assert result["logs"]["steps"] == 1
 
 
 def files(told: dict[str, Any]) -> dict[str, bytes]:
@@ -232,9 +236,9 @@ def test_tensorboards_pictures_and_sounds(imported: Import, tmp_path: Path) -> N
     tensor = TensorProto(dtype=7, string_val=[b"5", b"4", PNG, PNG])
     value = Summary.Value(tag="new", metadata=metadata, tensor=tensor)
     event_file(tmp_path / "logs", Event(step=3, summary=Summary(value=[value])))
-    [told] = imported("tensorboard", tmp_path / "logs")
-    assert (told["media"], told["left_out"]) == (6, {})
-    kept = files(told)
+    [result] = imported("tensorboard", tmp_path / "logs")
+    assert (result["media"], result["left_out"]) == (6, {})
+    kept = files(result)
     assert sorted(kept) == [
         "artifacts/step-00000001/val-sample-2.png",
         "artifacts/step-00000001/val-sample.png",
@@ -256,8 +260,8 @@ def test_media_are_bounded(
         tmp_path / "logs",
         *(Event(step=step, summary=Summary(value=[picture])) for step in range(5)),
     )
-    [told] = imported("tensorboard", tmp_path / "logs")
-    assert (told["media"], told["left_out"]) == (2, {"png beyond the first 2 files": 3})
+    [result] = imported("tensorboard", tmp_path / "logs")
+    assert (result["media"], result["left_out"]) == (2, {"png beyond the first 2 files": 3})
 
 
 def test_wandbs_pictures(tmp_path: Path) -> None:
@@ -319,9 +323,9 @@ def test_wandbs_histograms_and_tables(imported: Import) -> None:
 
     A histogram with uneven bins is unsupported.
     """
-    [told] = imported("wandb", RECORDED / "wandb-media")
-    assert (told["media"], told["left_out"]) == (3, {"histogram": 1})
-    kept = files(told)
+    [result] = imported("wandb", RECORDED / "wandb-media")
+    assert (result["media"], result["left_out"]) == (3, {"histogram": 1})
+    kept = files(result)
     assert sorted(kept) == [
         "artifacts/step-00000001/weights.histogram.json",
         "artifacts/step-00000002/weights.histogram.json",
@@ -427,9 +431,9 @@ def test_mlflows_pictures(imported: Import, tmp_path: Path, kind: str) -> None:
     logged.with_name(f"{logged.stem}%compressed.webp").write_bytes(b"RIFF")
     (artifacts / "curve.png").write_bytes(PNG)
     (artifacts / "model.pkl").write_bytes(b"x")
-    [told] = [each for each in imported("mlflow", path) if each["media"]]
+    [result] = [each for each in imported("mlflow", path) if each["media"]]
     names = ["artifacts/step-00000001/curve.png", "artifacts/step-00000004/val-it.png"]
-    assert (sorted(files(told)), told["left_out"]) == (names, {"artifact": 1})
+    assert (sorted(files(result)), result["left_out"]) == (names, {"artifact": 1})
 
 
 def test_a_damaged_event_file_is_named(imported: Import, tmp_path: Path) -> None:
@@ -437,12 +441,12 @@ def test_a_damaged_event_file_is_named(imported: Import, tmp_path: Path) -> None
     path = event_file(tmp_path / "logs", *(scalar("loss", step, 1.0) for step in range(1, 9)))
     content = bytearray(path.read_bytes())
     path.write_bytes(content[:-5])
-    [told] = imported("tensorboard", tmp_path / "logs")
-    assert told["steps"] == 7
+    [result] = imported("tensorboard", tmp_path / "logs")
+    assert result["steps"] == 7
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
-    [told] = imported("tensorboard", tmp_path / "logs", code=1)
-    assert 0 < told["steps"] < 7
+    [result] = imported("tensorboard", tmp_path / "logs", code=1)
+    assert 0 < result["steps"] < 7
 
 
 SCHEMA = pyarrow.schema(
@@ -512,18 +516,18 @@ def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
     rows.append({"attribute_path": "model", "attribute_type": "file"})
     export_of_neptune(tmp_path / "data" / "digits-1a", "RUN-1", rows, parts=2)
     (tmp_path / "data" / "digits-1a" / "RUN-2_part_0.parquet").write_text("no Parquet")
-    [told] = imported("neptune", tmp_path / "data", "--project", "other", code=1)
-    assert told["left_out"] == {"file": 1, "value between two steps": 1}
-    run = read_run(Path(told["folder"]))
+    [result] = imported("neptune", tmp_path / "data", "--project", "other", code=1)
+    assert result["left_out"] == {"file": 1, "value between two steps": 1}
+    run = read_run(Path(result["folder"]))
     assert (run["name"], run["project"], run["tags"]) == ("baseline", "other", ["a", "b"])
     assert run["config"] == {"config": {"lr": 0.1, "layers": 3}}
     assert run["started"] == "2023-11-14T22:13:20.000+00:00"
-    written = Written(Path(told["folder"]))
+    written = Written(Path(result["folder"]))
     assert written.steps["step"].tolist() == [1, 2, 3, 4]
     assert written.steps["elapsed_ms"].tolist() == [0, 2000, 4000, 6000]
     named = metrics(written)
     assert sorted(named["metrics/accuracy"]) == [(s, 1 / s) for s in range(1, 5)]
-    outcome = json.loads((Path(told["folder"]) / "outcome-1.json").read_text())
+    outcome = json.loads((Path(result["folder"]) / "outcome-1.json").read_text())
     assert outcome["status"] == "failed"
 
 
@@ -564,9 +568,9 @@ def test_neptunes_files(imported: Import, tmp_path: Path) -> None:
         value("file_set", "bad", "../.."),
     ]
     export_of_neptune(tmp_path / "data" / "digits-1a", "RUN-1", rows)
-    [told] = imported("neptune", tmp_path / "data")
-    assert told["left_out"] == {"file": 5, "file_set": 3, "histogram_series": 1}
-    kept = files(told)
+    [result] = imported("neptune", tmp_path / "data")
+    assert result["left_out"] == {"file": 5, "file_set": 3, "histogram_series": 1}
+    kept = files(result)
     assert {path: each for path, each in kept.items() if not path.endswith("json")} == {
         "artifacts/step-00000000/model.bin": b"weights",
         "artifacts/step-00000000/notes.txt": b"a note",
@@ -588,8 +592,8 @@ def test_neptunes_files_behind_a_link_are_left_out(imported: Import, tmp_path: P
     (tmp_path / "files").symlink_to(tmp_path / "private")
     row = {"attribute_path": "it", "attribute_type": "file", "file_value": {"path": "key"}}
     export_of_neptune(tmp_path / "data" / "digits-1a", "RUN-1", [row])
-    [told] = imported("neptune", tmp_path / "data")
-    assert (told["media"], told["left_out"]) == (0, {"file": 1})
+    [result] = imported("neptune", tmp_path / "data")
+    assert (result["media"], result["left_out"]) == (0, {"file": 1})
 
 
 def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:
@@ -617,8 +621,8 @@ def test_an_import_that_was_broken_off_is_done_over(imported: Import, tmp_path: 
     left = tmp_path / "halfstep" / "logs" / "spool"
     left.mkdir(parents=True)
     (left / "1-0.spool").write_bytes(b"half")
-    [told] = imported("tensorboard", tmp_path / "logs")
-    assert told["folder"] == str(left.parent)
+    [result] = imported("tensorboard", tmp_path / "logs")
+    assert result["folder"] == str(left.parent)
     assert Written(left.parent).steps["loss"].tolist() == [0.5]
 
 

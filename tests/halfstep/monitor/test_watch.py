@@ -293,8 +293,8 @@ def test_a_scale_set_by_hand_is_told_as_set(tmp_path: Path) -> None:
                 scaler.update(32.0)
     written = Written(tmp_path / "it")
     assert written.steps["scale"].tolist() == [8, 8, 64, 32]
-    told = [(e["kind"], e["step"], e["scale_after"]) for e in written.of("scaler")]
-    assert told == [("set", 3, 64), ("set", 4, 32)]
+    result = [(e["kind"], e["step"], e["scale_after"]) for e in written.of("scaler")]
+    assert result == [("set", 3, 64), ("set", 4, 32)]
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
@@ -319,12 +319,12 @@ def test_a_schedule_that_advances_in_skipped_steps_is_told(tmp_path: Path) -> No
         written = Written(tmp_path / f"waits-{waits}")
         skipped = len(written.of("scaler", "skip"))
         assert skipped >= 3
-        told = written.of("schedule")
+        result = written.of("schedule")
         if waits:
-            assert told == []
+            assert result == []
         else:
-            assert told[0]["advanced"] == told[0]["skipped"]
-            assert skipped / 2 < told[-1]["advanced"] <= skipped
+            assert result[0]["advanced"] == result[0]["skipped"]
+            assert skipped / 2 < result[-1]["advanced"] <= skipped
 
 
 def test_an_optimizer_that_comes_later_lays_the_rows_out_anew(tmp_path: Path) -> None:
@@ -413,8 +413,8 @@ def test_a_tensor_or_an_array_of_one_number_is_that(
             ones | {"three": torch.ones(3), "none": np.ones(0), "deep": torch.ones(2, 2, 2, 2, 2)}
         )
         watch.loss(np.ones(1))  # type: ignore[arg-type]
-    told = Written(tmp_path / "it").of("metric")
-    assert [(each["name"], each["value"]) for each in told] == [("t", 1), ("tt", 1), ("a", 1)]
+    result = Written(tmp_path / "it").of("metric")
+    assert [(each["name"], each["value"]) for each in result] == [("t", 1), ("tt", 1), ("a", 1)]
     allowed = "cannot be logged; allowed: a number, a text, a picture, a figure, an array or tensor"
     _watching, *lines = capsys.readouterr().err.splitlines()
     for line, kind in zip(
@@ -499,10 +499,10 @@ def test_what_cannot_be_shown_is_said_and_not_logged(
     written = Written(tmp_path / "it")
     assert written.of("artifact") == []
     assert len(written.of("metric")) == 1
-    told = capsys.readouterr().err
+    result = capsys.readouterr().err
     for name in ("shape", "type", "long", "figure", "bins", "sound"):
-        assert f"halfstep: {name} is not logged: " in told
-    assert "it is 2.0 MiB as .txt; allowed: 1 MiB" in told
+        assert f"halfstep: {name} is not logged: " in result
+    assert "it is 2.0 MiB as .txt; allowed: 1 MiB" in result
 
 
 def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
@@ -517,11 +517,11 @@ def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
         watch.log({"good": 1.0})
     [good] = Written(tmp_path / "it").of("metric")
     assert good["name"] == "good"
-    told = capsys.readouterr().err
-    assert max(map(len, told.splitlines())) < 1000
+    result = capsys.readouterr().err
+    assert max(map(len, result.splitlines())) < 1000
     for name in ("big", "complex", "meta", "n" * 100):
-        assert f"halfstep: {name} is not logged: " in told
-    assert "halfstep: log got [1.0]; allowed: a dictionary of values by name" in told
+        assert f"halfstep: {name} is not logged: " in result
+    assert "halfstep: log got [1.0]; allowed: a dictionary of values by name" in result
 
 
 UNLOGGED: list[tuple[dict[Any, Any], str]] = [
@@ -713,9 +713,9 @@ def test_a_configuration_that_is_none_is_said(
         watch.configure({"lr": 0.2})
         watch.configure([0.1])
     assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {"lr": 0.2}
-    told = capsys.readouterr().err
-    assert "halfstep: config is ignored: it is 'lr=0.1'; allowed: a dictionary" in told
-    assert "halfstep: configure is ignored: it is [0.1]; allowed: a dictionary" in told
+    result = capsys.readouterr().err
+    assert "halfstep: config is ignored: it is 'lr=0.1'; allowed: a dictionary" in result
+    assert "halfstep: configure is ignored: it is [0.1]; allowed: a dictionary" in result
 
 
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
@@ -906,8 +906,8 @@ def test_an_error_of_ours_ends_no_loop(
     watch.finish()
     assert all(map(torch.equal, watched.weights, bare.weights))
     assert len(capsys.readouterr().err.splitlines()) == 2
-    [told] = Written(tmp_path / "it").of("failed_diagnosis")
-    assert (told["diagnosis"], told["step"]) == ("watch", 5)
+    [result] = Written(tmp_path / "it").of("failed_diagnosis")
+    assert (result["diagnosis"], result["step"]) == ("watch", 5)
     assert Written(tmp_path / "it").steps["step"].tolist() == [1, 2, 3, 4, 5]
     outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
     assert (outcome["status"], outcome["step"]) == ("finished", 5)
@@ -1288,8 +1288,8 @@ def test_a_full_disk_does_not_end_watching(
     written = Written(tmp_path / "it")
     assert len(written.steps) == 0
     assert [(event["name"], event["step"]) for event in written.of("metric")] == [("late", 40)]
-    told = capsys.readouterr().err
-    assert "the spool is written again: 40 steps" in told
+    result = capsys.readouterr().err
+    assert "the spool is written again: 40 steps" in result
     assert (tmp_path / "it" / "outcome-1.json").exists()
 
 

@@ -274,10 +274,10 @@ def test_what_is_longer_than_a_run_may_have_is_shortened(
     writer = Writer(tmp_path, "n" * 90, tags=["t" * 300] * 60, project="p" * 300).finish()
     write_outcome(writer.files, "failed", 0, "x" * 150_000 + "KeyError")
     send(site, writer.files)
-    told = only_run(site).described
-    assert [len(told["tags"]), len(told["tags"][0]), len(told["project"])] == [50, 200, 200]
-    assert (told["command"][:2], len(told["command"])) == (["train.py", "\\udcff"], 1000)
-    assert (len(told["command"][-1]), told["folder"]) == (4096, str(Path.cwd()))
+    result = only_run(site).described
+    assert [len(result["tags"]), len(result["tags"][0]), len(result["project"])] == [50, 200, 200]
+    assert (result["command"][:2], len(result["command"])) == (["train.py", "\\udcff"], 1000)
+    assert (len(result["command"][-1]), result["folder"]) == (4096, str(Path.cwd()))
     outcome = arrived(site, writer.files).outcome
     assert outcome is not None
     assert len(outcome["error"]) == 100_000
@@ -580,8 +580,8 @@ def test_upload_sends_all_runs_below_a_folder(site: IngestServer, tmp_path: Path
         f"{files.folder}: {site.url}/runs/{number}\n" for number, files in enumerate(runs, 7)
     )
     assert all(arrived(site, files).spool == spooled(files) for files in runs)
-    told = [json.loads(line) for line in upload(site, tmp_path, "--json").stdout.splitlines()]
-    assert told[0] == {
+    result = [json.loads(line) for line in upload(site, tmp_path, "--json").stdout.splitlines()]
+    assert result[0] == {
         "folder": str(runs[0].folder),
         "page": f"{site.url}/runs/7",
         "is_over": True,
@@ -993,10 +993,10 @@ def test_a_refusal_is_an_answer(
     """The script no longer waits for the page; a missing token is named by its source."""
     monkeypatch.setattr(watch_session, "PAGE_SECONDS", SECONDS)
     site.tokens = set()
-    told = {"url": site.url, "token": "token"} if is_told else {}
+    result = {"url": site.url, "token": "token"} if is_told else {}
     if not is_told:
         credentials.store(site.server)
-    halfstep.watch(folder=tmp_path, name="it", **told).finish()
+    halfstep.watch(folder=tmp_path, name="it", **result).finish()
     said = capfd.readouterr().err
     named = "" if is_told else f" The token is that of {credentials.place()}."
     refused, begun = said.splitlines()[:2]

@@ -260,10 +260,12 @@ def test_a_checkpoint_of_a_version_with_fewer_settings_is_gone_on_from_exactly(
     old.parent.mkdir()
     torch.save(state, old)
     values = {"training": {"steps": 3}}
-    [told] = run_loop(Regression, values, resume=old).of("resumed")
-    assert told["exact"], told["notes"]
-    [told] = run_loop(Regression, values | {"spike": {"threshold": 5.0}}, resume=old).of("resumed")
-    assert told["notes"] == ["spike.threshold was 10.0, is 5.0"]
+    [result] = run_loop(Regression, values, resume=old).of("resumed")
+    assert result["exact"], result["notes"]
+    [result] = run_loop(Regression, values | {"spike": {"threshold": 5.0}}, resume=old).of(
+        "resumed"
+    )
+    assert result["notes"] == ["spike.threshold was 10.0, is 5.0"]
 
 
 def test_what_is_resumed_stays_in_its_file_and_is_let_go_of(run_loop, tmp_path, monkeypatch):

@@ -92,18 +92,18 @@ def test_a_run_that_raises_finishes_its_save(run_loop, tmp_path, disk):
                 raise ZeroDivisionError
             return super().batch(indices, generator)
 
-    told = []
+    result = []
     with pytest.raises(ZeroDivisionError):
         train(
             Failing,
             parse_config(Failing, EVERY_5),
             device=CPU,
             on_steps=lambda steps: None,
-            on_event=told.append,
+            on_event=result.append,
             checkpoint_folder=tmp_path,
         )
     assert checkpoint.load(tmp_path / "step-00000005.pt")["progress"]["step"] == 5
-    assert [event["step"] for event in told if event["event"] == "checkpoint"] == [5]
+    assert [event["step"] for event in result if event["event"] == "checkpoint"] == [5]
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])

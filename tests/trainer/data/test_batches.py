@@ -42,9 +42,9 @@ def resume(run_loop, tmp_path, recipe):
 def test_a_recipe_that_ignores_its_indices_is_not_told_to_be_exact(run_loop, tmp_path):
     """It resumes with other data, with a note."""
     whole, resumed = resume(run_loop, tmp_path, Shuffled)
-    [told] = resumed.of("resumed")
-    assert not told["exact"]
-    assert told["notes"] == [
+    [result] = resumed.of("resumed")
+    assert not result["exact"]
+    assert result["notes"] == [
         "another batch comes next: Recipe.batch does not depend only on its indices"
     ]
     assert resumed.records["loss"].tolist() != whole.records["loss"][3:].tolist()
@@ -72,8 +72,8 @@ def test_a_fork_of_an_old_checkpoint_says_what_is_not_known(run_loop, tmp_path):
     state = torch.load(path, weights_only=True)
     del state["next_batch"]
     torch.save(state, path)
-    [told] = run_loop(Regression, VALUES, resume=path).of("resumed")
-    assert told["notes"] == ["which batch came next is not known"]
+    [result] = run_loop(Regression, VALUES, resume=path).of("resumed")
+    assert result["notes"] == ["which batch came next is not known"]
 
 
 def test_drawing_ahead_changes_neither_order_nor_position():
@@ -145,7 +145,7 @@ def test_a_checkpoint_from_before_orders_were_computed_says_that_it_is(run_loop,
     del state["data"]
     state["next_batch"] = ["0" * 16]
     torch.save(state, path)
-    [told] = run_loop(Regression, VALUES, tmp_path / "b", resume=path).of("resumed")
-    assert told["notes"] == [
+    [result] = run_loop(Regression, VALUES, tmp_path / "b", resume=path).of("resumed")
+    assert result["notes"] == [
         "another batch comes next: the version that saved this drew the order of examples otherwise"
     ]

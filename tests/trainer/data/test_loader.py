@@ -213,18 +213,18 @@ def test_a_long_wait_shows_where_the_worker_is(run_loop, monkeypatch, tmp_path):
                 gate.read_bytes()
             return super().__getitem__(index)
 
-    told = []
+    result = []
 
     def hear(sentence):
-        if "read_bytes" in sentence and not told:  # not of a worker that is merely slow
-            told.append(sentence)
+        if "read_bytes" in sentence and not result:  # not of a worker that is merely slow
+            result.append(sentence)
             gate.write_bytes(b"")
 
     monkeypatch.setattr("trainer.setup.tell_of_wait", hear)
     values = settings(1, data={"workers": 1, "wait_seconds": 0.2})
     values["training"] |= {"steps": 4, "shuffle": False}
     run = run_loop(reading(Hanging), values)
-    [sentence] = told
+    [sentence] = result
     assert sentence.startswith("training has waited ")
     assert ", at example 20):\nStack (most recent call first):" in sentence
     assert len(run.records) == 4

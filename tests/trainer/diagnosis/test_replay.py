@@ -388,7 +388,7 @@ def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
 
     monkeypatch.setattr(Replay, "_repeat_passes", failing)
     run = run_loop(PlantedForward)
-    assert [told["diagnosis"] for told in run.of("failed_diagnosis")] == ["replay"]
+    assert [result["diagnosis"] for result in run.of("failed_diagnosis")] == ["replay"]
     assert alone.of("replay")
     assert_same_bits(run.weights(), alone.weights())
 
@@ -499,8 +499,8 @@ def test_a_replay_by_hand_that_fails_ends_no_run(run_loop, monkeypatch):
     wanted = iter([Control()] * 5 + [Control(request=Request(7, "replay", 3.0))])
     values = {"diagnosis": {"replay_skips": 0}}
     run = run_loop(PlantedForward, values, control=lambda: next(wanted, Control()))
-    [told] = run.of("failed_diagnosis")
-    assert told["diagnosis"] == "replay"
+    [result] = run.of("failed_diagnosis")
+    assert result["diagnosis"] == "replay"
     assert [event["request"] for event in run.of("obeyed")] == [7]
     assert_same_bits(run.weights(), alone.weights())
 

@@ -137,9 +137,9 @@ def test_an_overflow_in_one_shard_skips_the_step_on_all_ranks(found):
 def test_a_replay_is_left_out_and_says_so(found):
     """It is reported once, and a request is acknowledged without a replay."""
     shards = found[0]["overflow fsdp"]
-    [told] = events(shards, "left_out")
-    assert told["diagnosis"] == "replay"
-    assert "training.parallel fsdp" in told["reason"]
+    [result] = events(shards, "left_out")
+    assert result["diagnosis"] == "replay"
+    assert "training.parallel fsdp" in result["reason"]
     assert [each["request"] for each in events(shards, "obeyed")] == [7]
     assert not events(shards, "replay")
 
@@ -341,8 +341,8 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
 
     write_job(tmp_path, attempt=2, config=config, resume="checkpoints/step-00000010.pt")
     assert finish(start(tmp_path, attempt=2, devices=2))[0] == 0
-    _, _, told = read(tmp_path, attempt=2)
-    assert [(e["step"], e["exact"]) for e in told if e["event"] == "resumed"] == [(10, True)]
+    _, _, result = read(tmp_path, attempt=2)
+    assert [(e["step"], e["exact"]) for e in result if e["event"] == "resumed"] == [(10, True)]
     for path in torn.iterdir():
         assert path.read_bytes() == (place / "step-00000020" / path.name).read_bytes()
 

@@ -46,8 +46,8 @@ def test_updates_that_round_away_are_counted(run_loop, weights, rate, lost):
     assert weight.dtype == {"bf16": torch.bfloat16, "fp32": torch.float32}[weights]
     assert int((weight != 1).sum()) == (0 if lost else 384)
     modules = [{"name": "model", "wanted": 384, "lost": lost}]
-    told = [(event["step"], event["modules"]) for event in run.of("updates")]
-    assert told == ([] if lost is None else [(2, modules), (4, modules)])
+    result = [(event["step"], event["modules"]) for event in run.of("updates")]
+    assert result == ([] if lost is None else [(2, modules), (4, modules)])
 
 
 def test_a_second_loss_does_not_change_the_count(run_loop):

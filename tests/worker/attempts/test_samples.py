@@ -48,8 +48,8 @@ def test_a_figure_that_is_not_supported_hides_no_other(nvml: pytest.MonkeyPatch)
     unsupported = fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
     nvml.setattr(pynvml, "nvmlDeviceGetUtilizationRates", unsupported)
     _host, gpu = SystemMonitor([0], cuda=True).take()
-    told = {"memory_bytes": 7, "power_watts": 9.0, "temperature_celsius": 61}
-    assert gpu == {"device": 0, "utilization": None, **told}
+    result = {"memory_bytes": 7, "power_watts": 9.0, "temperature_celsius": 61}
+    assert gpu == {"device": 0, "utilization": None, **result}
 
 
 @pytest.mark.parametrize("question", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])

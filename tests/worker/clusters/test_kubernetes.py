@@ -156,9 +156,9 @@ def test_settings_stand_over_the_pod_template_and_secrets_in_neither(
     template.write_text(yaml.safe_dump({"spec": {"priority": 7, "containers": containers}}))
     changes = {"service_account": "trainer", "queue": "team", "secret": "halfstep"}
     changes |= {"resource": "", "pod_template": template}
-    told = {f"kubernetes_{name}": value for name, value in changes.items()}
+    result = {f"kubernetes_{name}": value for name, value in changes.items()}
     database_url = "postgresql://me:hunter2@box/halfstep"
-    made = settings(tmp_path, stop_grace_seconds=90, database_url=database_url, **told)
+    made = settings(tmp_path, stop_grace_seconds=90, database_url=database_url, **result)
     job = Kubernetes(made).manifest(TWO)
     assert "hunter2" not in repr(job)
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"

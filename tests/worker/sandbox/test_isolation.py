@@ -146,14 +146,14 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
     ), (spy.error, trained.error)
     assert "STARTED" in (bomb.error or "")
     [said] = [each for each in site.log(spied).splitlines() if each.startswith("SPIED ")]
-    told = json.loads(said.removeprefix("SPIED "))
-    assert told.pop("user") in Settings(run_users=USERS).run_user_range
-    assert (told.pop("groups"), told.pop("/tmp")) == ([], ["mine"])
-    assert told.pop("folder") == "0o42700"
-    privileges = " ".join(told.pop("privileges")).split()
+    result = json.loads(said.removeprefix("SPIED "))
+    assert result.pop("user") in Settings(run_users=USERS).run_user_range
+    assert (result.pop("groups"), result.pop("/tmp")) == ([], ["mine"])
+    assert result.pop("folder") == "0o42700"
+    privileges = " ".join(result.pop("privileges")).split()
     assert privileges == ["CapEff:", "0" * 16, "NoNewPrivs:", "1"]
-    assert {path: how for path, how in told.items() if how == "done"} == {}
-    assert len(told) == len(theirs) + 1
+    assert {path: how for path, how in result.items() if how == "done"} == {}
+    assert len(result) == len(theirs) + 1
     assert trained.step == 3
     for number in Settings(run_users=USERS).run_user_range:
         assert _processes_of(number) == []
