@@ -263,8 +263,8 @@ def _status(_key: str, value: str, _me: str) -> Condition:
 
 def _created(key: str, value: str, _me: str) -> Condition:
     is_before = key == "before"
-    if found := _DURATION.fullmatch(value):
-        return Created(is_before, seconds_ago=float(found[1]) * UNITS[found[2]])
+    if match := _DURATION.fullmatch(value):
+        return Created(is_before, seconds_ago=float(match[1]) * UNITS[match[2]])
     try:
         moment = datetime.fromisoformat(value)
         return Created(

@@ -91,8 +91,8 @@ def _reading(client: Client) -> list[Callable[..., Any]]:
         limit: Annotated[int, Field(ge=1, le=MOST_RUNS)] = 20,
     ) -> dict[str, Any]:
         """List runs, newest first."""
-        found = client.runs(filter, sort=sort, limit=limit)
-        return {"runs": [_summary(run) for run in found]}
+        rows = client.runs(filter, sort=sort, limit=limit)
+        return {"runs": [_summary(run) for run in rows]}
 
     @_with_tool_errors
     def show_run(run_id: RunId) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from halfstep.importing import media
 from halfstep.importing.columns import columns_of
-from halfstep.importing.source import Damaged, Found, Media, Point
+from halfstep.importing.source import Damaged, Media, Point, SourceRun
 from halfstep.session.config_values import as_config
 from halfstep.session.logged_values import MOST_BYTES
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -51,7 +51,7 @@ class Written(NamedTuple):
 
 
 def write_run(
-    run: Found, folder: Path, say: Callable[[str], None], *, project: str | None = None
+    run: SourceRun, folder: Path, say: Callable[[str], None], *, project: str | None = None
 ) -> Written:
     """Write a run's folder unless it is already imported; new data becomes the next attempt.
 
@@ -88,7 +88,9 @@ def write_run(
 class _Writing:
     """Two passes over a source: the first collects the columns, the second writes the rest."""
 
-    def __init__(self, run: Found, place: Path, attempt: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, run: SourceRun, place: Path, attempt: int, say: Callable[[str], None]
+    ) -> None:
         self.files = AttemptFiles(place, attempt)
         self._found, self._say = run, say
         self._complaints: set[str] = set()
@@ -291,7 +293,7 @@ def _is_ours(place: Path) -> bool:
     return place.is_dir() and {each.name for each in place.iterdir()} <= {"spool", "artifacts"}
 
 
-def _attempt(number: int, run: Found, started: float) -> dict[str, Any]:
+def _attempt(number: int, run: SourceRun, started: float) -> dict[str, Any]:
     return {
         "attempt": number,
         "started": _moment(started),

@@ -32,7 +32,7 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceRun:
     """A run of a source."""
 
     identity: str  # stable id within the source

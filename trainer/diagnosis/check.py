@@ -351,8 +351,8 @@ def _watched_scalers(op_recorder: OpRecorder) -> Iterator[None]:
 
     def made(self: GradScaler, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        asked = inspect.signature(original).bind(self, *args, **kwargs).arguments
-        if op_recorder.precision == "fp32" and asked.get("enabled", True):
+        bound = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        if op_recorder.precision == "fp32" and bound.get("enabled", True):
             op_recorder.found(
                 "error",
                 "a GradScaler of the recipe's own is on in an fp32 run: self.scaler is the loop's, "

@@ -49,8 +49,8 @@ def may_pass(error: Exception) -> bool:
 
 def in_short(error: Exception) -> str:
     """Return an error's type and first line, without a database error's statement."""
-    said = str(error.orig if isinstance(error, DBAPIError) else error)
-    return f"{type(error).__name__}: {shown(said.partition(chr(10))[0])}"
+    message = str(error.orig if isinstance(error, DBAPIError) else error)
+    return f"{type(error).__name__}: {shown(message.partition(chr(10))[0])}"
 
 
 class Recorder:

@@ -112,21 +112,21 @@ def _print_preview(
     *,
     as_json: bool,
 ) -> None:
-    found = client.preview_retention(project=project, checkpoint_days=checkpoints, log_days=logs)
+    preview = client.preview_retention(project=project, checkpoint_days=checkpoints, log_days=logs)
     if as_json:
-        print_json([found])
+        print_json([preview])
         return
     from halfstep.cli.tables import print_table
 
-    if found["largest"]:
+    if preview["largest"]:
         rows = [
             (formats.size(run["stored_bytes"]), str(run["run_id"]), run["name"])
-            for run in found["largest"]
+            for run in preview["largest"]
         ]
         print_table(("Size", "Run", "Name"), rows)
-    if found["not_looked_at"]:
-        print(f"{found['not_looked_at']:,} more runs have old files, and were not examined")
-    print(f"{found['runs']:,} runs, {formats.size(found['stored_bytes'])} of files", flush=True)
+    if preview["not_looked_at"]:
+        print(f"{preview['not_looked_at']:,} more runs have old files, and were not examined")
+    print(f"{preview['runs']:,} runs, {formats.size(preview['stored_bytes'])} of files", flush=True)
 
 
 def _scope(rule: dict[str, Any]) -> str:
