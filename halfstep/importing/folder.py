@@ -89,10 +89,10 @@ class _Writing:
     """Two passes over a source: the first collects the columns, the second writes the rest."""
 
     def __init__(
-        self, run: SourceRun, place: Path, attempt: int, say: Callable[[str], None]
+        self, run: SourceRun, folder: Path, attempt: int, say: Callable[[str], None]
     ) -> None:
-        self.files = AttemptFiles(place, attempt)
-        self._found, self._say = run, say
+        self.files = AttemptFiles(folder, attempt)
+        self._run, self._say = run, say
         self._complaints: set[str] = set()
         self._lines: dict[str, _Line] = {}
         self._shift = 0
@@ -119,7 +119,7 @@ class _Writing:
                 spool.steps(rows[first : first + ROWS])
             numbers = self._second_pass(spool, column_of, set(rows["step"].tolist()))
         last = int(rows["step"][-1]) if len(rows) else 0
-        write_outcome(self.files, self._found.status, last)
+        write_outcome(self.files, self._run.status, last)
         return len(rows), numbers, len(self._media)
 
     def _first_pass(self) -> dict[str, str]:
@@ -146,7 +146,7 @@ class _Writing:
         if "loss" in self._lines:
             first = min(self._lines["loss"].steps)
         self._shift = 1 if first == 0 else 0
-        known = [moment for moment in (self._found.started, earliest) if moment is not None]
+        known = [moment for moment in (self._run.started, earliest) if moment is not None]
         self.started = min(known, default=0.0)
         return column_of if "loss" in self._lines else {}
 
@@ -214,10 +214,10 @@ class _Writing:
         suffix = logged.suffix or media.suffix_of(logged.content)
         if suffix is None or len(logged.content) > MOST_BYTES:
             kind = f"{suffix} over 32 MiB" if logged.suffix else "file that is no PNG, JPEG or WAV"
-            self._found.left_out[kind if logged.suffix else f"{kind} up to 32 MiB"] += 1
+            self._run.left_out[kind if logged.suffix else f"{kind} up to 32 MiB"] += 1
             return
         if len(self._media) == media.MOST:
-            self._found.left_out[f"{suffix} beyond the first {media.MOST:,} files"] += 1
+            self._run.left_out[f"{suffix} beyond the first {media.MOST:,} files"] += 1
             return
         path = self._unused_path(f"artifacts/step-{step:08}/{slug(logged.name)[:80]}", suffix)
         place = self.files.folder / path
@@ -244,15 +244,15 @@ class _Writing:
     def _points(self, *, complains: bool = False) -> Any:
         """Yield all readable points; damage ends them, and is reported if `complains`."""
         try:
-            yield from self._found.points()
+            yield from self._run.points()
         except (Damaged, ValueError, ArithmeticError, OSError) as error:
             if complains:
-                self._say(f"{self._found.name}: {error}; all before it is imported")
+                self._say(f"{self._run.name}: {error}; all before it is imported")
 
     def _complain(self, text: str) -> None:
         if text not in self._complaints and len(self._complaints) < MOST_COMPLAINTS:
             self._complaints.add(text)
-            self._say(f"{self._found.name}: {text}")
+            self._say(f"{self._run.name}: {text}")
 
 
 class _Line:

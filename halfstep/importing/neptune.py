@@ -53,12 +53,12 @@ def runs(path: Path) -> Iterator[SourceRun | Damaged]:
     for own in parts.values():
         files = [file for _, file in sorted(own)]
         try:
-            yield _found(files)
+            yield _source_run(files)
         except Damaged as error:
             yield error
 
 
-def _found(files: list[Path]) -> SourceRun:
+def _source_run(files: list[Path]) -> SourceRun:
     values: dict[str, Any] = {}
     named: dict[str, Any] = {}
     columns = ["project_id", "run_id", "attribute_path", "attribute_type", *VALUES.values()]

@@ -28,10 +28,10 @@ def runs(path: Path) -> Iterator[SourceRun | Damaged]:
     for file in files:
         by_folder.setdefault(file.parent, []).append(file)
     for folder, own in by_folder.items():
-        yield _found(folder, sorted(own, key=lambda file: file.name), path)
+        yield _source_run(folder, sorted(own, key=lambda file: file.name), path)
 
 
-def _found(folder: Path, files: list[Path], root: Path) -> SourceRun:
+def _source_run(folder: Path, files: list[Path], root: Path) -> SourceRun:
     left_out: Counter[str] = Counter()
     started, config = _beginning(files[0])
     below = folder.relative_to(root).as_posix() if root.is_dir() else "."

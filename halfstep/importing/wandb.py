@@ -41,12 +41,12 @@ def runs(path: Path) -> Iterator[SourceRun | Damaged]:
         by_id.setdefault(file.stem.removeprefix("run-"), []).append(file)
     for files in by_id.values():
         try:
-            yield _found(files)
+            yield _source_run(files)
         except (Damaged, ValueError) as error:
             yield error if isinstance(error, Damaged) else Damaged(f"{files[0]}: {error}")
 
 
-def _found(files: list[Path]) -> SourceRun:
+def _source_run(files: list[Path]) -> SourceRun:
     run: dict[int, list[Any]] = {}
     config: dict[str, Any] = {}
     status = None
