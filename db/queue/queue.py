@@ -147,7 +147,7 @@ def end(
 ) -> None:
     """Close an attempt. Status QUEUED returns the run to its old position.
 
-    reason, error: may hold what the script printed; codes for a terminal are left out.
+    reason, error: may contain output of the script; terminal codes are removed.
     Raises StaleAttempt.
     """
     run = lock_active_attempt(session, run_id, attempt)

@@ -94,7 +94,7 @@ class SavedCalls:
         checkpoint_days: float | None = None,
         log_days: float | None = None,
     ) -> dict[str, Any]:
-        """Return what a rule would delete now.
+        """Return a preview of the deletions by a rule.
 
         project: of the runs; None: all projects without a rule of their own.
         """

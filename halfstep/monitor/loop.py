@@ -365,7 +365,7 @@ class Loop:
             self._close_unscaled()
 
     def _step_directly(self, optimizer: Optimizer, row: CurrentStep, *, is_scaled: bool) -> None:
-        """Record an optimizer's step without its scaler, which applies an inf as it is."""
+        """Record an optimizer's step without its scaler, which applies inf unchanged."""
         identity, ring = id(optimizer), self._ring
         step = self.closed_steps
         if identity in row.measured or is_scaled:
@@ -500,7 +500,7 @@ class Loop:
             self._step_started = time.perf_counter()
 
     def _meet(self, optimizer: Optimizer) -> Gradients:
-        """Register a new or changed optimizer, and lay out the rows for it."""
+        """Register a new or changed optimizer, and allocate its rows."""
         self._start()
         known = self._known.get(id(optimizer))
         name = self._name(optimizer) if known is None else known.name

@@ -99,7 +99,7 @@ class _Flags:
 
 @dataclass
 class _Step:
-    """What is needed to repeat a step."""
+    """Data needed to repeat a step."""
 
     number: int
     position: int  # of the sampler, before the step

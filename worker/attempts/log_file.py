@@ -150,7 +150,7 @@ def published(
 def compress(part: Path, folder: Path) -> dict[str, Any]:
     """Compress a complete part into the same folder; return its artifact event.
 
-    folder: the node's. The part itself is kept until `forget_part`. Raises OSError.
+    folder: the node's. The part itself stays until `forget_part`. Raises OSError.
     """
     path = part.with_name(f"{part.name}.gz")
     partial = path.with_name(f".{path.name}.partial")

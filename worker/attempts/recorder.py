@@ -227,7 +227,7 @@ class Recorder:
     def _send_off(self, meanwhile: Callable[[], None]) -> None:
         """Send files to a bucket; publish those already sent.
 
-        If a training went back to an earlier step, waits for its files: earlier events come first.
+        After a rollback, waits for its files: earlier events come first.
         """
         recording, uploads = self._recording, self._uploads
         files = recording.files

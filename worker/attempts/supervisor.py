@@ -155,7 +155,7 @@ class Supervisor:
             time.sleep(OUTAGE_SECONDS)
 
     def _recover(self) -> None:
-        """Record what an earlier attempt left unrecorded in the spool."""
+        """Record the rest of an earlier attempt's spool."""
         while not self.recorder.flush(meanwhile=self._renew_lease):
             self._renew()
         if self.recorder.problem:

@@ -162,7 +162,7 @@ class Training:
         return [*argv, *(["--nodes", str(nodes), "--node", str(node)] if nodes > 1 else [])]
 
     def _fetch(self, state: CheckpointFile) -> str | None:
-        """Return the local path of a checkpoint; log what is missing and return None."""
+        """Return the local path of a checkpoint; log the missing file and return None."""
         attempt = self._attempt
         try:
             for row in (*self._shards[state.id], state):

@@ -67,7 +67,7 @@ class Command:
         self._to_start = Started(words, folder, script, self._hidden)
 
     def started(self) -> Started:
-        """Return what is started; call it after `prepare`."""
+        """Return the process to start; call it after `prepare`."""
         return self._to_start
 
     def start(self) -> Child:

@@ -75,7 +75,7 @@ def sandbox_of_run(
 ) -> Sandbox:
     """Return the sandbox of an attempt.
 
-    read: private files that it may read, besides those of its folder.  free: further folders where
+    read: private files that it may read, in addition to its folder.  free: further folders where
     it may write and make links.
     """
     cache = settings.data / "cache"
@@ -98,7 +98,7 @@ def caches(folder: Path) -> dict[str, str]:
 def obstacle(settings: Settings, recipe_files: Iterable[str] = ()) -> str:
     """Probe the sandbox of runs; return why it is ineffective, or "".
 
-    recipe_files: files that the worker loads outside of the sandbox, besides its own code.
+    recipe_files: files that the worker loads outside of the sandbox, in addition to its own code.
     """
     if version() < NEEDED_VERSION:
         return "this kernel has no Landlock, or an older one than Linux 6.2 has"

@@ -58,7 +58,7 @@ def preview(
     logs: LogDays = None,
     as_json: AsJson = False,
 ) -> None:
-    """Preview what a rule deletes: `retention preview --project vision --checkpoints 30`."""
+    """Preview a rule's deletions: `retention preview --project vision --checkpoints 30`."""
     _check_scope(project, everything=everything)
     with connect() as client:
         _print_preview(client, project, checkpoints, logs, as_json=as_json)
