@@ -171,7 +171,7 @@ class Recipe(ABC):
     def log(self, values: Mapping[str, Any]) -> None:
         """Log values for the current step: `self.log({"train/accuracy": hits.float().mean()})`.
 
-        In addition to numbers it takes `watch.log`'s other values, for occasional use: images, texts,
+        It also takes the other values of `watch.log`, for occasional use: images, texts,
         tables, `halfstep.Histogram`, `halfstep.Audio`. An image on a device is waited for.
 
         A tensor of one number is copied to the host without waiting. Several calls in a step, for
