@@ -90,7 +90,7 @@ image-test: $(VENV)/.installed-test
 lint: $(VENV)/.installed-test ## Run lint, types and import contracts alone
 	@$(TOGETHER) --output-sync $(LINTS)
 
-LINTS := lint-types lint-code lint-format lint-imports lint-scripts lint-compose
+LINTS := lint-types lint-code lint-format lint-imports lint-scripts lint-compose lint-spelling
 .PHONY: $(LINTS)
 
 lint-types:
@@ -110,6 +110,9 @@ lint-scripts:
 
 lint-compose:
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+
+lint-spelling:
+	$(BIN)/codespell app db deploy docs examples halfstep trainer worker *.md
 
 docs: $(VENV)/.installed-test ## Build a static site of docs/ in site/
 	$(BIN)/zensical build --clean --strict

@@ -151,7 +151,7 @@ def _list_storage(
         with database.reading() as session:
             largest = runs.newest(session, sort="-stored_bytes", limit=limit)
             count, total = runs.count(session), runs.stored_bytes(session)
-            bin_ = trash.contents(session)
+            contents = trash.contents(session)
         for run, owner in largest:
             fields = {"run": run.id, "name": run.name, "status": run.status, "owner": owner}
             size = formats.size(run.stored_bytes)
@@ -160,12 +160,12 @@ def _list_storage(
         space = disk(settings)
         text = (
             f"{formats.size(total)} of {count:,} runs, those shown included\n"
-            f"{formats.size(bin_.stored_bytes)} of {bin_.runs:,} deleted ones in the trash"
+            f"{formats.size(contents.stored_bytes)} of {contents.runs:,} deleted ones in the trash"
         )
         if space:
             free, whole = formats.size(space.free_bytes), formats.size(space.total_bytes)
             text += f"\n{free} of {whole} free on the disk of {settings.data}"
-        summed = {"runs": count, "stored_bytes": total, "bin": asdict(bin_)}
+        summed = {"runs": count, "stored_bytes": total, "trash": asdict(contents)}
         print_result(summed | {"disk": asdict(space) if space else None}, text, as_json=as_json)
 
 

@@ -34,18 +34,18 @@ class Server(uvicorn.Server):
         )
         #: Background tasks and their intervals in seconds.
         self._works: dict[str, tuple[Callable[[], object], float]] = {
-            "sweeping": (
+            "sweep_submission": (
                 partial(sweep_submission.submit_due, database, settings.queued_per_user),
                 1.0,
             ),
-            "noticing": (alert, 2.0),
-            "delivering": (AlertDelivery(settings, database, self._stopping).deliver_due, 2.0),
-            "tidying": (partial(weight_uploads.tidy, settings, database), 3600.0),
-            "retaining": (
+            "alert_evaluation": (alert, 2.0),
+            "alert_delivery": (AlertDelivery(settings, database, self._stopping).deliver_due, 2.0),
+            "upload_cleanup": (partial(weight_uploads.tidy, settings, database), 3600.0),
+            "retention": (
                 partial(retention_job.prune_due, settings, database, self._stopping),
                 3600.0,
             ),
-            "erasing": (Purge(settings, database, self._stopping).erase_due, 5.0),
+            "purge": (Purge(settings, database, self._stopping).erase_due, 5.0),
         }
         config = uvicorn.Config(
             self.app,

@@ -38,7 +38,7 @@ def _add(
     role: Annotated[str, typer.Option(help="Role: viewer, member or maintainer")] = MEMBER,
     project: Project = projects.DEFAULT,
     admin: Annotated[
-        bool, typer.Option("--operator", help="Make it an operator, who may do everything")
+        bool, typer.Option("--admin", help="Make the user an admin, who may do everything")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +46,7 @@ def _add(
     with _installed() as (settings, session):
         made = people.invite(session, name, project=project, role=role)
         made.is_admin = admin
-        audit.note_typed(session, "user add", made.name, role, project, "operator" * admin)
+        audit.note_typed(session, "user add", made.name, role, project, "admin" * admin)
         token = accounts.make_link_token(session, made)
     print_link(settings, made.name, token, as_json=as_json)
 
@@ -57,10 +57,10 @@ def _list(as_json: AsJson = False) -> None:
     with _installed() as (_settings, session):
         for account, roles in people.listed(session):
             texts = [f"{role} of {name or 'Default project'}" for name, role in roles.items()]
-            texts = ["operator"] if account.is_admin else texts
+            texts = ["admin"] if account.is_admin else texts
             texts += ["may run commands"] if account.runs_commands else []
             texts += ["deactivated"] if account.deactivated_at is not None else []
-            facts = {"name": account.name, "roles": roles, "operator": account.is_admin}
+            facts = {"name": account.name, "roles": roles, "admin": account.is_admin}
             facts["runs_commands"] = account.runs_commands
             facts["deactivated"] = account.deactivated_at is not None
             print_result(facts, f"{account.name}: {', '.join(texts) or 'no role'}", as_json=as_json)

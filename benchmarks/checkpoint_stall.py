@@ -177,7 +177,7 @@ def main() -> None:
     stalls = [gaps[step - 1] - usual for step in sorted(saved) if step < STEPS]
     share = statistics.median(stalls) / seconds_in_line
     steps = list(zip(saving.forwards, saving.boundaries, strict=True))
-    spans = [(told - event["write_seconds"], told) for told, event in saves]
+    spans = [(saved_at - event["write_seconds"], saved_at) for saved_at, event in saves]
     beside, undisturbed = (
         [end - at for at, end in steps if any(a <= at <= b for a, b in spans) == is_beside]
         for is_beside in (True, False)

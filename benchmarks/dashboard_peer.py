@@ -36,13 +36,13 @@ def aim(folder, runs):
     """Write into a repository."""
     from aim import Run
 
-    for told in runs:
+    for row in runs:
         run = Run(repo=folder, system_tracking_interval=None, log_system_params=False)
-        run.name = told["name"]
-        run["hparams"], run["accuracy"] = told["params"], told["accuracy"]
-        for step, loss in enumerate(told["losses"], 1):
+        run.name = row["name"]
+        run["hparams"], run["accuracy"] = row["params"], row["accuracy"]
+        for step, loss in enumerate(row["losses"], 1):
             run.track(loss, name="loss", step=step)
-        run.track(told["accuracy"], name="accuracy", step=len(told["losses"]))
+        run.track(row["accuracy"], name="accuracy", step=len(row["losses"]))
         run.close()
         yield run.hash
 
@@ -54,8 +54,8 @@ def tensorboard(folder, runs):
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    def session(tag, **told):
-        data = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **told)
+    def session(tag, **fields):
+        data = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **fields)
         plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=data.SerializeToString())
         value = Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin))
         return Event(summary=Summary(value=[value]))

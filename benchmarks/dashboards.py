@@ -60,7 +60,7 @@ class Synthetic:
 
 
 def make_runs(count: int, steps: int) -> list[dict[str, Any]]:
-    """Return what every tool is told: the same each time."""
+    """Return the data of every tool: the same each time."""
     rng = np.random.default_rng(0)
     falling = 2 * np.exp(-np.arange(steps) / steps * 3)
     return [
@@ -80,12 +80,12 @@ def make_runs(count: int, steps: int) -> list[dict[str, Any]]:
 # ---- Ours -------------------------------------------------------------------------------------
 
 
-def fill(database: Database, told: list[dict[str, Any]]) -> None:
+def fill(database: Database, made_runs: list[dict[str, Any]]) -> None:
     """Record the runs as their supervisors would."""
     whole = config_model(Synthetic)(recipe=RecipeConfig()).model_dump(mode="json")  # type: ignore[call-arg]
     with database.writing() as session:
         owner = accounts.user_named(session, "bench").id
-    for number, each in enumerate(told, 1):
+    for number, each in enumerate(made_runs, 1):
         with database.writing() as session:
             run = _run(number, each, whole, owner)
             session.add(run)
@@ -127,7 +127,7 @@ def _flush(each: dict[str, Any]) -> telemetry.Flush:
 
 
 @contextmanager
-def ours(told: list[dict[str, Any]]) -> Iterator[Tool]:
+def ours(made_runs: list[dict[str, Any]]) -> Iterator[Tool]:
     """Serve the runs by Halfstep, on SQLite."""
     ids = [str(number) for number in range(1, COMPARED + 1)]
 
@@ -150,7 +150,7 @@ def ours(told: list[dict[str, Any]]) -> Iterator[Tool]:
         ],
     }
     with tempfile.TemporaryDirectory() as folder, databases.sqlite() as database:
-        fill(database, told)
+        fill(database, made_runs)
         with (
             serving_from(database, folder, 0) as site,
             httpx2.Client(
@@ -162,7 +162,7 @@ def ours(told: list[dict[str, Any]]) -> Iterator[Tool]:
             high = client.get("/api/v1/runs", params={"filter": f"val/accuracy>{HIGH}"}).json()[
                 "total"
             ]
-            assert high == sum(each["accuracy"] > HIGH for each in told)
+            assert high == sum(each["accuracy"] > HIGH for each in made_runs)
             yield client, requests
 
 
@@ -231,8 +231,8 @@ def tensorboard(ids: list[str]) -> Requests:
         return lambda client: [client.post("/data/plugin/hparams/session_groups", json=wanted)]
 
     def curves(client: httpx2.Client, *names: str) -> list[httpx2.Response]:
-        told = {"tag": "loss", "runs": names}
-        return [client.post("/data/plugin/scalars/scalars_multirun", data=told)]
+        form = {"tag": "loss", "runs": names}
+        return [client.post("/data/plugin/scalars/scalars_multirun", data=form)]
 
     return {
         "list": groups(),
@@ -368,11 +368,11 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Serve by all of them, and ask in turns."""
     sizes = options()
-    told = make_runs(sizes.runs, sizes.steps)
+    made_runs = make_runs(sizes.runs, sizes.steps)
     with tempfile.TemporaryDirectory(prefix="halfstep-bench-") as folder, ExitStack() as stack:
-        (Path(folder) / "runs.json").write_text(json.dumps(told))
+        (Path(folder) / "runs.json").write_text(json.dumps(made_runs))
         tools = {name: stack.enter_context(theirs(name, Path(folder) / name)) for name in SERVERS}
-        tools["halfstep"] = stack.enter_context(ours(told))
+        tools["halfstep"] = stack.enter_context(ours(made_runs))
         found = timed(tools)
     ratios, rows = {}, []
     for cell in CELLS:

@@ -105,7 +105,8 @@ def named_by_wandb(text: str) -> set[str]:
 
     Rule: a parameter that requires a gradient and has no chart of it names no_gradient; gradients
     whose histograms all lie in one bin at 0 name zero_gradients. Infinities and NaN are dropped
-    before they are drawn, and gradients are times the loss scale, so that nothing else can be told.
+    before they are drawn, and gradients are times the loss scale, so nothing else can
+    be determined.
     """
     charts = json.loads(text or "{}")
     if None in charts.values():
@@ -216,8 +217,8 @@ def peers(loops: list[Loop], part: str) -> dict[str, dict[str, list[str]]]:
         path = Path(folder) / "named.json"
         command = [str(FRAMEWORKS), "-m", "benchmarks.diagnosis", "--loops", part]
         subprocess.run([*command, "--peers", str(path)], cwd=ROOT, check=True)
-        told: dict[str, dict[str, list[str]]] = json.loads(path.read_text())
-    return told
+        result: dict[str, dict[str, list[str]]] = json.loads(path.read_text())
+    return result
 
 
 # ---- The table ----------------------------------------------------------------------------------

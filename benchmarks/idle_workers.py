@@ -97,7 +97,7 @@ def waiting(
 
 def processor_seconds(database: Database) -> float:
     """Return what all of the server's processes have used so far."""
-    with database.glancing() as session:
+    with database.read_only() as session:
         folder = session.scalar(text("SELECT current_setting('data_directory')"))
     pid = int((Path(str(folder)) / "postmaster.pid").read_text().split()[0])
     server = psutil.Process(pid)

@@ -66,10 +66,10 @@ class Load:
     def _begin(self, _number: int) -> str:
         with self._lock:
             self._made += 1
-            told = {"id": f"{self._made:032x}", "attempt": 1, "name": f"run {self._made}"}
+            body = {"id": f"{self._made:032x}", "attempt": 1, "name": f"run {self._made}"}
         address = f"{self.site.address}/api/v1/ingest"
-        told |= {"started": "2026-01-01T00:00:00+00:00"}
-        answer = httpx2.post(address, json=told, headers=self._headers, timeout=None)
+        body |= {"started": "2026-01-01T00:00:00+00:00"}
+        answer = httpx2.post(address, json=body, headers=self._headers, timeout=None)
         return f"{address}/{answer.raise_for_status().json()['run']}/1/0"
 
     def _send(self, address: str, pieces: list[tuple[int, bytes]]) -> None:

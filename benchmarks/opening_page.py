@@ -39,10 +39,10 @@ def main() -> None:
         page.goto(site.link())
         page.get_by_role("button", name="Sign in").click()
         addresses = {run_id: f"{site.address}/runs/{run_id}" for run_id in (1, 2)}
-        told = {}
+        cells = {}
         for run_id, address in addresses.items():
             open_page(page, address)
-            told[run_id] = [
+            cells[run_id] = [
                 page.inner_text(f"[data-{what}-count]").partition(" skipped")[0]
                 for what in ("point", "skip")
             ]
@@ -50,7 +50,9 @@ def main() -> None:
         browser.close()
     medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
     ratio = medians[0] / medians[1]
-    rows = [(*told[run_id], f"{median:.0f}") for run_id, median in zip(told, medians, strict=True)]
+    rows = [
+        (*cells[run_id], f"{median:.0f}") for run_id, median in zip(cells, medians, strict=True)
+    ]
     report(
         "opening_page",
         f"ratio ≤ {BAR:g}",

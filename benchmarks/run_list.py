@@ -4,7 +4,7 @@
 
 Each is asked of a server in a process of its own, on both databases: a page of 50 rows and the
 count of all that match, as the list's address has them. --page: the page itself too, with its
-markup, sparklines and verdicts.
+markup, sparklines and loss-scale health.
 """
 
 import argparse

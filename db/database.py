@@ -69,7 +69,7 @@ class _HintedSQLite(SQLiteCompiler):
 
 
 class Database:
-    """An engine with four kinds of sessions: `glancing`, `touching`, `reading` and `writing`.
+    """An engine with four kinds of sessions: `read_only`, `single_write`, `reading` and `writing`.
 
     A session cannot be used after its `with` block: nothing would commit it or return its
     connection. Raises Invalid if the URL is not valid; connects on first use.
@@ -92,20 +92,20 @@ class Database:
         options = snapshot if backend == "postgresql" else {}
         self._reader = self.engine.execution_options(writing=False, **options)
         autocommit = {"isolation_level": "AUTOCOMMIT"} if backend == "postgresql" else {}
-        self._glancer = self.engine.execution_options(writing=False, **autocommit)
+        self._autocommit = self.engine.execution_options(writing=False, **autocommit)
         self._writer = self.engine.execution_options(writing=True)
 
     @contextmanager
-    def glancing(self) -> Iterator[Session]:
+    def read_only(self) -> Iterator[Session]:
         """Yield a session for one query: on PostgreSQL a transaction costs two more round trips."""
-        with Session(self._glancer, close_resets_only=False) as session:
+        with Session(self._autocommit, close_resets_only=False) as session:
             yield session
 
     @contextmanager
-    def touching(self) -> Iterator[Session]:
+    def single_write(self) -> Iterator[Session]:
         """Yield a session for one change, which PostgreSQL commits by itself."""
         has_autocommit = self.engine.dialect.name == "postgresql"
-        with self.glancing() if has_autocommit else self.writing() as session:
+        with self.read_only() if has_autocommit else self.writing() as session:
             yield session
 
     @contextmanager

@@ -31,12 +31,12 @@ from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import (
     check_body,
     content,
+    error_of,
     is_away,
     naming,
-    refusal,
     spoken,
 )
-from halfstep.api_client.saved_calls import ShelfCalls
+from halfstep.api_client.saved_calls import SavedCalls
 from halfstep.api_client.tls import DeferredContext
 from halfstep.session.nesting import merged
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 URL = "http://127.0.0.1:8000"
 ENDED = ("finished", "failed", "cancelled")
-LOOK_SECONDS = 1.0  # poll interval of `follow`
+POLL_SECONDS = 1.0  # poll interval of `follow`
 PATIENCE_SECONDS = 30.0  # timeout of a request
 AWAY_SECONDS = 300.0  # default time for which an unavailable server is retried
 LONGEST_PAUSE_SECONDS = 30.0  # between two of these retries
@@ -57,7 +57,7 @@ MOST_RUNS = 200  # the server's limit per page
 MOST_POINTS = 5000  # the server's limit per line of a chart
 
 
-class Client(AlertCalls, ShelfCalls):
+class Client(AlertCalls, SavedCalls):
     """Connection to one server as one user; as a context manager it closes on exit."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -195,12 +195,15 @@ class Client(AlertCalls, ShelfCalls):
         return self._post("/api/v1/runs", body | {"tags": ", ".join(tags), **further})
 
     def upload_weights(
-        self, path: Path | str, *, told: Callable[[int, int], None] = lambda done, total: None
+        self,
+        path: Path | str,
+        *,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> dict[str, Any]:
         """Upload a .safetensors or .pt file; its "upload" is the value for `weights.upload`.
 
-        A file that no run starts from is deleted after a day.  told: called with the number of
-        bytes sent and the total. Raises ApiError, also if the server received other bytes.
+        A file that no run starts from is deleted after a day.  on_progress: called with the number
+        of bytes sent and the total. Raises ApiError, also if the server received other bytes.
         """
         path, digest = Path(path), hashlib.sha256()
         size = path.stat().st_size
@@ -210,7 +213,7 @@ class Client(AlertCalls, ShelfCalls):
                 while piece := file.read(PIECE_BYTES):
                     digest.update(piece)
                     yield piece
-                    told(file.tell(), size)
+                    on_progress(file.tell(), size)
 
         headers = {"Content-Length": str(size)}
         with spoken():
@@ -230,11 +233,11 @@ class Client(AlertCalls, ShelfCalls):
         run_id: int,
         *,
         patience: float = AWAY_SECONDS,
-        told: Callable[[str], None] = lambda text: None,
+        on_outage: Callable[[str], None] = lambda text: None,
     ) -> dict[str, Any]:
-        """Return the run once it has ended, with any status. patience, told: see `follow`."""
+        """Return the run once it has ended, with any status. patience, on_outage: see `follow`."""
         # maxlen=1: days of training yield many states.
-        [run] = deque(self.follow(run_id, patience=patience, told=told), maxlen=1)
+        [run] = deque(self.follow(run_id, patience=patience, on_outage=on_outage), maxlen=1)
         return run
 
     def follow(
@@ -242,18 +245,18 @@ class Client(AlertCalls, ShelfCalls):
         run_id: int,
         *,
         patience: float = AWAY_SECONDS,
-        told: Callable[[str], None] = lambda text: None,
+        on_outage: Callable[[str], None] = lambda text: None,
     ) -> Iterator[dict[str, Any]]:
         """Yield the run now and after each change, until it has ended.
 
         patience: seconds for which an unavailable server, such as one that restarts, is retried
-        before ApiError is raised.  told: called with a sentence once per outage.
+        before ApiError is raised.  on_outage: called with a message once per outage.
         """
         run: dict[str, Any] = {}
         while run.get("status") not in ENDED:
             if run:
-                time.sleep(LOOK_SECONDS)
-            before, run = run, _patiently(lambda: self.run(run_id), patience, told)
+                time.sleep(POLL_SECONDS)
+            before, run = run, _patiently(lambda: self.run(run_id), patience, on_outage)
             if run != before:
                 yield run
 
@@ -353,7 +356,7 @@ class Client(AlertCalls, ShelfCalls):
         with spoken(), self._http.stream("GET", path) as answer:
             if answer.is_error:
                 answer.read()
-                raise refusal(answer)
+                raise error_of(answer)
             yield answer.iter_text()
 
     def events(self, run_id: int) -> Iterator[dict[str, Any]]:
@@ -421,7 +424,7 @@ class Client(AlertCalls, ShelfCalls):
         with spoken(), self._http.stream("GET", f"/runs/{run_id}/log/download") as answer:
             if answer.is_error:
                 answer.read()
-                raise refusal(answer)
+                raise error_of(answer)
             yield from _gunzipped(answer.iter_raw())
 
     def cancel(self, run_id: int) -> dict[str, Any]:
@@ -463,7 +466,7 @@ class Client(AlertCalls, ShelfCalls):
         body = {"action": action, "runs": list(run_ids), "tag": tag, "project": project}
         return self._post("/api/v1/runs/bulk", body)
 
-    def bin(self) -> list[dict[str, Any]]:
+    def trash(self) -> list[dict[str, Any]]:
         """Return the deleted runs that can be restored, newest first."""
         return list(self._pages("/api/v1/trash", "runs"))
 
@@ -568,17 +571,17 @@ class Client(AlertCalls, ShelfCalls):
         sweep_id: int,
         *,
         patience: float = AWAY_SECONDS,
-        told: Callable[[str], None] = lambda text: None,
+        on_outage: Callable[[str], None] = lambda text: None,
     ) -> dict[str, Any]:
         """Return the sweep once it has ended or failed.
 
-        patience, told: see `follow`.
+        patience, on_outage: see `follow`.
         """
         sweep: dict[str, Any] = {}
         while sweep.get("status") not in ENDED:
             if sweep:
-                time.sleep(LOOK_SECONDS)
-            sweep = _patiently(lambda: self.sweep(sweep_id), patience, told)
+                time.sleep(POLL_SECONDS)
+            sweep = _patiently(lambda: self.sweep(sweep_id), patience, on_outage)
         return sweep
 
     def projects(self) -> list[dict[str, Any]]:
@@ -617,13 +620,13 @@ class Client(AlertCalls, ShelfCalls):
         *,
         step: int | None = None,
         kind: str = "",
-        told: Callable[[int, int], None] = lambda done, total: None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Path:
         """Download a file of a run's checkpoint into a folder; return its path.
 
         step: by default the newest.  kind: "checkpoint", the whole state, or "weights"; by default
         "checkpoint", or the only file if there is just one.
-        told: called from time to time with the number of bytes received and the total.
+        on_progress: called from time to time with the number of bytes received and the total.
         Resumes an interrupted download. Raises ApiError if the SHA-256 differs from the server's.
         """
         files = [f for f in self.checkpoints(run_id) if step is None or f["step"] == step]
@@ -647,7 +650,7 @@ class Client(AlertCalls, ShelfCalls):
         path = f"/runs/{run_id}/checkpoints/{file['id']}/download"
         partial = Path(folder) / f".{file['sha256']}.partial"
         partial.parent.mkdir(parents=True, exist_ok=True)
-        name = self._fetch(path, partial, lambda done: told(done, file["size_bytes"]))
+        name = self._fetch(path, partial, lambda done: on_progress(done, file["size_bytes"]))
         with partial.open("rb") as whole:
             digest = hashlib.file_digest(whole, "sha256").hexdigest()
         if digest != file["sha256"]:
@@ -664,7 +667,7 @@ class Client(AlertCalls, ShelfCalls):
                 return _name(self._http.head(path))
             if answer.is_error:
                 answer.read()
-                raise refusal(answer)
+                raise error_of(answer)
             with partial.open("ab" if answer.status_code == 206 else "wb") as file:
                 for chunk in answer.iter_raw():
                     file.write(chunk)
@@ -686,7 +689,7 @@ class Client(AlertCalls, ShelfCalls):
         with spoken():
             answer = self._http.delete(path, params=query)
         if answer.is_error:
-            raise refusal(answer)
+            raise error_of(answer)
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         check_body(body)
@@ -708,7 +711,7 @@ def _patiently(
     request: Callable[[], dict[str, Any]], patience: float, on_outage: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return a request's result; retry with exponential backoff while the server is away."""
-    pause, until = LOOK_SECONDS, time.monotonic() + patience
+    pause, until = POLL_SECONDS, time.monotonic() + patience
     while True:
         try:
             return request()
@@ -716,7 +719,7 @@ def _patiently(
             left = until - time.monotonic()
             if not is_away(error) or left <= 0:
                 raise
-            if pause == LOOK_SECONDS:
+            if pause == POLL_SECONDS:
                 on_outage(f"{error}; retrying for {patience:g} seconds")
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

@@ -37,8 +37,8 @@ class Training(Group):
     epochs: Annotated[float, Field(gt=0, le=10**6)] | None = Field(
         None,
         title="Epochs",
-        description="Times that each example is seen; stands in for the number of steps. Empty: as "
-        "many steps as told.",
+        description="Number of passes over the data; replaces the number of steps. Empty: the "
+        "number of steps applies.",
     )
     batch_size: int = Field(
         64,
@@ -56,7 +56,7 @@ class Training(Group):
     )
     max_grad_norm: Annotated[float, Field(gt=0, le=2.0**127)] | None = Field(
         1.0,
-        title="Largest gradient norm",
+        title="Max gradient norm (clipping)",
         description="Clip each optimizer's unscaled gradients to this L2 norm. Empty: no clipping.",
     )
     max_grad_value: Annotated[float, Field(gt=0, le=2.0**127)] | None = Field(
@@ -252,7 +252,7 @@ class Modules(Group):
         [],
         title="In fp32",
         description="Modules that run in fp32 within an fp16, bf16 or fp8 run, with all that is in "
-        "them, by the names that a replay tells: model.head, model.blocks.*.norm.",
+        "them, by the names that a replay reports: model.head, model.blocks.*.norm.",
     )
     bf16: Patterns = Field(
         [],
@@ -313,9 +313,9 @@ class Weights(Group):
     @model_validator(mode="after")
     def _weights_have_one_source(self) -> Self:
         sources = {"path": self.path, "upload": self.upload, "run": self.run}
-        told = [f"{name} {value}" for name, value in sources.items() if value is not None]
-        if len(told) > 1:
-            raise ValueError(f"{' and '.join(told)}; allowed: one of {', '.join(sources)}")
+        given = [f"{name} {value}" for name, value in sources.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}; allowed: one of {', '.join(sources)}")
         if self.step is not None and self.run is None:
             raise ValueError(f"step is {self.step}, which says nothing without run")
         return self
@@ -367,7 +367,7 @@ class Scaler(Group):
         ge=1,
         le=1000,
         title="Hysteresis",
-        description="Skips until the scale backs off; counted anew when it grows. 1: at once.",
+        description="Skips until the scale backs off; counted again when it grows. 1: at once.",
     )
     tolerance: float = Field(
         0.0,
@@ -552,31 +552,31 @@ class Spike(Group):
     )
     rollback: bool = Field(
         False,
-        title="Rewind",
-        description="Go back from a spike to the last checkpoint saved at an interval before it, "
-        "and on from there without the examples of the steps in between.",
+        title="Rollback",
+        description="Go back from a spike to the last periodic checkpoint before it, and continue "
+        "without the examples of the steps in between.",
     )
-    look_every_steps: int = Field(
+    check_every_steps: int = Field(
         50,
         ge=1,
         le=MOST_STEPS,
-        title="Look every … steps",
-        description="With rewinding: steps after which the host waits for the device to look for a "
-        "spike; it does so before each checkpoint too.",
+        title="Check every … steps",
+        description="With rollback: steps between checks for a spike, for which the host waits for "
+        "the device; also checked before each checkpoint.",
     )
     max_rollbacks: int = Field(
-        3, ge=1, le=1000, title="At most … rewinds", description="In the whole run."
+        3, ge=1, le=1000, title="Max rollbacks", description="For the whole run."
     )
-    afterwards: Literal["go on", "fail"] = Field(
-        "go on",
-        title="Afterwards",
-        description="What a run does at a spike after as many rewinds.",
+    afterwards: Literal["continue", "fail"] = Field(
+        "continue",
+        title="After the last rollback",
+        description="Action at a spike after the maximum number of rollbacks.",
     )
 
     @model_validator(mode="after")
-    def _a_rewind_needs_a_threshold(self) -> Self:
+    def _a_rollback_needs_a_threshold(self) -> Self:
         if self.rollback and self.threshold is None:
-            raise ValueError("rewind needs a threshold")
+            raise ValueError("rollback needs a threshold")
         return self
 
 

@@ -21,12 +21,12 @@ def watch(engine: Any, **named: Any) -> watch_session.Watch:
 
 
 def _listen(watched: watch_session.Watch, engine: Any) -> None:
-    from halfstep.monitor.external_scaler import Foreign
+    from halfstep.monitor.external_scaler import ExternalScaler
 
     optimizer = engine.optimizer
     inner = getattr(optimizer, "optimizer", optimizer)
-    foreign = Foreign(watched, type(inner).__name__)
-    foreign.leave_out(inner)
+    external = ExternalScaler(watched, type(inner).__name__)
+    external.leave_out(inner)
     backward, step, guard = engine.backward, engine.step, watched._guard
 
     places = {each: _Place(each) for each in engine.module.parameters() if each.requires_grad}
@@ -37,15 +37,15 @@ def _listen(watched: watch_session.Watch, engine: Any) -> None:
         partitioned = _partition(optimizer)
         for each, place in places.items():
             place.grad = each.grad if partitioned is None else partitioned.get(each)
-        foreign.gradients(list(places.values()), _scale(optimizer), inner.param_groups[0]["lr"])
+        external.gradients(list(places.values()), _scale(optimizer), inner.param_groups[0]["lr"])
 
     def report() -> None:
-        foreign.decided(bool(getattr(optimizer, "overflow", False)))
-        foreign.updated(_scale(optimizer))
+        external.decided(bool(getattr(optimizer, "overflow", False)))
+        external.updated(_scale(optimizer))
 
     @functools.wraps(backward)
     def going_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-        guard(foreign.loss, loss)
+        guard(external.loss, loss)
         return backward(loss, *args, **kwargs)
 
     @functools.wraps(step)

@@ -1,4 +1,4 @@
-"""Errors of invalid fields, in the words of all other errors: what is allowed."""
+"""Messages for invalid fields, which name the allowed values."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -46,12 +46,12 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
             self.watch.finish()
 
     def _listen(self, watch: watch_session.Watch) -> None:
-        from halfstep.monitor.external_scaler import Foreign
+        from halfstep.monitor.external_scaler import ExternalScaler
 
         optimizer, variables = self.model.optimizer, self.model.trainable_variables
         watch._loop._names |= {each.value: each.path.replace("/", ".") for each in variables}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        foreign = Foreign(watch, type(inner).__name__)
+        external = ExternalScaler(watch, type(inner).__name__)
         guard = watch._guard
         scale_loss, apply = optimizer.scale_loss, optimizer.apply
         check_finite: Any = getattr(optimizer, "check_finite", None)
@@ -62,23 +62,23 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
 
         def measure(trainable_variables: Any) -> None:
             parameters = [each.value for each in trainable_variables or variables]
-            foreign.gradients(parameters, scale(), _rate(inner))
+            external.gradients(parameters, scale(), _rate(inner))
             if check_finite is None:
-                foreign.decided(False)
+                external.decided(False)
 
         def scaling(loss: Any) -> Any:
-            guard(foreign.loss, loss)
+            guard(external.loss, loss)
             return scale_loss(loss)
 
         def checking(grads: Any) -> Any:
             finite = check_finite(grads)
-            guard(lambda: foreign.decided(~finite))
+            guard(lambda: external.decided(~finite))
             return finite
 
         def applying(grads: Any, trainable_variables: Any = None) -> None:
             guard(measure, trainable_variables)
             apply(grads, trainable_variables)
-            guard(lambda: foreign.updated(scale()))
+            guard(lambda: external.updated(scale()))
 
         wraps = {"scale_loss": scaling, "apply": applying}
         if check_finite is not None:

@@ -171,7 +171,7 @@ class Recipe(ABC):
     def log(self, values: Mapping[str, Any]) -> None:
         """Log values for the current step: `self.log({"train/accuracy": hits.float().mean()})`.
 
-        Besides numbers, it takes what `watch.log` takes, for occasional use: images, texts,
+        It also takes the other values of `watch.log`, for occasional use: images, texts,
         tables, `halfstep.Histogram`, `halfstep.Audio`. An image on a device is waited for.
 
         A tensor of one number is copied to the host without waiting. Several calls in a step, for
@@ -208,7 +208,7 @@ class Recipe(ABC):
     def artifacts(self) -> dict[str, Any]:
         """Return files for inspection by name, such as `{"samples.txt": "…"}`.
 
-        Text is stored as UTF-8, bytes as they are; other values that `log` takes are converted
+        Text is stored as UTF-8, bytes unchanged; other values that `log` takes are converted
         to a file. A name has a suffix and no folder.
 
         Called after each evaluation, in eval mode, without gradients, on every rank.

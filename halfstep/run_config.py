@@ -58,7 +58,7 @@ class RunConfig(Group, Generic[Own]):
     recipe: Own = Field(title="Recipe")
 
     @model_validator(mode="after")
-    def _a_rewind_needs_checkpoints(self) -> Self:
+    def _a_rollback_needs_checkpoints(self) -> Self:
         if self.spike.rollback and self.checkpoints.every_steps is None:
             raise ValueError("spike.rollback is True, but checkpoints.every_steps is empty: set it")
         return self

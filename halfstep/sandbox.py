@@ -50,7 +50,7 @@ SCOPES = 1 | 2  # abstract sockets, signals
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38  # linux/prctl.h
 CAPABILITIES, CAPABILITY_VERSION = range(64), 0x20080522  # linux/capability.h
 #: Capabilities that root keeps: to own and open files of others, within the sandbox.
-KEPT = sum(1 << each for each in (0, 1, 3))  # CHOWN, DAC_OVERRIDE, FOWNER
+RETAINED = sum(1 << each for each in (0, 1, 3))  # CHOWN, DAC_OVERRIDE, FOWNER
 
 
 class _Ruleset(ctypes.Structure):
@@ -67,32 +67,26 @@ class _Beneath(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Wall:
-    """File access of a run's process.
+class Sandbox:
+    """File access of a run's process."""
 
-    private: paths that it may neither read nor write, except those in the other fields.
-    own: its folder, without symbolic links, which readers of the folder would follow.
-    free: folders in which links are allowed.  shared: folders that all runs write, without links.
-    read: private paths that it may read.
-    """
-
-    private: list[str]
-    own: str
-    free: list[str]
-    shared: list[str]
-    read: list[str]
+    private: list[str]  # paths that it may neither read nor write, except those in the other fields
+    own: str  # its folder, without symbolic links, which readers of the folder would follow
+    free: list[str]  # folders in which links are allowed
+    shared: list[str]  # folders that all runs write, without links
+    read: list[str]  # private paths that it may read
 
     def variable(self) -> dict[str, str]:
         """Return the environment variable that describes the sandbox."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
-    def taken(cls, environment: MutableMapping[str, str]) -> Self | None:
+    def from_environment(cls, environment: MutableMapping[str, str]) -> Self | None:
         """Remove the description from the environment and return it; None if there is none."""
         text = environment.pop(VARIABLE, "")
         return cls(**json.loads(text)) if text else None
 
-    def build(self) -> None:
+    def apply(self) -> None:
         """Sandbox this thread and everything that it starts, irrevocably. Raises OSError."""
         rules = self.rules()
         give_up_privileges()
@@ -132,14 +126,14 @@ def apply_deferred(environment: MutableMapping[str, str]) -> None:
 
 
 def enforce(rules: int) -> None:
-    """Apply `Wall.rules` to this thread and everything that it starts. Raises OSError."""
+    """Apply `Sandbox.rules` to this thread and everything that it starts. Raises OSError."""
     try:
         _checked_syscall(RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)
 
 
-def can_stand() -> bool:
+def is_supported() -> bool:
     """Return whether this kernel has the required Landlock version."""
     return version() >= NEEDED_VERSION
 
@@ -156,13 +150,13 @@ def give_up_privileges() -> None:
     """Drop root's capabilities except those for files: others could bypass the sandbox."""
     libc = _libc()
     for each in CAPABILITIES:
-        if not KEPT >> each & 1:
+        if not RETAINED >> each & 1:
             libc.prctl(PR_CAPBSET_DROP, each, 0, 0, 0)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     held = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 of them
     if libc.capget(header, held) == 0:
-        reduced = (ctypes.c_uint32 * 6)(*(each & KEPT for each in held[:3]), 0, 0, 0)
+        reduced = (ctypes.c_uint32 * 6)(*(each & RETAINED for each in held[:3]), 0, 0, 0)
         libc.capset(header, reduced)
 
 
@@ -206,10 +200,10 @@ def _libc() -> ctypes.CDLL:
 
 def main() -> None:
     """Enter the sandbox and execute the program on the command line."""
-    wall = Wall.taken(os.environ)
-    if wall is None:
-        sys.exit(f"{VARIABLE} is not set; allowed: what Wall.variable returns")
-    wall.build()
+    sandbox = Sandbox.from_environment(os.environ)
+    if sandbox is None:
+        sys.exit(f"{VARIABLE} is not set; allowed: what Sandbox.variable returns")
+    sandbox.apply()
     apply_deferred(os.environ)
     os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - the worker wrote the command
 

@@ -138,10 +138,10 @@ class Bucket:
     def unfinished(self, key: str) -> list[int]:
         """How many parts each upload of a file has that is not finished."""
         prefix = f"lab/{key}"  # JuiceFS lists those of one file alone
-        told = self.client.list_multipart_uploads(Bucket=self.name, Prefix=prefix)
+        result = self.client.list_multipart_uploads(Bucket=self.name, Prefix=prefix)
         parts = (
             self.client.list_parts(Bucket=self.name, Key=prefix, UploadId=each["UploadId"])
-            for each in told.get("Uploads", [])
+            for each in result.get("Uploads", [])
         )
         return [len(each.get("Parts", [])) for each in parts]
 

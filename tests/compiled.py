@@ -18,5 +18,5 @@ def share(database: Database) -> None:
     if engine.name not in _known:
         database.check()  # only then does its dialect know what the server can do
     dialect, statements = _known.setdefault(engine.name, (engine.dialect, engine._compiled_cache))
-    for each in (engine, database._reader, database._glancer, database._writer):
+    for each in (engine, database._reader, database._autocommit, database._writer):
         each.dialect, each._compiled_cache = dialect, statements

@@ -45,7 +45,7 @@ class Site:
         self.data, self.database, self.url, self.owner = data, database, url, owner
 
     def submit(self, steps: int = 60, **changes: Any) -> int:
-        """Queue a run of digits, or of what the changes say, and return its id."""
+        """Queue a run of digits, or with these changes, and return its id."""
         config = {"precision": "fp16", "training": {"steps": steps}}
         values: dict[str, Any] = {"recipe": "digits", "config": config}
         with self.database.writing() as session:
@@ -53,10 +53,10 @@ class Site:
 
     @property
     def environment(self) -> dict[str, str]:
-        told = {
+        result = {
             "HALFSTEP_RUN_ENVIRONMENT": "HALFSTEP_GATE, HALFSTEP_TEST_*, HALFSTEP_COLD, LD_PRELOAD"
         }
-        return {"HALFSTEP_DATA": str(self.data), "HALFSTEP_DATABASE_URL": self.url, **told}
+        return {"HALFSTEP_DATA": str(self.data), "HALFSTEP_DATABASE_URL": self.url, **result}
 
     @contextmanager
     def worker(self, name: str = "w1", **environment: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -94,7 +94,7 @@ class Site:
         return worker
 
     def lost_attempt(self, worker: Worker, run_id: int) -> tuple[int, int]:
-        """Claim a run whose supervisor then died at once, as the worker has yet to find out."""
+        """Claim a run whose supervisor died at once, undetected by the worker so far."""
         with self.database.writing() as session:
             run = claim(session, worker)
             assert run is not None
@@ -115,7 +115,7 @@ class Site:
             return workers.named(workers.recipes(session), recipe) is not None
 
     def recipes(self) -> list[dict[str, Any]]:
-        """What the workers have said of their recipes, broken ones included."""
+        """Return the recipes of the workers, including broken ones."""
         with self.database.reading() as session:
             return [each for worker, _ in workers.all_workers(session) for each in worker.recipes]
 
@@ -244,7 +244,7 @@ def answers(base: str) -> bool:
 
 
 def until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    """Wait for something that other processes bring about."""
+    """Wait for a condition that other processes fulfil."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

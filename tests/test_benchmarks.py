@@ -48,11 +48,11 @@ def test_telemetrys_cost_is_that_of_each_diagnosis_and_no_bit_of_training(
     assert all(cost.is_same for cost in costs.values())
     all_turns = turns + telemetry_cost.WARM_UP_TURNS
     for name in costs:
-        told = [
+        result = [
             each["event"] for each in SpoolReader(tmp_path / name).poll() if isinstance(each, dict)
         ]
         looks = TOLD.values() if name == "all" else [TOLD[name]] if name in TOLD else []
         per_turn = {"layer_norms": telemetry_cost.TURN_STEPS}
-        assert {kind: told.count(kind) for kind in set(told)} == {
+        assert {kind: result.count(kind) for kind in set(result)} == {
             kind: all_turns * per_turn.get(kind, 1) for kind in looks
         }

@@ -1,11 +1,9 @@
-"""Processes with everything loaded already: most of a short process's life goes into loading torch.
-
-A *nursery*, one of each pytest process, has imported what training, supervisor, worker and command
-need, and has done nothing with it. `Popen` has it fork where a fresh interpreter would be started,
-and what was forked forks its own children so. They are processes like any other, with a pid, a
-parent, signals and an exit code of their own. HALFSTEP_COLD=yes starts fresh interpreters instead.
-A test's own scripts fork too, as files or as `python -c`; not those that are about how they end.
-"""
+"""Processes with everything loaded already, because a short process spends most of its time on
+loading torch. A *nursery*, one per pytest process, has imported what training, supervisor, worker
+and command need, without using it. `Popen` forks it instead of starting an interpreter, and forked
+processes fork their own children. They are normal processes with a pid, a parent, signals and an
+exit code. HALFSTEP_COLD=yes starts fresh interpreters instead. A test's own scripts fork too, as
+files or as `python -c`, except those about their end."""
 
 import atexit
 import ctypes
@@ -107,7 +105,7 @@ class Popen(subprocess.Popen[Any]):
 def run(
     args: list[str], timeout: float | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; return it with its exit code and what it printed, as text."""
+    """Run a command to its end; return it with its exit code and output, as text."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with Popen(args, **pipes, **options) as process:
         try:
@@ -238,7 +236,7 @@ def _is_waiting(thread: threading.Thread) -> bool:
 
 
 def _become(job: Job, streams: list[int]) -> NoReturn:
-    """Be what the job says, from its start to its end; of what we were nothing is closed."""
+    """Become the job's process, from its start to its end; nothing inherited is closed."""
     global is_forked
     code = 1
     try:
@@ -277,7 +275,7 @@ def _take_streams(streams: list[int], *, unbuffered: bool) -> None:
 
 
 def _heed_signals(ignored: Collection[int]) -> None:
-    """Heed signals as a fresh interpreter does, whose starter ignored these."""
+    """Handle signals like a fresh interpreter, whose starter ignored these."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         how = signal.SIG_IGN if number in ignored else signal.SIG_DFL
@@ -295,7 +293,7 @@ def _seed() -> None:
 
 
 def _run(argv: list[str]) -> int:
-    """Run what an interpreter that is started so runs, and return the exit code."""
+    """Run what such an interpreter runs, and return the exit code."""
     _python, how, *words = argv
     code = 0
     try:

@@ -20,7 +20,7 @@ class RecipeCommand(Command):
     has_file_errors = False
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; what it writes only its user can read, like what workers write."""
+        """Run the command with umask 077: its files are private, like a worker's."""
         before = os.umask(0o077)
         try:
             return super().invoke(ctx)
@@ -129,7 +129,7 @@ def add(
         return
     from trainer.diagnosis import check  # loads torch, which takes seconds
 
-    _, report = check.tell(reference, settings or [], as_json=as_json)
+    _, report = check.check_and_print(reference, settings or [], as_json=as_json)
     if not report.errors:
         _register(reference, as_json=as_json)
     check.note(reference, report)
@@ -147,8 +147,8 @@ def list_(as_json: AsJson = False) -> None:
         is_there = Path(reference.rpartition(":")[0]).is_file()
         check = registered_recipes.check_of(reference) if is_there else None
         text = f"{reference}  {_state(reference, check) if is_there else 'there is no such file'}"
-        told = {"reference": reference, "is_there": is_there, "check": check}
-        print_result(told, text, as_json=as_json)
+        result = {"reference": reference, "is_there": is_there, "check": check}
+        print_result(result, text, as_json=as_json)
     if not as_json:
         typer.echo(f"kept in {registered_recipes.path()}")
 
@@ -191,13 +191,13 @@ def _register(reference: str, *, as_json: bool) -> None:
     names = {each["reference"]: each["name"] for each in recipes()}
     name, declared = names[reference], load_recipe(reference).name
     holder = next((other for other, each in names.items() if each == declared != name), None)
-    told = {"reference": reference, "kept_in": str(registered_recipes.path()), "name": name}
+    result = {"reference": reference, "kept_in": str(registered_recipes.path()), "name": name}
     folder = registered_recipes.path().parent
     text = f"{reference} is kept: workers of {folder} offer it soon, as {name}."
     if holder:
         whose = "a recipe that comes along" if holder == declared else holder
         text += f" The name {declared} is that of {whose}: submit it by its path, or call it else."
-    print_result(told | {"name_taken_by": holder}, text, as_json=as_json)
+    print_result(result | {"name_taken_by": holder}, text, as_json=as_json)
 
 
 def _state(reference: str, check: dict[str, Any] | None) -> str:

@@ -62,7 +62,7 @@ def train_recipe(
         leave(2, str(error))
     except (Exception, SystemExit) as error:  # any error of its file
         leave(1, _error_line(file, error))
-    ends = _Ends()
+    summary = _Ends()
     try:
         values = nested(settings)
         if precision:
@@ -80,8 +80,8 @@ def train_recipe(
                 recipe,
                 config,
                 device=own_device,
-                on_steps=_both(ends.steps, tell_steps),
-                on_event=_both(ends.event, _print_json if as_json else printer.event),
+                on_steps=_both(summary.steps, tell_steps),
+                on_event=_both(summary.event, _print_json if as_json else printer.event),
                 checkpoint_folder=checkpoints,
                 resume=resume,
                 ranks=ranks,
@@ -93,14 +93,14 @@ def train_recipe(
     except (Exception, SystemExit) as error:  # any error of the recipe
         source = Path(inspect.getfile(recipe)).resolve()
         leave(EXIT_CODES["failed"], _error_line(source, error), _own_frames(str(source), error))
-    ending = ends.ending
+    ended_as = summary.outcome
     if as_json:
-        told = {"event": "ended", "status": outcome.status, "step": outcome.step}
-        _print_json(told | {"ending": ending})
+        line = {"event": "ended", "status": outcome.status, "step": outcome.step}
+        _print_json(line | {"outcome": ended_as})
     else:
         printer.flush()
-        _print(f"{ending or outcome.status} after {outcome.step} steps{ends.why}")
-    if ending:
+        _print(f"{ended_as or outcome.status} after {outcome.step} steps{summary.why}")
+    if ended_as:
         sys.exit(LEARNED_NOTHING)
 
 
@@ -164,25 +164,25 @@ class _Ends:
             self._is_applied |= event["applied"]
 
     @property
-    def ending(self) -> Literal["unapplied", "diverged"] | None:
+    def outcome(self) -> Literal["no_updates", "diverged"] | None:
         if self._last is None:
             return None
         if not self._is_applied:
-            return "unapplied"
+            return "no_updates"
         return None if math.isfinite(self._last) else "diverged"
 
     @property
     def why(self) -> str:
-        reasons = {"unapplied": ": all were skipped", "diverged": f": the loss is {self._last}"}
-        return reasons.get(self.ending or "", "")
+        reasons = {"no_updates": ": all were skipped", "diverged": f": the loss is {self._last}"}
+        return reasons.get(self.outcome or "", "")
 
 
 def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
-    def told(what: Any) -> None:
-        first(what)
-        second(what)
+    def call_both(argument: Any) -> None:
+        first(argument)
+        second(argument)
 
-    return told
+    return call_both
 
 
 def _device(name: str) -> torch.device:

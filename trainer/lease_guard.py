@@ -13,7 +13,7 @@ import time
 from halfstep.clock import clock
 from halfstep.telemetry.attempt_files import AttemptFiles
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 class Guard(threading.Thread):
@@ -35,4 +35,4 @@ class Guard(threading.Thread):
             if clock() > lease["kill"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             self._asks = clock() > lease["ask"]
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)

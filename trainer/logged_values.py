@@ -94,7 +94,7 @@ class Logged(Observer):
         self._writer.wait()
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """Ignore logged values temporarily: the work is not part of the step."""
         step, self._step = self._step, None
         try:

@@ -168,7 +168,7 @@ def _roll_back(run: Run, step: int) -> Progress | None:
         return None
     context = run.context
     context.observers.drain()
-    if not (checkpoint := run.rollback.look(run.saver.finish)):
+    if not (checkpoint := run.rollback.poll(run.saver.finish)):
         return None
     progress = go_back_to(
         checkpoint,
@@ -181,7 +181,7 @@ def _roll_back(run: Run, step: int) -> Progress | None:
         run.parts,
     )
     run.schedule, run.step_observers.telemetry.skipped = run.parts["schedule"], progress.skipped
-    run.rollback.tell(progress, step, context.batches, run.on_event)
+    run.rollback.report(progress, step, context.batches, run.on_event)
     return progress
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from halfstep.process import end_with_parent
-from halfstep.sandbox import Wall
+from halfstep.sandbox import Sandbox
 from halfstep.telemetry.attempt_files import AttemptFiles
 from trainer.distributed.local_ranks import NodeRank, start_ranks
 from trainer.distributed.sockets import shorten
@@ -30,8 +30,8 @@ from trainer.lease_guard import Guard
 def main() -> None:
     """Train, and exit with 1 if it failed."""
     tie_to_parent()
-    if wall := Wall.taken(os.environ):
-        wall.build()
+    if sandbox := Sandbox.from_environment(os.environ):
+        sandbox.apply()
     parser = argparse.ArgumentParser(prog="python -m trainer.process", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("attempt", type=int)

@@ -28,7 +28,7 @@ class Schedule(Protocol):
         """Count a step. found_inf: of the optimizers that took part, 0-dim, 1 if skipped."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state needed for the next rate, besides the number of attempted steps."""
+        """Return the state needed for the next rate, except the number of attempted steps."""
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from a state."""

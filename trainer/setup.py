@@ -22,7 +22,7 @@ from halfstep.telemetry.spool import Event, Steps
 from trainer.checkpoints.checkpoint import Progress
 from trainer.checkpoints.checkpointing import Saver
 from trainer.checkpoints.initial_weights import start_from_weights
-from trainer.checkpoints.resume import go_on_from, load_parts
+from trainer.checkpoints.resume import load_parts, resume_from
 from trainer.checkpoints.rollback import Rollback
 from trainer.data.batches import Batches
 from trainer.data.datasets import check_data
@@ -151,7 +151,7 @@ def prepare_run(
     if resume is not None:
         # Rank 0 decides: the other ranks' folders are on other machines.
         is_fork = ranks.gather(checkpoint_folder not in (None, resume.parent))[0]
-        progress, inherited, notes = go_on_from(
+        progress, inherited, notes = resume_from(
             *(resume, recipe, modules, config, device, batches, ranks),
             is_fork=is_fork,
             is_checked=is_checked,
@@ -255,13 +255,13 @@ def make_context(
     recipe.on_log = logged.log
 
     @contextmanager
-    def set_aside() -> Iterator[None]:
-        with headroom.set_aside(), fp8_ranges.set_aside(), logged.set_aside():
+    def suspended() -> Iterator[None]:
+        with headroom.suspended(), fp8_ranges.suspended(), logged.suspended():
             yield
 
     step_observers = StepObservers(
         StopRule(config.scaler),
-        Replay(context, modules, batches, config, device, on_event, spikes.left_out, set_aside),
+        Replay(context, modules, batches, config, device, on_event, spikes.left_out, suspended),
         Histogram(optimizers, diagnosis, device, on_event),
         headroom,
         fp8_ranges,

@@ -58,7 +58,7 @@ class Capabilities:
     def news(self) -> Offer | None:
         """Return the capabilities if a changed file changed them, else None. Does not wait."""
         if self._child is None:
-            if self._look() != self._seen:
+            if self._file_states() != self._seen:
                 logger.info("a recipe's file has changed: reloading recipes")
                 self._child = self._start_probe()
                 return None
@@ -124,7 +124,8 @@ class Capabilities:
         )
 
     def _start_probe(self) -> "subprocess.Popen[bytes]":
-        self._seen = self._look()  # before the child starts, so that a later change is detected
+        # Before the child starts, so that a later change is detected.
+        self._seen = self._file_states()
         self._outputs = [tempfile.TemporaryFile(), tempfile.TemporaryFile()]  # noqa: SIM115 - a pipe would fill
         self._deadline = time.monotonic() + LONGEST_SECONDS
         return subprocess.Popen(
@@ -157,7 +158,8 @@ class Capabilities:
         self._offer, self._count_at = offer, time.monotonic() + COUNTED_AFTER_SECONDS
         self._files = {each["file"] for each in offer["recipes"] if "file" in each}
         # Files known before keep the state that they had when the child started.
-        self._seen = {file: self._seen.get(file, state) for file, state in self._look().items()}
+        states = self._file_states()
+        self._seen = {file: self._seen.get(file, state) for file, state in states.items()}
         return offer
 
     def _printed(self) -> list[str]:
@@ -168,7 +170,7 @@ class Capabilities:
                 texts.append(file.read().decode(errors="replace"))
         return texts
 
-    def _look(self) -> Seen:
+    def _file_states(self) -> Seen:
         registered = str(self._settings.data / "recipes.json")
         return {file: _state(Path(file)) for file in {registered, *self._files}}
 

@@ -23,13 +23,10 @@ class AlreadyLaunched(RuntimeError):
 
 @dataclass(frozen=True)
 class Handle:
-    """A launched supervisor; all fields together distinguish it from a later process with its pid.
-
-    started_ticks: clock ticks since the machine's boot.
-    """
+    """A launched supervisor, distinguished by all fields from a later process with its pid."""
 
     pid: int
-    started_ticks: int
+    started_ticks: int  # clock ticks since the machine's boot
     boot_id: str
 
     def as_dict(self) -> dict[str, Any]:

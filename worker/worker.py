@@ -108,7 +108,7 @@ class Worker:
                     pause = QUIET_BEAT_SECONDS if is_quiet else BEAT_SECONDS
                     self.beat_due = time.monotonic() + pause
                 elif self.is_notified:
-                    with self.database.glancing() as session:
+                    with self.database.read_only() as session:
                         self._apply_heartbeat(workers.pending_work(session, self.id))
                 self.is_notified = False
                 if self.capabilities.is_loading:
@@ -281,7 +281,7 @@ class Worker:
 
         A device is not free while the previous supervisor on it is still exiting.
         """
-        with self.database.glancing() as session:
+        with self.database.read_only() as session:
             nodes = queue.nodes_of_worker(session, self.id)
         for node in nodes:
             is_new = (node.run_id, node.attempt) not in self.running
@@ -307,7 +307,7 @@ class Worker:
         self.running[node.run_id, node.attempt] = (handle, node)
 
     def _next(self, free: set[int]) -> RunNode | None:
-        """Claim a run; if one cannot be claimed, set it aside and try again."""
+        """Claim a run; if one cannot be claimed, fail it and try again."""
         try:
             with self.database.writing() as session:
                 return self._take(session, free)
@@ -349,7 +349,7 @@ class Worker:
                 reason = f"it cannot be claimed: {in_short(error)}"
                 logger.error("%s", reason, extra={"run": run_id})
                 with self.database.writing() as session:
-                    queue.set_aside(session, run_id, reason)
+                    queue.fail_unclaimable(session, run_id, reason)
 
     def _fail(self, run_id: int, attempt: int, reason: str, *, failure_kind: str) -> None:
         logger.error("%s", reason, extra={"run": run_id})
@@ -415,10 +415,10 @@ class Worker:
         """
         run_id, attempt = node.run_id, node.attempt
         reason = f"its supervisor died in attempt {attempt}"
-        ending = NodeOutcome(reason, failure_kind="infrastructure")
+        outcome = NodeOutcome(reason, failure_kind="infrastructure")
         if node.node:
             with self.database.writing() as session:  # unless the node reported it itself
-                node_groups.record_outcome(session, run_id, attempt, node.node, ending)
+                node_groups.record_outcome(session, run_id, attempt, node.node, outcome)
             return True
         recorder = Recorder(self.settings, self.database, self.store, run_id, attempt)
 
@@ -431,7 +431,7 @@ class Worker:
             pass
         if recorder.problem:
             raise CannotRecord(recorder.problem)
-        if node_group.close(self.database, self.settings, run_id, attempt, ending) is None:
+        if node_group.close(self.database, self.settings, run_id, attempt, outcome) is None:
             return False
         with self.database.writing() as session:
             queue.end_killed(
@@ -453,17 +453,17 @@ class Worker:
         return path.read_text(errors="replace")[-8000:]
 
     def _beat(self) -> None:
-        """Send a heartbeat, apply its reply, and look for lost runs of other workers."""
-        with self.database.touching() as session:
-            pulse = workers.heartbeat(session, self.id)
-        self._apply_heartbeat(pulse)  # a lost notification costs at most one heartbeat interval
-        self.lost.check(is_lost=pulse.is_lost)
+        """Send a heartbeat, apply its reply, and poll for lost runs of other workers."""
+        with self.database.single_write() as session:
+            pending = workers.heartbeat(session, self.id)
+        self._apply_heartbeat(pending)  # a lost notification costs at most one heartbeat interval
+        self.lost.check(is_lost=pending.is_lost)
 
-    def _apply_heartbeat(self, pulse: workers.PendingWork) -> None:
+    def _apply_heartbeat(self, pending: workers.PendingWork) -> None:
         """Apply a stop request, and note whether there may be work."""
-        has_room = pulse.is_queued and bool(self._free_devices())
-        self.may_have_work |= has_room or pulse.nodes != len(self.running)
-        if pulse.is_stopped:
+        has_room = pending.is_queued and bool(self._free_devices())
+        self.may_have_work |= has_room or pending.nodes != len(self.running)
+        if pending.is_stopped:
             self._preempt()
 
     def _preempt(self) -> None:
@@ -525,7 +525,7 @@ def main(
         typer.Option(metavar="RUN", help="Train only this run, and end with it: for clusters"),
     ] = None,
 ) -> None:
-    """Start a worker alone: it offers this machine's devices, and trains what is queued.
+    """Start a worker: it offers this machine's devices, and trains queued runs.
 
     The server is the one whose database HALFSTEP_DATABASE_URL names. SIGTERM or Ctrl-C ends it.
     """

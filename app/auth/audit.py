@@ -25,7 +25,7 @@ from db.tables import LARGEST_ID, AuditEvent, User
 logger = logging.getLogger(__name__)
 
 CHARACTERS, VALUE_CHARACTERS = 200, 100
-#: Refusals from one address for one name are recorded at this interval.
+#: Failed sign-ins from one address for one name are recorded at this interval.
 REFUSED, REFUSED_SECONDS = "refused", 60.0
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])

@@ -35,10 +35,10 @@ def show_audit_log(
     run, user, since: as in the API, but empty values are allowed, as a form sends them.
     """
     filters: dict[str, Any] = {"run": run.strip(), "user": user.strip(), "since": since.strip()}
-    found, errors = Page([], 0, None), dict[str, str]()
+    events, errors = Page([], 0, None), dict[str, str]()
     try:
         checked = conditions(session, _run(run), user, _day(since))
-        found = audit.listed(session, **checked, after=after, limit=100)
+        events = audit.listed(session, **checked, after=after, limit=100)
     except Invalid as error:
         errors = error.errors
     code = 422 if errors else 200
@@ -47,7 +47,7 @@ def show_audit_log(
         "auth/audit.html",
         principal=principal,
         status_code=code,
-        found=found,
+        events=events,
         errors=errors,
         **filters,
     )

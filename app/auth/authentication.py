@@ -196,7 +196,7 @@ def _check_run(database: Database, request: Request, known: accounts.KnownToken)
     """Check that a token of one project or run uploads no other run. Raises NotForSending."""
     run_id = _run_id(request)
     if run_id is not None:
-        with database.glancing() as session:
+        with database.read_only() as session:
             project = session.scalar(select(Run.project).where(Run.id == run_id))
         check_may_upload(known, run_id, project)
 
@@ -216,7 +216,7 @@ def check_may_upload(known: accounts.KnownToken, run_id: int | None, project: st
 
 
 def _known(database: Database, token: str) -> accounts.KnownToken | None:
-    with database.glancing() as session:
+    with database.read_only() as session:
         return accounts.find_api_token(session, token)
 
 

@@ -1,4 +1,4 @@
-"""Permissions of routes: each route declares with `requires` what it needs.
+"""Permissions of routes: each route declares the permission that it requires with `requires`.
 
 A route that declares nothing requires an admin. A test walks all routes and fails on one without.
 """
@@ -25,7 +25,7 @@ class Forbidden(HalfstepError):
 
 #: Any signed-in user: the route is limited to the user's own data or projects, or checks the
 #: permissions for its body itself.
-SIGNED_IN = "anybody"
+SIGNED_IN = "signed-in"
 #: The user's own data, or data that outlives the token that created it: alert rules and channels,
 #: views, tokens, read-only links, presets, roles. Not for a token of one project.
 ACCOUNT = "account"

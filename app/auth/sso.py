@@ -22,7 +22,7 @@ from joserfc.jwk import KeySet
 
 from db.access import oidc_role_mapping
 from db.access import secrets as encryption
-from db.access.oidc_role_mapping import EVERYBODY
+from db.access.oidc_role_mapping import ANY_GROUP
 from db.errors import HalfstepError, Invalid
 from db.settings import Settings
 
@@ -43,7 +43,7 @@ class SsoFailed(HalfstepError):
 
 @dataclass(frozen=True)
 class Claims:
-    """Claims about a user whom the provider has signed in."""
+    """Claims about a user signed in by the provider."""
 
     subject: str  # issuer and id, which never change
     name: str
@@ -159,7 +159,7 @@ class Provider:
         groups = claims.get(self._settings.oidc_groups_claim) or []
         groups = groups if isinstance(groups, list) else [groups]
         subject = f"{claims['iss']} {claims['sub']}"
-        return Claims(subject, str(name), frozenset({EVERYBODY, *map(str, groups)}))
+        return Claims(subject, str(name), frozenset({ANY_GROUP, *map(str, groups)}))
 
     def _discovered(self) -> tuple[dict[str, Any], KeySet]:
         if self._known is not None and time.monotonic() - self._known[0] < KNOWN_SECONDS:

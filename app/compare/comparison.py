@@ -21,7 +21,7 @@ from app.submission.submission import LENGTHS, Submission, most_priority, submit
 from app.telemetry import metric_direction
 from app.telemetry.step_metrics import step_metrics_of
 from db.errors import NotFound
-from db.health import verdict
+from db.health import scaling_health
 from db.queue import workers
 from db.runs import comparisons, groups, runs
 from db.runs.groups import FP8, TF32
@@ -126,7 +126,7 @@ class Comparison:
     def rows(self, *, every_setting: bool = False) -> Iterator[Row]:
         """Yield the rows of the table. every_setting: also settings that are equal in all runs."""
         empty: list[Any] = [None] * len(self.columns)
-        for name, label in (("status", "Status"), ("verdict", "Health"), ("step", "Steps")):
+        for name, label in (("status", "Status"), ("health", "Health"), ("step", "Steps")):
             yield Row("fact", name, label, empty)
         yield Row("fact", "skipped", "Skipped", empty, self.winners["skipped"])
         for name in self.names:
@@ -380,5 +380,5 @@ def _flat(run: Run) -> dict[str, Any]:
     flat |= {"precision": run.precision} | dict(config_schema.flat(run.whole_config))
     if run.source == RECIPE and "scaler.enabled" in flat:
         # The setting has no effect in a precision without a loss scale.
-        flat["scaler.enabled"] = verdict.is_scaled(run.config)
+        flat["scaler.enabled"] = scaling_health.is_scaled(run.config)
     return flat

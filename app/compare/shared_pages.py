@@ -190,7 +190,7 @@ def _run(session: Session, settings: Settings, run_id: int, chosen: Choice) -> d
         "metric_names": metric_names,
         "chosen_metrics": chosen,
         "config": run.whole_config,
-        "meant": run.settings,
+        "training_settings": run.settings,
         "settings": config_values.settings_of(session, run),
         "command": None,
     }

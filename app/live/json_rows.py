@@ -44,10 +44,7 @@ class LogLine(_FromRow):
 
 
 class CheckpointFileRow(_FromRow):
-    """A file to download from /runs/{run_id}/checkpoints/{id}/download, if it is_stored.
-
-    path: in the run's folder on the training machine; null for files of earlier versions.
-    """
+    """A file to download from /runs/{run_id}/checkpoints/{id}/download, if it is_stored."""
 
     id: int
     attempt: int
@@ -56,6 +53,7 @@ class CheckpointFileRow(_FromRow):
     reason: str
     size_bytes: int
     sha256: str
+    # In the run's folder on the training machine; null for files of earlier versions.
     path: str | None
     is_stored: bool
     created_at: float

@@ -24,14 +24,11 @@ RECONNECT_MS = 1000
 
 @dataclass(frozen=True)
 class Update:
-    """The encoded changes since a cursor, and the cursor after them.
-
-    is_last: there will be no more changes; the stream ends.
-    """
+    """The encoded changes since a cursor, and the cursor after them."""
 
     data: str
     cursor: str
-    is_last: bool = False
+    is_last: bool = False  # there will be no more changes; the stream ends
 
 
 #: Returns the changes since a cursor, or None. Called in a thread.

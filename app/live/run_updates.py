@@ -88,7 +88,7 @@ def of_run(
     def poll(cursor: str) -> Update | None:
         nonlocal mark, marked_at
         since = series.Cursor.parse(cursor)
-        with database.glancing() as session:
+        with database.read_only() as session:
             revision, status, silence = runs.state(session, run_id)
         is_training = status not in (Status.QUEUED, *ENDED)
         if is_training and (revision, silence) == (since.revision, since.waiting):

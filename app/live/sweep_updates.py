@@ -11,7 +11,7 @@ def of_sweep(database: Database, sweep_id: int) -> Poll:
     """Return the function that polls a sweep; clients fetch the page after a change."""
 
     def poll(cursor: str) -> Update | None:
-        with database.glancing() as session:
+        with database.read_only() as session:
             mark = sweeps.mark(session, sweep_id)
         return None if mark == cursor else Update(json.dumps({"mark": mark}), mark)
 

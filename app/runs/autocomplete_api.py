@@ -1,4 +1,4 @@
-"""What the filter of the list can be completed with."""
+"""Route of completions for the filter of the list."""
 
 from typing import Annotated
 
@@ -15,35 +15,37 @@ from db.runs.run_filters import NUMBERS, SYNONYMS
 router = APIRouter(prefix="/runs", tags=["runs"])
 
 
-class Words(BaseModel):
-    """The words of a filter, and what there is to filter by: a bounded part, in order."""
+class Completions(BaseModel):
+    """Keys, columns, names and values that a filter can contain, sorted and bounded."""
 
-    keys: Annotated[dict[str, str], Field(description="What stands before a colon, and behind it")]
-    numbers: Annotated[list[str], Field(description="Columns that are compared")]
-    settings: Annotated[list[str], Field(description="By name; by path where several have it")]
+    keys: Annotated[dict[str, str], Field(description="Key before a colon, and its allowed values")]
+    numbers: Annotated[list[str], Field(description="Columns that can be compared with a number")]
+    settings: Annotated[
+        list[str], Field(description="Names; paths where several settings share a name")
+    ]
     metrics: list[str]
-    values: Annotated[dict[str, list[str]], Field(description="Of keys")]
+    values: Annotated[dict[str, list[str]], Field(description="Values of each key")]
 
 
 @router.get("/autocomplete")
 @requires(SIGNED_IN)
-def get_vocabulary(session: Db, _principal: SignedIn) -> Words:
-    """List the words that a filter of runs can have, of the newest runs that you see."""
-    known = autocomplete.vocabulary(session)
-    return Words(
+def get_completions(session: Db, _principal: SignedIn) -> Completions:
+    """List completions for a filter, from the newest runs that you can view."""
+    vocabulary = autocomplete.vocabulary(session)
+    return Completions(
         keys=dict(filters.KEYS),
         numbers=[*NUMBERS, *SYNONYMS],
-        settings=known.settings,
-        metrics=known.metrics,
+        settings=vocabulary.settings,
+        metrics=vocabulary.metrics,
         values={
             "status": [*filters.STATUSES],
             "since": [*filters.TIMES],
             "before": [*filters.TIMES],
-            "tag": known.tags,
+            "tag": vocabulary.tags,
             "precision": ["fp16", "bf16", "fp32", "fp8"],
-            "recipe": known.recipes,
-            "owner": ["me", *known.owners],
-            "project": known.projects,
+            "recipe": vocabulary.recipes,
+            "owner": ["me", *vocabulary.owners],
+            "project": vocabulary.projects,
             "source": [*filters.SOURCES],
         },
     )

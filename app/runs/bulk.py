@@ -17,7 +17,7 @@ MOST_RUNS = 200
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Failure:
     """A run for which the action failed, with the reason."""
 
     id: int
@@ -25,14 +25,14 @@ class Refusal:
 
 
 def _restore(session: Session, run_id: int, user: User) -> Run:
-    """Restore one that is in the trash: who numbers another one has mistyped it."""
+    """Restore a run from the trash. Raises Conflict for another run: its id is a typo."""
     run = session.get(Run, run_id)
     if run is not None and run.deleted_at is None:
         raise Conflict(f"Run {run_id} was not in the trash.")
     return trash.restore(session, run_id, user)
 
 
-#: What can be done with many: the rest of it is said in app.runs.bulk_api.
+#: Actions without a parameter; app.runs.bulk_api has the request.
 ACTIONS: dict[str, tuple[Permission, Callable[[Session, int, User], object]]] = {
     "cancel": (Permission.CONTROL_RUN, run_control.cancel),
     "delete": (Permission.DELETE_RUN, trash.delete),
@@ -54,7 +54,7 @@ def act(
     *,
     tag: str = "",
     project: str = "",
-) -> tuple[list[int], list[Refusal]]:
+) -> tuple[list[int], list[Failure]]:
     """Apply an action to runs; return those that succeeded, and those that failed.
 
     tag: to add or to remove.  project: the destination.  Raises NotFound or Forbidden for the
@@ -64,7 +64,7 @@ def act(
     if action == MOVE:
         check_project(session, Permission.MOVE_RUN, project)
         projects.get(session, project)
-    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    # In order of id, as all code locks runs: other orders could deadlock.
     for run_id in sorted(set(run_ids)):
         try:
             if action in TAGGING:
@@ -84,5 +84,5 @@ def act(
             NotFound,
             Invalid,
         ) as error:  # raised before anything is written
-            refused.append(Refusal(run_id, str(error)))
+            refused.append(Failure(run_id, str(error)))
     return done, refused

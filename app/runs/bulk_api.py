@@ -1,4 +1,4 @@
-"""Many runs at once."""
+"""Route of bulk actions on runs."""
 
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ router = APIRouter(prefix="/runs", tags=["runs"])
 
 
 class BulkAction(Body):
-    """What is to be done with which runs."""
+    """An action and the runs to apply it to."""
 
     action: Annotated[
         Literal["add_tag", "remove_tag", "cancel", "delete", "restore", "erase", "move"],
@@ -27,18 +27,20 @@ class BulkAction(Body):
     ]
     runs: Annotated[list[RunId], Field(min_length=1, max_length=bulk.MOST_RUNS)]
     tag: Annotated[Text, Field(description="To add or to remove")] = ""
-    project: Annotated[Text | None, Field(description="To move to; '' is the first one")] = None
+    project: Annotated[Text | None, Field(description="Destination; '' is the Default project")] = (
+        None
+    )
 
 
 class RefusedRun(BaseModel):
-    """A run of which it could not be done."""
+    """A run for which the action failed."""
 
     id: int
     detail: Annotated[str, Field(description="The reason, for people")]
 
 
-class BulkAnswer(BaseModel):
-    """Each run is in one of the two."""
+class BulkResult(BaseModel):
+    """Outcome of each run: each is in one of the two lists."""
 
     done: list[int]
     refused: list[RefusedRun]
@@ -47,24 +49,22 @@ class BulkAnswer(BaseModel):
 @router.post("/bulk")
 @requires(SIGNED_IN, token_permission=Permission.CONTROL_RUN)
 @audited("action", "tag", "project")
-def act_on_runs(wanted: BulkAction, session: Db, principal: SignedIn) -> BulkAnswer:
-    """Do one thing with many runs. What can be done is done; the rest is named with its reason."""
-    if bool(wanted.tag.strip()) != (wanted.action in bulk.TAGGING):
-        text = f"{wanted.tag[:100]!r} with {wanted.action}; allowed: a text with add_tag, "
+def act_on_runs(body: BulkAction, session: Db, principal: SignedIn) -> BulkResult:
+    """Apply one action to many runs; runs for which it fails are returned with the reason."""
+    if bool(body.tag.strip()) != (body.action in bulk.TAGGING):
+        text = f"{body.tag[:100]!r} with {body.action}; allowed: a text with add_tag, "
         raise Invalid({"tag": text + "remove_tag, and none with the others"})
-    if (wanted.project is not None) != (wanted.action == bulk.MOVE):
-        said = "none" if wanted.project is None else repr(wanted.project[:100])
-        text = (
-            f"{said} with {wanted.action}; allowed: a project with move, and none with the others"
-        )
+    if (body.project is not None) != (body.action == bulk.MOVE):
+        value = "none" if body.project is None else repr(body.project[:100])
+        text = f"{value} with {body.action}; allowed: a project with move, and none with the others"
         raise Invalid({"project": text})
     done, refused = bulk.act(
         session,
         principal.user,
-        wanted.action,
-        wanted.runs,
-        tag=wanted.tag,
-        project=wanted.project or "",
+        body.action,
+        body.runs,
+        tag=body.tag,
+        project=body.project or "",
     )
     audit.set_runs(session, done)
-    return BulkAnswer(done=done, refused=[RefusedRun(**vars(each)) for each in refused])
+    return BulkResult(done=done, refused=[RefusedRun(**vars(run)) for run in refused])

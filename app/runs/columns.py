@@ -25,15 +25,12 @@ MOST_COLUMNS, NAME_CHARACTERS = 24, 200
 
 @dataclass(frozen=True)
 class Column:
-    """name: in addresses.  label: at its head.  sort: what it orders by, if anything.
+    """A column of the list."""
 
-    kind: how its cells look: a class of the style sheet.
-    """
-
-    name: str
-    label: str
-    sort: str = ""
-    kind: str = ""
+    name: str  # in URLs
+    label: str  # in the table header
+    sort: str = ""  # name of its order; empty if the list cannot be sorted by it
+    kind: str = ""  # CSS class of its cells
 
     @property
     def is_own(self) -> bool:
@@ -50,7 +47,7 @@ BUILT_IN: MappingProxyType[str, Column] = MappingProxyType(
             Column("step", "Step", "step"),
             Column("loss", "Loss", "loss"),
             Column("scale", "Scale", "scale", "number"),
-            Column("verdict", "Health"),
+            Column("health", "Health"),
             Column("skipped", "Skipped", "skipped", "number"),
             Column("speed", "Steps/s", "steps_per_second", "number"),
             Column("owner", "Owner", "owner"),
@@ -74,7 +71,7 @@ DEFAULT = (
     "step",
     "loss",
     "scale",
-    "verdict",
+    "health",
     "skipped",
     "precision",
     "duration",
@@ -83,7 +80,7 @@ DEFAULT = (
     "tags",
     "created",
 )
-#: Default columns that depend on the listed runs stand behind this one.
+#: Default columns that depend on the listed runs come after this one.
 BEFORE_OWN = "skipped"
 #: Settings without a default column: they differ in most runs, or have a column of their own.
 NEVER_DEFAULT = ("seed", "steps", "precision", "epochs")
@@ -95,10 +92,10 @@ def chosen(text: str) -> list[Column]:
     Other names are settings or metrics. Raises Invalid.
     """
     if wrong := flaw(text):
-        raise Invalid({"columns": f"{wrong}; allowed: names with commas between them"})
+        raise Invalid({"columns": f"{wrong}; allowed: comma-separated names"})
     names = list(dict.fromkeys(filter(None, map(str.strip, text.split(","))))) or [*DEFAULT]
     if len(names) > MOST_COLUMNS:
-        raise Invalid({"columns": f"{len(names)} of them; allowed: at most {MOST_COLUMNS}"})
+        raise Invalid({"columns": f"{len(names)} columns; allowed: at most {MOST_COLUMNS}"})
     for name in names:
         if len(name) > NAME_CHARACTERS:
             text = f"{name[:100]!r} has {len(name)} characters; allowed: at most {NAME_CHARACTERS}"
@@ -113,15 +110,15 @@ def usual(some_runs: Sequence[Run], metrics: Sequence[str]) -> list[Column]:
     metrics: the first metric of each run that has one.
     """
     names = [*DEFAULT]
-    place = names.index(BEFORE_OWN) + 1
-    names[place:place] = [*_first_metric(metrics), *_first_difference(some_runs)]
+    position = names.index(BEFORE_OWN) + 1
+    names[position:position] = [*_first_metric(metrics), *_first_difference(some_runs)]
     return chosen(",".join(names))
 
 
 def _first_metric(metrics: Sequence[str]) -> list[str]:
     """Return the metric that most runs have."""
-    found = Counter(name for name in metrics if _is_short(name)).most_common(1)
-    return [qualified(name, METRICS) for name, _count in found]
+    most_common = Counter(name for name in metrics if _is_short(name)).most_common(1)
+    return [qualified(name, METRICS) for name, _count in most_common]
 
 
 def _is_short(name: str) -> bool:
@@ -140,7 +137,7 @@ def _first_difference(some_runs: Sequence[Run]) -> list[str]:
         for path, different in values.items()
         if len(different) > 1
         and _can_be_default(name := path.rpartition(".")[2])
-        # By its last part a column would show another setting of that name.
+        # A column is addressed by the last part of the path, so it must be unique.
         and paths_called[name] == 1
     ]
     names.sort(key=lambda name: name not in ("learning_rate", "lr"))
@@ -158,26 +155,26 @@ def address(columns: Sequence[Column]) -> str:
 
 
 def list_address(**parts: object) -> str:
-    """Return a URL of the list; filter, sort, columns, group, view and a place are optional."""
-    wanted = {name: value for name, value in parts.items() if value}
+    """Return a URL of the list; filter, sort, columns, group, view and a position are optional."""
+    query = {name: value for name, value in parts.items() if value}
     for name, default in (("sort", NEWEST_FIRST), ("view", TABLE)):
-        if wanted.get(name) == default:
-            del wanted[name]
-    return f"/runs?{urlencode(wanted)}" if wanted else "/runs"
+        if query.get(name) == default:
+            del query[name]
+    return f"/runs?{urlencode(query)}" if query else "/runs"
 
 
 def values(
     session: Session, run_ids: Collection[int], columns: Sequence[Column]
 ) -> dict[int, dict[str, Any]]:
     """Return the values of runs in columns that summaries do not have."""
-    found: dict[int, dict[str, Any]] = {run_id: {} for run_id in run_ids}
+    rows: dict[int, dict[str, Any]] = {run_id: {} for run_id in run_ids}
     for column in columns:
         if column.name == "device":
-            told: dict[int, Any] = dict(groups.devices(session, run_ids))
+            column_values: dict[int, Any] = dict(groups.devices(session, run_ids))
         elif column.is_own:
-            told = dict(values_of(session, list(run_ids), column.name))
+            column_values = dict(values_of(session, list(run_ids), column.name))
         else:
             continue
-        for run_id, value in told.items():
-            found[run_id][column.name] = value
-    return found
+        for run_id, value in column_values.items():
+            rows[run_id][column.name] = value
+    return rows

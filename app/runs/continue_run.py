@@ -30,14 +30,18 @@ def continue_run(
     if before is not None:
         return before
     projects.lock_within(session, Run, run_id)
-    run = runs.get(session, run_id, lock=True)  # of two at once the second finds the first's
-    runs.check_has_recipe(run, "go on")
+    run = runs.get(
+        session, run_id, lock=True
+    )  # a concurrent second request then finds the first's run
+    runs.check_has_recipe(run, "be continued")
     if run.status not in CUT_SHORT:
-        raise Conflict(f"Run {run_id} is {run.status}: only a cancelled or failed one can go on.")
+        raise Conflict(
+            f"Run {run_id} is {run.status}: only a cancelled or failed run can be continued."
+        )
     step = checkpoints.newest_step(session, run_id, before=run.steps_total)
     if step is None:
-        raise Conflict(f"Run {run_id} has no checkpoint before its last step to go on from.")
-    _check_nobody_does(session, run, step)
+        raise Conflict(f"Run {run_id} has no checkpoint before its last step to continue from.")
+    _check_is_first(session, run, step)
     submission = Submission(
         recipe=run.recipe,
         config=_config(run),
@@ -53,12 +57,14 @@ def continue_run(
     return submit(session, user, submission, idempotency_key=idempotency_key, request=request)
 
 
-def _check_nobody_does(session: Session, run: Run, step: int) -> None:
+def _check_is_first(session: Session, run: Run, step: int) -> None:
     at = (Run.parent_id == run.id, Run.parent_step == step)
     forks = select(Run).where(*at, Run.status.not_in(ENDED), NOT_DELETED).order_by(Run.id)
     for fork in session.scalars(forks.limit(100)):
         if _config(fork) == _config(run):
-            raise Conflict(f"Run {fork.id} goes on from there already: it is {fork.status}.")
+            raise Conflict(
+                f"Run {run.id} is continued by run {fork.id} already, which is {fork.status}."
+            )
 
 
 def _config(run: Run) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from app.http.parameters import TYPED_CHARACTERS, flaw
 from db.errors import Invalid
 from db.runs import autocomplete
-from db.runs.outcomes import ENDINGS
+from db.runs.outcomes import OUTCOMES
 from db.runs.run_filters import (
     COMPARISONS,
     METRICS,
@@ -50,7 +50,7 @@ SOURCES = (RECIPE, COMMAND, WATCH)
 #: Suggested values of since and before.
 TIMES = ("1h", "1d", "7d", "4w")
 ATTENTION = "attention"
-STATUSES = (*STATUS_GROUPS, *map(str, Status), *ENDINGS, ATTENTION)
+STATUSES = (*STATUS_GROUPS, *map(str, Status), *OUTCOMES, ATTENTION)
 #: Keys that take a value after a colon, and the allowed values.
 KEYS = MappingProxyType(
     {
@@ -82,25 +82,25 @@ _POWER = re.compile(r"2\^(-?\d{1,4})", re.ASCII)
 
 @dataclass(frozen=True)
 class Mistake:
-    """An invalid term. number: from 1; 0 for the whole line."""
+    """An invalid term."""
 
-    number: int
+    number: int  # position in the filter, from 1; 0 for the whole filter
     word: str
     message: str
 
     def __str__(self) -> str:
-        place = f"word {self.number}, " if self.number else ""
-        return f"{place}{self.word[:100]!r}: {self.message}"
+        position = f"word {self.number}, " if self.number else ""
+        return f"{position}{self.word[:100]!r}: {self.message}"
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A term as the list shows it. rest: the filter without it."""
+    """A term as the list shows it."""
 
     word: str
     key: str
     value: str
-    rest: str
+    without: str  # the filter without this term
 
 
 class BadFilter(Invalid):
@@ -146,19 +146,19 @@ def chips(text: str, mistakes: Collection[Mistake] = ()) -> tuple[list[Chip], st
     valid = [word for number, word in enumerate(words, start=1) if number not in wrong]
     invalid = [word for number, word in enumerate(words, start=1) if number in wrong]
     return [
-        Chip(word, *_parts_of_chip(word), " ".join((*valid[:place], *valid[place + 1 :])))
-        for place, word in enumerate(valid)
+        Chip(word, *_parts_of_chip(word), " ".join((*valid[:position], *valid[position + 1 :])))
+        for position, word in enumerate(valid)
     ], " ".join(invalid)
 
 
 def _parts_of_chip(word: str) -> tuple[str, str]:
     is_negated = word.startswith("-") and len(word) > 1
-    rest = word[1:] if is_negated else word
+    term = word[1:] if is_negated else word
     prefix = "not " if is_negated else ""
-    if parts := _SPLIT.fullmatch(rest):
+    if parts := _SPLIT.fullmatch(term):
         key, sign, value = map(_plain, parts.groups())
         return prefix + key, value if sign == ":" else f"{sign} {value}"
-    return prefix.strip(), _plain(rest)
+    return prefix.strip(), _plain(term)
 
 
 def notes(session: Session, terms: Filter, sort: str, shown: Iterable[str] = ()) -> list[str]:
@@ -168,10 +168,10 @@ def notes(session: Session, terms: Filter, sort: str, shown: Iterable[str] = ())
     """
     name = sort.removeprefix("-")
     order = () if name in ORDERS or name in SYNONYMS else (name,)
-    told = autocomplete.unknown(session, dict.fromkeys((*names(terms), *order, *shown)))
-    known = autocomplete.vocabulary(session) if told else None
-    allowed = (*NUMBERS, *known.settings, *known.metrics) if known else ()
-    return [f"no setting or metric is called {name}{_meant(name, allowed)}" for name in told]
+    unknown = autocomplete.unknown(session, dict.fromkeys((*names(terms), *order, *shown)))
+    vocabulary = autocomplete.vocabulary(session) if unknown else None
+    allowed = (*NUMBERS, *vocabulary.settings, *vocabulary.metrics) if vocabulary else ()
+    return [f"there is no setting or metric {name}{_suggestion(name, allowed)}" for name in unknown]
 
 
 def names(terms: Filter) -> Iterator[str]:
@@ -192,30 +192,32 @@ def _term(word: str, me: str) -> Term:
     if word.count('"') % 2:
         raise _Misread('its quote is not closed; allowed: "two words"')
     if word in OPERATORS:
-        raise _Misread(f'all words hold, and there is no {word}; allowed: "{word}" as a text')
+        raise _Misread(
+            f'terms are combined with AND, {word} is no operator; allowed: "{word}" as a text'
+        )
     is_negated = word.startswith("-") and len(word) > 1
-    rest = word[1:] if is_negated else word
-    if parts := _SPLIT.fullmatch(rest):
+    term = word[1:] if is_negated else word
+    if parts := _SPLIT.fullmatch(term):
         key, sign, value = parts.groups()
         return Term(_keyed(key, sign, value, me), is_negated)
-    return Term(_bare(_plain(rest)), is_negated)
+    return Term(_bare(_plain(term)), is_negated)
 
 
 def _plain(text: str) -> str:
     """Return a text without its quotes."""
-    return _QUOTED.sub(lambda found: found[1].replace('""', '"'), text)
+    return _QUOTED.sub(lambda match: match[1].replace('""', '"'), text)
 
 
 def _bare(text: str) -> Word:
     if not text.strip():
-        raise _Misread("it is empty; allowed: a text to look for")
+        raise _Misread("it is empty; allowed: a text to search for")
     return Word(text)
 
 
 def _keyed(key: str, sign: str, value: str, me: str) -> Condition:
     key, value = _plain(key), _plain(value).strip()
     if not key:
-        raise _Misread(f"nothing stands before {sign}; allowed: a key or a name, lr{sign}0.1")
+        raise _Misread(f"there is nothing before {sign}; allowed: a key or a name, lr{sign}0.1")
     if key in KEYS:
         if sign not in (":", "="):
             raise _Misread(
@@ -235,11 +237,11 @@ def _keyed(key: str, sign: str, value: str, me: str) -> Condition:
 def _unknown_key(key: str, value: str) -> str:
     if key in NUMBERS or key in SYNONYMS:
         return f"{key} is a number; allowed: {', '.join(f'{key}{sign}…' for sign in COMPARISONS)}"
-    text = f"no key is called {key[:50]}; allowed: {', '.join(KEYS)}; of a setting or metric "
-    return f'{text}{key[:50]}={value[:50]}; "in quotes" it is a text{_meant(key, KEYS)}'
+    text = f"there is no key {key[:50]}; allowed: {', '.join(KEYS)}; of a setting or metric "
+    return f'{text}{key[:50]}={value[:50]}; "in quotes" it is a text{_suggestion(key, KEYS)}'
 
 
-def _meant(word: str, allowed: Collection[str]) -> str:
+def _suggestion(word: str, allowed: Collection[str]) -> str:
     close = get_close_matches(word, allowed, 1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -252,30 +254,30 @@ def _status(_key: str, value: str, _me: str) -> Condition:
         return NeedsAttention()
     if word not in STATUSES:
         allowed = ", ".join(STATUSES)
-        raise _Misread(f"no status is called so; allowed: {allowed}{_meant(word, STATUSES)}")
-    for ending in ENDINGS:
-        if word == ending:
-            return EndedAs(ending)
+        raise _Misread(f"not a status; allowed: {allowed}{_suggestion(word, STATUSES)}")
+    for outcome in OUTCOMES:
+        if word == outcome:
+            return EndedAs(outcome)
     return InStatus((Status(word),))
 
 
 def _created(key: str, value: str, _me: str) -> Condition:
     is_before = key == "before"
-    if found := _DURATION.fullmatch(value):
-        return Created(is_before, seconds_ago=float(found[1]) * UNITS[found[2]])
+    if match := _DURATION.fullmatch(value):
+        return Created(is_before, seconds_ago=float(match[1]) * UNITS[match[2]])
     try:
         moment = datetime.fromisoformat(value)
         return Created(
             is_before, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
         )
     except (ValueError, OverflowError):
-        raise _Misread(f"it is no time; allowed: {KEYS[key]}") from None
+        raise _Misread(f"not a time; allowed: {KEYS[key]}") from None
 
 
 def _source(key: str, value: str, _me: str) -> Condition:
     if value.lower() not in SOURCES:
         allowed = ", ".join(SOURCES)
-        raise _Misread(f"no source is called so; allowed: {allowed}{_meant(value, SOURCES)}")
+        raise _Misread(f"not a source; allowed: {allowed}{_suggestion(value, SOURCES)}")
     return Text(key, value)
 
 
@@ -285,7 +287,7 @@ def _owner(key: str, value: str, me: str) -> Condition:
 
 def _sweep(_key: str, value: str, _me: str) -> Condition:
     if not (value.isascii() and value.isdecimal() and 0 < int(value[:12]) <= LARGEST_ID):
-        raise _Misread(f"{value[:50]!r} is no sweep; allowed: its number, sweep:3")
+        raise _Misread(f"{value[:50]!r} is not a sweep; allowed: its number, sweep:3")
     return InSweep(int(value[:12]))
 
 
@@ -312,17 +314,17 @@ _READERS: dict[str, Callable[[str, str, str], Condition]] = {
 
 def _comparison(name: str, sign: str, value: str) -> Condition:
     number = _number(value)
-    if number is None and name == "duration" and (found := _DURATION.fullmatch(value)):
-        number = float(found[1]) * UNITS[found[2]]
+    if number is None and name == "duration" and (match := _DURATION.fullmatch(value)):
+        number = float(match[1]) * UNITS[match[2]]
     if number is None and (name in NUMBERS or sign != "="):
         example = "10, 0.5, 1e-3, 2^16" + (", 90m, 2h" if name == "duration" else "")
-        raise _Misread(f"{value[:50]!r} is no number; allowed: {example}")
+        raise _Misread(f"{value[:50]!r} is not a number; allowed: {example}")
     return Compared(name, sign, number, value)
 
 
 def _number(text: str) -> float | None:
-    if (found := _POWER.fullmatch(text)) and abs(int(found[1])) < 1024:
-        return math.ldexp(1.0, int(found[1]))
+    if (match := _POWER.fullmatch(text)) and abs(int(match[1])) < 1024:
+        return math.ldexp(1.0, int(match[1]))
     try:
         number = float(text)
     except ValueError:

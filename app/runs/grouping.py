@@ -1,4 +1,4 @@
-"""The list of runs, grouped: what is told of each group, and the filter that leads to its runs."""
+"""Columns of the grouped list of runs, and the filter of each group."""
 
 from collections.abc import Sequence
 
@@ -13,22 +13,25 @@ from db.runs.run_filters import NUMBERS, SETTINGS
 
 
 def figures(shown: Sequence[Column]) -> list[Column]:
-    """Return the columns that hold numbers, of which a group has a mean."""
-    is_number = [each.is_own or (each.sort in NUMBERS and each.name != "created") for each in shown]
-    return [column for column, is_one in zip(shown, is_number, strict=True) if is_one]
+    """Return the columns that hold numbers: a group shows their means."""
+    return [
+        column
+        for column in shown
+        if column.is_own or (column.sort in NUMBERS and column.name != "created")
+    ]
 
 
 def notes(session: Session, by: str) -> list[str]:
-    """Say that there is nothing to group by of this name."""
+    """Return a note if runs cannot be grouped by this name."""
     if by in GROUPED_BY or not autocomplete.unknown(session, [by]):
         return []
-    return [f"no setting is called {by}; runs are grouped by settings and {', '.join(GROUPED_BY)}"]
+    return [f"there is no setting {by}; runs are grouped by settings and {', '.join(GROUPED_BY)}"]
 
 
 def narrowed(filter_text: str, by: str, path: str, value: float | str | None) -> str | None:
     """Return the filter of a group's runs, None if it would be too long to be one.
 
-    path: of the setting, if it has but one.
+    path: path of the setting, if there is only one.
     """
     setting = path if "." in path else SETTINGS + path  # a column or a metric may have its name
     if value is None:

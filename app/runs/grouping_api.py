@@ -1,4 +1,4 @@
-"""Runs by what they have in common."""
+"""Route of grouped runs."""
 
 from typing import Annotated
 
@@ -19,31 +19,33 @@ router = APIRouter(prefix="/runs", tags=["runs"])
 
 
 class Spread(BaseModel):
-    """A figure of the runs of a group."""
+    """Statistics of a number over the runs of a group."""
 
-    count: Annotated[int, Field(description="Runs that have a finite one: of these are the rest")]
+    count: Annotated[int, Field(description="Runs with a finite value; only these count")]
     mean: float
-    deviation: Annotated[float | None, Field(description="Of the sample; null of one run")]
+    deviation: Annotated[
+        float | None, Field(description="Sample standard deviation; null for one run")
+    ]
     lowest: float
     highest: float
 
 
 class RunGroup(BaseModel):
-    """Runs that have a value in common."""
+    """Runs with the same value of the grouping setting or column."""
 
-    value: Annotated[Number | str, Field(description="Null: runs that have none")]
-    filter: Annotated[str | None, Field(description="That lists its runs; null if too long")]
+    value: Annotated[Number | str, Field(description="Null: runs without one")]
+    filter: Annotated[str | None, Field(description="Filter of its runs; null if too long")]
     runs: int
     newest: Annotated[int, Field(description="Id of its newest run")]
-    statuses: Annotated[dict[str, int], Field(description="By status or ending, how many are so")]
-    figures: Annotated[dict[str, Spread], Field(description="By the names asked for")]
+    statuses: Annotated[dict[str, int], Field(description="Number of runs by status or outcome")]
+    figures: Annotated[dict[str, Spread], Field(description="By requested name")]
 
 
 class GroupList(BaseModel):
-    """total: of all groups, of which the first are told."""
+    """The first groups."""
 
     groups: list[RunGroup]
-    total: int
+    total: Annotated[int, Field(description="Number of all groups")]
     notes: Annotated[list[str], Field(description="Names that no setting or metric has")]
 
 
@@ -55,35 +57,36 @@ def list_groups(
     group: Annotated[
         Name, Query(min_length=1, description=f"{', '.join(GROUPED_BY)}, or the name of a setting")
     ],
-    filter: Annotated[str, Query(description="As the list of runs takes it")] = "",  # noqa: A002
+    filter: Annotated[str, Query(description="Same syntax as the list of runs")] = "",  # noqa: A002
     sort: Annotated[
-        Sort, Query(description="One of values, by its mean; runs; what is grouped by; or id")
+        Sort,
+        Query(description="A name in values (sorts by its mean), runs, the grouped name, or id"),
     ] = "-id",
     values: Annotated[
-        Text, Query(description="Numbers of the list, settings and metrics, with commas between")
+        Text, Query(description="Comma-separated number columns, settings and metrics")
     ] = "loss",
 ) -> GroupList:
-    """Group runs, newest first if not told otherwise: the first 200 groups."""
+    """Group runs, newest first by default: the first 200 groups."""
     terms = filters.read(filter, me=principal.user.name)
-    names = [each.sort for each in grouping.figures(columns.chosen(values))]
+    names = [column.sort for column in grouping.figures(columns.chosen(values))]
     sorted_by = sort.removeprefix("-")
     allowed = ("id", "runs", group, *names)
     if sorted_by not in allowed and SYNONYMS.get(sorted_by) not in allowed:
-        text = f"{sort[:100]!r} is not allowed; allowed: {', '.join(allowed)}, downwards with -"
+        text = f"{sort[:100]!r} is not allowed; allowed: {', '.join(allowed)}, descending with -"
         raise Invalid({"sort": text})
-    found = grouped(session, group, names=names, conditions=terms, sort=sort)
+    result = grouped(session, group, names=names, conditions=terms, sort=sort)
     return GroupList(
         groups=[
             RunGroup(
-                value=each.value,
-                filter=grouping.narrowed(filter, group, found.path, each.value),
-                runs=each.runs,
-                newest=each.newest,
-                statuses=each.statuses,
-                figures={name: Spread(**vars(told)) for name, told in each.spreads.items()},
+                value=row.value,
+                filter=grouping.narrowed(filter, group, result.path, row.value),
+                runs=row.runs,
+                newest=row.newest,
+                statuses=row.statuses,
+                figures={name: Spread(**vars(spread)) for name, spread in row.spreads.items()},
             )
-            for each in found.groups
+            for row in result.groups
         ],
-        total=found.total,
+        total=result.total,
         notes=[*grouping.notes(session, group), *filters.notes(session, terms, "-id")],
     )

@@ -33,29 +33,30 @@ class MetricFigure:
 
 @dataclass(frozen=True)
 class KeyFigures:
-    """Second lines of the tiles; empty where nothing is known. norm: unscaled, before the clip."""
+    """Second lines of the tiles; empty if unknown."""
 
     loss_note: str = ""
     metric: MetricFigure | None = None
     scale_note: str = ""
-    norm: float | None = None
+    norm: float | None = None  # unscaled, before clipping
     norm_note: str = ""
 
 
 @dataclass(frozen=True)
 class ListedSkip:
-    """A skipped step. origin: where the overflow began; empty if that was not recorded."""
+    """A skipped step."""
 
     step: int
     scale_before: float
     scale_after: float
-    origin: str
+    origin: str  # where the overflow began; empty if not recorded
 
     @classmethod
     def of(cls, skip: ScalerEvent) -> Self:
-        """Return what the card shows of a skip.
+        """Return a row of the card.
 
-        In the backward pass an overflow begins at the last parameter in forward order that has it.
+        The backward pass visits parameters in reverse forward order, so an overflow begins at the
+        last culprit.
         """
         last = skip.culprits[-1]["name"] if skip.culprits else ""
         origin = "loss" if skip.loss_nonfinite else last
@@ -64,20 +65,15 @@ class ListedSkip:
 
 @dataclass(frozen=True)
 class ScalerCard:
-    """What the loss scaler did of late.
+    """Recent activity of the loss scaler."""
 
-    recent: skips in the latest LATEST_STEPS steps.  streak: most skips in a row among the latest
-    SKIPS.  origins: where these began, by number.  seen: number of the skips that were read;
-    is_cut: there are more.  skips: the latest, newest first.
-    """
-
-    recent: int
-    streak: int
+    recent: int  # skips in the latest LATEST_STEPS steps
+    streak: int  # most consecutive skips among the latest SKIPS
     growth_interval: int | None
-    seen: int = 0
-    is_cut: bool = False
-    origins: Sequence[tuple[str, int]] = ()
-    skips: Sequence[ListedSkip] = field(default=())
+    seen: int = 0  # skips that were read, at most SKIPS
+    is_cut: bool = False  # there are more
+    origins: Sequence[tuple[str, int]] = ()  # where these began, with counts, most frequent first
+    skips: Sequence[ListedSkip] = field(default=())  # the latest, newest first
 
 
 def key_figures(session: Session, run: Run) -> KeyFigures:
@@ -120,12 +116,12 @@ def _norm_note(norm: float | None, clipped: float | None) -> str:
 
 
 def _metric(session: Session, run: Run) -> MetricFigure | None:
-    known = latest_metrics.points(session, [run.id], VALIDATION_LOSSES)[run.id]
-    name = next(filter(known.__contains__, VALIDATION_LOSSES), None)
+    points = latest_metrics.points(session, [run.id], VALIDATION_LOSSES)[run.id]
+    name = next(filter(points.__contains__, VALIDATION_LOSSES), None)
     name = name or latest_metrics.first_name(session, run.id, without="run/")
     if name is None:
         return None
-    point = known.get(name) or latest_metrics.points(session, [run.id], [name])[run.id][name]
+    point = points.get(name) or latest_metrics.points(session, [run.id], [name])[run.id][name]
     return MetricFigure(name, point.value, f"step {count(point.step)}")
 
 
@@ -135,7 +131,7 @@ def _growth_interval(run: Run) -> int | None:
 
 
 def _scale_note(session: Session, run: Run) -> str:
-    """Return when the scale may grow next: if nothing overflows until then."""
+    """Return the step after which the scale may grow, if no step overflows before."""
     interval = _growth_interval(run)
     if run.status in ENDED or not run.step or interval is None or run.precision != "fp16":
         return ""

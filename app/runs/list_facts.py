@@ -12,13 +12,13 @@ from db.runs import runs
 from db.runs.run_filters import Created, InStatus, NeedsAttention, Term
 from db.tables import Status
 
-#: Older failures need no attention any more.
+#: Older failures no longer need attention.
 ATTENTION_DAYS = 7
 
 
 @dataclass(frozen=True)
 class ListFacts:
-    """Counts of runs by state, and of the devices of all workers that are up."""
+    """Counts of runs by state and of the devices of workers that are up."""
 
     running: int
     queued: int
@@ -30,11 +30,11 @@ class ListFacts:
     @property
     def mark(self) -> str:
         """The facts in the cursor of a live list."""
-        return "_".join(str(int(each)) for each in astuple(self))
+        return "_".join(str(int(fact)) for fact in astuple(self))
 
 
 def numbers() -> list[ColumnElement[int | None]]:
-    """Return what to select for the counts."""
+    """Return the SQL expressions of the counts."""
     since = Created(is_before=False, seconds_ago=ATTENTION_DAYS * 86400.0)
     running, queued = ([Term(InStatus((status,)))] for status in (Status.RUNNING, Status.QUEUED))
     unwell = [Term(NeedsAttention()), Term(since)]
@@ -42,12 +42,12 @@ def numbers() -> list[ColumnElement[int | None]]:
 
 
 def read(session: Session, queue: Queue) -> ListFacts:
-    """Read the facts. queue: as it is now."""
-    return of(list(session.execute(select(*numbers())).one()), queue)
+    """Read the facts. queue: its current state."""
+    return from_counts(list(session.execute(select(*numbers())).one()), queue)
 
 
-def of(counts: Sequence[Any], queue: Queue) -> ListFacts:
-    """Return the facts. counts: what `numbers` selected."""
+def from_counts(counts: Sequence[Any], queue: Queue) -> ListFacts:
+    """Return the facts. counts: values of the expressions of `numbers`."""
     running, queued, attention = counts
     devices = sum(len(worker.devices) for worker in queue.workers)
     return ListFacts(

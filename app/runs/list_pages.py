@@ -19,7 +19,7 @@ from app.runs.columns import ACTIVE_FIRST, BUILT_IN, CHARTS, NEWEST_FIRST, TABLE
 from app.runs.summary import summarise_all
 from app.telemetry import metric_direction
 from app.trash.disk import disk
-from db.health.verdict import has_scaler
+from db.health.scaling_health import has_scaler
 from db.queue import pending_reasons
 from db.queue.pending_reasons import Queue
 from db.runs import comparisons, runs, trash, views
@@ -32,25 +32,19 @@ router = APIRouter()
 
 PAGE_SIZE = 50
 DENSITIES = ("compact", "regular", "roomy")
-#: Runs that the charts view draws at most.
-MOST_DRAWN = 10
-#: Metrics that have a panel in it.
-MOST_PANELS = 8
+#: Limits of the charts view: runs per chart, and metrics with a panel.
+MOST_DRAWN, MOST_PANELS = 10, 8
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A page of the list.
-
-    first: the number of its first row, from 1.  active: of all listed runs, those that have not
-    ended; None if the order has no bands.  metrics: the first metric of each run that has one.
-    """
+    """A page of the list."""
 
     rows: Sequence[tuple[Run, str]] = ()
     total: int = 0
-    first: int = 1
-    active: int | None = None
-    metrics: Sequence[str] = ()
+    first: int = 1  # number of its first row, from 1
+    active: int | None = None  # listed runs that have not ended; None if not sorted into bands
+    metrics: Sequence[str] = ()  # first metric of each run that has one
 
     @property
     def last(self) -> int:
@@ -59,20 +53,20 @@ class Listed:
 
     @property
     def previous(self) -> int | None:
-        """The run that the previous page ends ahead of, if there is such a page."""
+        """Id that the previous page ends before; None on the first page."""
         return self.rows[0][0].id if self.rows and self.first > 1 else None
 
     @property
     def next(self) -> int | None:
-        """The run that the next page begins behind, if there is such a page."""
+        """Id that the next page starts after; None on the last page."""
         return self.rows[-1][0].id if self.rows and self.last < self.total else None
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The filter as typed and as read, with what is wrong with it."""
+class ParsedFilter:
+    """A filter as text and as terms, with its mistakes."""
 
-    typed: str
+    text: str
     terms: Filter = ()
     mistakes: Sequence[filters.Mistake] = field(default_factory=list)
 
@@ -98,57 +92,57 @@ def list_runs(
 ) -> HTMLResponse:
     """Show the runs, newest first; filter, order and columns are in the address.
 
-    A filter that cannot be understood is marked, and nothing is listed.
-    more: words to add to the filter.
-    current: columns that an open page has, and that its rows keep.
-    group: what they are grouped by, if anything; the groups have the columns that hold numbers.
+    An invalid filter is marked, and nothing is listed.
+    more: terms to add to the filter.
+    current: columns of an open page that fetches new rows; they stay.
+    group: column or setting to group by; groups show only the columns that hold numbers.
     view: charts shows the series of listed runs next to the list.
-    ended: how many of those that were to be cancelled had ended already.  deleted: a run that was
-    deleted just now.
+    ended: number of runs selected for cancellation that had ended already.
+    deleted: id of the run that was just deleted.
     """
     shown, sort = columns.chosen(chosen), sort or NEWEST_FIRST
-    wanted = _wanted(f"{filter_text} {more}".strip(), principal.user.name)
+    parsed = _parsed(f"{filter_text} {more}".strip(), principal.user.name)
     group_notes = grouping.notes(session, group) if group else []
     is_grouped = bool(group) and not group_notes
     saved, queue = views.listed(session, principal.user), Queue.read(session)
     counted = view_tabs.counted(principal.user, saved)
-    numbers = [*list_facts.numbers(), runs.counted(_unended(wanted.terms)), *counted.values()]
-    newest, moment, binned, counts = trash.newest_and_contents(session, numbers)
-    facts, active = list_facts.of(counts[:3], queue), counts[3]
-    found, listed = Grouped([], 0, ""), Listed()
-    if is_grouped and not wanted.mistakes:
-        listed = Listed(total=runs.count(session, wanted.terms))
-    elif not wanted.mistakes:
-        listed = _listed(session, wanted.terms, sort, before, after, active)
+    numbers = [*list_facts.numbers(), runs.counted(_unended(parsed.terms)), *counted.values()]
+    newest, moment, in_trash, counts = trash.newest_and_contents(session, numbers)
+    facts, active = list_facts.from_counts(counts[:3], queue), counts[3]
+    group_rows, listed = Grouped([], 0, ""), Listed()
+    if is_grouped and not parsed.mistakes:
+        listed = Listed(total=runs.count(session, parsed.terms))
+    elif not parsed.mistakes:
+        listed = _listed(session, parsed.terms, sort, before, after, active)
     is_usual = not chosen.strip()
     if is_usual and current:
         shown = columns.chosen(current)
     elif is_usual:
-        some = _listed(session, wanted.terms, NEWEST_FIRST) if is_grouped else listed
+        some = _listed(session, parsed.terms, NEWEST_FIRST) if is_grouped else listed
         shown = columns.usual([run for run, _owner in some.rows], some.metrics)
     figures = grouping.figures(shown)
     names = [column.sort for column in figures]
     followed = listed.rows
-    if is_grouped and not wanted.mistakes:
-        found = grouped(session, group, names=names, conditions=wanted.terms, sort=sort)
-        # Of the runs of all groups, those that a live page can follow.
-        followed = runs.newest(session, conditions=_unended(wanted.terms), limit=PAGE_SIZE)
+    if is_grouped and not parsed.mistakes:
+        group_rows = grouped(session, group, names=names, conditions=parsed.terms, sort=sort)
+        # The runs of all groups that a live page can follow.
+        followed = runs.newest(session, conditions=_unended(parsed.terms), limit=PAGE_SIZE)
     marks = pending_reasons.marks([run for run, _owner in followed], queue, moment)
     lines = series.sparklines(session, [run for run, _owner in listed.rows])
     values = columns.values(session, [run.id for run, _owner in listed.rows], shown)
-    present = {"filter": wanted.typed, "sort": sort, "columns": "" if is_usual else chosen}
+    present = {"filter": parsed.text, "sort": sort, "columns": "" if is_usual else chosen}
     present |= {"group": group, "view": view}
-    place = {"before": before, "after": after}
+    position = {"before": before, "after": after}
 
     def at(**changes: object) -> str:
-        """Return the address of the list with something otherwise."""
-        return columns.list_address(**(present | place | changes))
+        """Return the URL of the list with these changes."""
+        return columns.list_address(**(present | position | changes))
 
-    chips, invalid = filters.chips(wanted.typed, wanted.mistakes)
+    chips, invalid = filters.chips(parsed.text, parsed.mistakes)
     return page(
         request,
         "runs/runs.html",
-        status_code=422 if wanted.mistakes else 200,
+        status_code=422 if parsed.mistakes else 200,
         principal=principal,
         rows=[
             (summary, lines[summary.id], values[summary.id])
@@ -160,27 +154,28 @@ def list_runs(
         facts=facts,
         workers=[worker.name for worker in queue.workers if worker.drained_at is None],
         server_url=settings.public_url.rstrip("/") or str(request.base_url).rstrip("/"),
-        filter=wanted.typed,
+        filter=parsed.text,
         chips=chips,
         valid_filter=" ".join(chip.word for chip in chips),
         invalid_filter=invalid,
-        mistakes=wanted.mistakes,
+        mistakes=parsed.mistakes,
         notes=[]
-        if wanted.mistakes
-        else [*group_notes, *_notes(session, wanted, sort, group, shown)],
+        if parsed.mistakes
+        else [*group_notes, *_notes(session, parsed, sort, group, shown)],
         total=listed.total,
         sort=sort,
         columns=shown,
-        others=[each for each in BUILT_IN.values() if each not in shown],
+        others=[column for column in BUILT_IN.values() if column not in shown],
         is_usual=is_usual,
         chosen="" if is_usual else columns.address(shown),
         column_names=",".join(column.name for column in shown),
         destinations=principal.destinations(queue.usage.shares),
         group=group if is_grouped else "",
         unknown_group="" if is_grouped else group,
-        groups=found,
+        groups=group_rows,
         narrowed_filters=[
-            grouping.narrowed(wanted.typed, group, found.path, each.value) for each in found.groups
+            grouping.narrowed(parsed.text, group, group_rows.path, row.value)
+            for row in group_rows.groups
         ],
         figures=figures,
         best={name: metric_direction.lowest(name, []) for name in names},
@@ -197,7 +192,7 @@ def list_runs(
         ended=ended,
         deleted=trash.restorable(session, deleted),
         days=settings.trash_days,
-        bin=binned,
+        trash_contents=in_trash,
         disk=disk(settings),
     )
 
@@ -208,8 +203,8 @@ def _chart_rows(session: Session, listed: Listed) -> list[tuple[str, str, str]]:
     scaled = sum(has_scaler(run) for run in some)
     note = "" if scaled == len(some) else "runs with a loss scaler"
     ids = [run.id for run in some]
-    found = comparisons.metric_names(session, ids, most=MOST_PANELS)
-    metrics = sorted((name for name in found if not name.startswith("run/")), key=_is_of_training)
+    known = comparisons.metric_names(session, ids, most=MOST_PANELS)
+    metrics = sorted((name for name in known if not name.startswith("run/")), key=_is_of_training)
     return [
         ("loss", "Loss", ""),
         *((name, name, "") for name in metrics[:1]),
@@ -225,16 +220,16 @@ def _is_of_training(metric: str) -> bool:
 
 
 def _density(request: Request) -> str:
-    """Return the height of rows that the viewer chose in this browser."""
+    """Return the row height chosen in this browser."""
     chosen = request.cookies.get("halfstep-density", "")
     return chosen if chosen in DENSITIES else "regular"
 
 
-def _wanted(typed: str, me: str) -> Wanted:
+def _parsed(text: str, me: str) -> ParsedFilter:
     try:
-        return Wanted(typed, filters.read(typed, me=me))
+        return ParsedFilter(text, filters.read(text, me=me))
     except filters.BadFilter as error:
-        return Wanted(typed, mistakes=error.mistakes)
+        return ParsedFilter(text, mistakes=error.mistakes)
 
 
 def _unended(terms: Filter) -> Filter:
@@ -251,22 +246,22 @@ def _listed(
 ) -> Listed:
     """Read a page; a page before the first full one is the first.
 
-    active: of the runs that match, those that have not ended.
+    active: number of matching runs that have not ended.
     """
     has_bands = sort == NEWEST_FIRST
-    asked: dict[str, Any] = {"conditions": terms, "sort": ACTIVE_FIRST if has_bands else sort}
-    found = runs.page_of_list(session, **asked, before=before, after=after, limit=PAGE_SIZE)
-    if before is None and after is not None and len(found.rows) < PAGE_SIZE:
+    query: dict[str, Any] = {"conditions": terms, "sort": ACTIVE_FIRST if has_bands else sort}
+    rows = runs.page_of_list(session, **query, before=before, after=after, limit=PAGE_SIZE)
+    if before is None and after is not None and len(rows.rows) < PAGE_SIZE:
         after = None
-        found = runs.page_of_list(session, **asked, limit=PAGE_SIZE)
-    is_later = found.rows and (before or after) is not None
-    ahead = runs.count_ahead(session, found.rows[0][0].id, **asked) if is_later else 0
+        rows = runs.page_of_list(session, **query, limit=PAGE_SIZE)
+    has_previous = rows.rows and (before or after) is not None
+    ahead = runs.count_ahead(session, rows.rows[0][0].id, **query) if has_previous else 0
     bands = active if has_bands else None
-    return Listed(found.rows, found.total, ahead + 1, bands, found.metrics)
+    return Listed(rows.rows, rows.total, ahead + 1, bands, rows.metrics)
 
 
 def _notes(
-    session: Session, wanted: Wanted, sort: str, group: str, shown: Iterable[Column]
+    session: Session, parsed: ParsedFilter, sort: str, group: str, shown: Iterable[Column]
 ) -> list[str]:
-    own = [each.name for each in shown if each.is_own]
-    return filters.notes(session, wanted.terms, NEWEST_FIRST if group else sort, own)
+    own = [column.name for column in shown if column.is_own]
+    return filters.notes(session, parsed.terms, NEWEST_FIRST if group else sort, own)

@@ -30,7 +30,7 @@ router = APIRouter()
 def cancel_runs(session: Db, posted: Posted, principal: SignedIn) -> RedirectResponse:
     """Cancel the selected active runs."""
     cancelled, ended = [], 0
-    # By id, as everybody locks runs: two that lock in other orders would wait for each other.
+    # In order of id, as all code locks runs: other orders could deadlock.
     for run_id in sorted({as_run_id("run", str(text)) for text in posted.getlist("run")}):
         check(session, Permission.CONTROL_RUN, run_id)
         if runs.get(session, run_id, lock=True).ended_at is None:
@@ -123,22 +123,22 @@ def _back(run_id: int) -> RedirectResponse:
     return RedirectResponse(f"/runs/{run_id}", status_code=303)
 
 
-def _steering(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
+def _control_route(act: Callable[[Session, int, User], object]) -> Callable[..., RedirectResponse]:
     @requires(Permission.CONTROL_RUN)
-    def steer(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
+    def control(run_id: RunId, session: Db, principal: SignedIn) -> RedirectResponse:
         act(session, run_id, principal.user)
         return _back(run_id)
 
-    return steer
+    return control
 
 
-#: What can be asked of a run by its number alone; app.runs.runs_api describes each.
-STEERING: dict[str, Callable[[Session, int, User], object]] = {
+#: Control requests without a parameter; app.runs.runs_api describes each.
+CONTROLS: dict[str, Callable[[Session, int, User], object]] = {
     "cancellation": run_control.cancel,
     "kill": run_control.kill,
     "pause": run_control.pause,
     "resumption": run_control.resume,
     "checkpoints": run_control.request_checkpoint,
 }
-for word, act in STEERING.items():
-    router.add_api_route(f"/runs/{{run_id}}/{word}", _steering(act), methods=["POST"])
+for word, act in CONTROLS.items():
+    router.add_api_route(f"/runs/{{run_id}}/{word}", _control_route(act), methods=["POST"])

@@ -1,4 +1,4 @@
-"""The page of one run."""
+"""Page of a run."""
 
 import shlex
 from typing import Any
@@ -35,7 +35,7 @@ from halfstep.cli import command_line
 router = APIRouter()
 
 LOG_LINES_SHOWN = 1000
-#: Parts of the page, of which one is shown at a time, by their names in the address.
+#: Labels of the tabs by their names in the URL.
 TABS = {
     "charts": "Charts",
     "skips": "Skipped steps",
@@ -57,7 +57,7 @@ def show_run(
     principal: SignedIn,
     chosen: Chosen,
 ) -> HTMLResponse:
-    """Show all there is of a run; the browser goes on from the cursor of this moment."""
+    """Show a run; the live stream continues from the cursor on the page."""
     run, owner = runs.get_with_owner(session, run_id)
     tab = request.query_params.get("tab", "")
     last = runs.last_change(session, run_id)
@@ -106,7 +106,7 @@ def show_run(
         has_log=bool(log),
         log=log,
         config=run.whole_config,
-        meant=run.settings,
+        training_settings=run.settings,
         examples=(run.workload or {}).get("examples"),
         watched=ingest.attempt_of(session, run),
         command=_command(run),
@@ -118,18 +118,18 @@ def show_run(
 
 
 def _command(run: Run) -> dict[str, Any] | None:
-    """Return what a page says of a command; of secrets it has names alone."""
+    """Return the facts of a command for the page; secrets by name only."""
     if run.command is None:
         return None
-    said = run.command
+    command = run.command
     facts = [
-        ("Command line", said["line"]),
-        ("Repository", said["git"]),
-        ("Commit", said["commit"]),
-        ("Folder", said["folder"]),
-        ("Virtual environment", said["venv"]),
-        *((f"Variable {name}", value) for name, value in said["variables"].items()),
-        ("Secrets", ", ".join(said["secrets"])),
+        ("Command line", command["line"]),
+        ("Repository", command["git"]),
+        ("Commit", command["commit"]),
+        ("Folder", command["folder"]),
+        ("Virtual environment", command["venv"]),
+        *((f"Variable {name}", value) for name, value in command["variables"].items()),
+        ("Secrets", ", ".join(command["secrets"])),
     ]
-    words = command_line.filled(said["line"], run.config)
-    return {"filled": shlex.join(words), "facts": [each for each in facts if each[1]]}
+    argv = command_line.filled(command["line"], run.config)
+    return {"filled": shlex.join(argv), "facts": [fact for fact in facts if fact[1]]}

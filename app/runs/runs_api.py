@@ -1,4 +1,4 @@
-"""Routes of runs: list, submit, show and control."""
+"""JSON routes of runs: list, submit, show and control."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from app.files import weight_uploads
 from app.http.parameters import Body, RunId, Sort, Text, flaws
 from app.http.responses import written
 from app.runs import columns, continue_run, filters
-from app.runs.summary import Number, RunSummary, summarise, told_of_all
+from app.runs.summary import Number, RunSummary, summaries_as_json, summarise
 from app.submission.command_lines import Command, as_submitted
 from app.submission.submission import PriorityNumber, Submission, submit
 from app.telemetry import config_values
@@ -37,50 +37,48 @@ class ListedRun(RunSummary):
     """A run with the requested columns."""
 
     values: Annotated[
-        dict[str, Number | str], Field(description="By name, of the settings and metrics it has")
+        dict[str, Number | str], Field(description="Values of its settings and metrics by name")
     ]
 
 
 class RunList(BaseModel):
-    """A page of runs. total: of all pages; next: what `before` is for the next one,
-    null on the last.
-    """
+    """A page of runs."""
 
     runs: list[ListedRun]
-    total: int
-    next: int | None
+    total: Annotated[int, Field(description="Number of runs on all pages")]
+    next: Annotated[int | None, Field(description="`before` of the next page; null on the last")]
     notes: Annotated[
         list[str],
-        Field(description="Names in filter, sort and values that nothing has"),
+        Field(description="Names in filter, sort and values that no run has"),
     ]
 
 
 class StatusChange(BaseModel):
-    """When and why a run changed status.
-
-    failure_kind: "infrastructure", "code", "settings" (a required file or device is missing),
-    "rule" (of its configuration) or null.
-    """
+    """When and why a run changed status."""
 
     attempt: int
     status: Status
     reason: str | None
-    failure_kind: str | None
+    failure_kind: Annotated[
+        str | None,
+        Field(
+            description="infrastructure, code, settings (a required file or device is missing), "
+            "rule (of its configuration) or null"
+        ),
+    ]
     time: float
 
 
 class RunDetail(RunSummary):
     """A run with its configuration and history."""
 
-    note: Annotated[str, Field(description="What people wrote of it, in Markdown")]
-    command: Annotated[
-        Command | None, Field(description="Null where it has a recipe, or is watched")
-    ]
+    note: Annotated[str, Field(description="Its note, in Markdown")]
+    command: Annotated[Command | None, Field(description="Null for recipes and watched runs")]
     config: dict[str, Any]
     changed_settings: Annotated[
-        list[Setting], Field(description="Those that differ from their defaults, as far as known")
+        list[Setting], Field(description="Settings that differ from their known defaults")
     ]
-    sweep_id: Annotated[int | None, Field(description="Sweep that it is a run of")]
+    sweep_id: Annotated[int | None, Field(description="Sweep that it belongs to")]
     statuses: list[StatusChange]
 
 
@@ -97,18 +95,18 @@ class Labels(SeenLabels):
 
     seen: Annotated[
         SeenLabels | None,
-        Field(description="If one that is to be changed is not so any more: 409, and nothing is"),
+        Field(description="If a field to be changed has another value by now: 409"),
     ] = None
 
 
 class QueuePosition(Body):
     """Target position in the queue."""
 
-    before_id: Annotated[RunId, Field(description="The run that it goes before")]
+    before_id: Annotated[RunId, Field(description="Run to insert it before")]
 
 
 class Priority(Body):
-    """Higher starts sooner."""
+    """Queue priority: higher starts sooner."""
 
     priority: PriorityNumber
 
@@ -116,22 +114,22 @@ class Priority(Body):
 class Destination(Body):
     """Target project."""
 
-    project: Annotated[Text, Field(description="'' is the one that there always is")]
+    project: Annotated[Text, Field(description="'' is the Default project")]
 
 
-class WantedScale(Body):
-    """The loss scale from the next step on."""
+class ScaleRequest(Body):
+    """A loss scale to set from the next step on."""
 
     scale: float
 
 
-class WantedReplay(Body):
-    """A step, past or to come."""
+class ReplayRequest(Body):
+    """A past or future step to replay."""
 
     step: int
 
 
-class Asked(BaseModel):
+class AcceptedRequest(BaseModel):
     """A control request that the training applies at its next step."""
 
     id: int
@@ -143,24 +141,26 @@ def list_runs(
     session: Db,
     settings: TheSettings,
     principal: SignedIn,
-    filter: Annotated[  # noqa: A002 - as it is called in the address
+    filter: Annotated[  # noqa: A002 - its name in the URL
         str,
         Query(
-            description="Words that all hold: a text, status:failed, since:7d, tag:lr, skips>10, "
-            "a setting or metric as val/accuracy>0.9, metrics.loss>1; - before a word: not so"
+            description="Terms combined with AND: a text, status:failed, since:7d, tag:lr, x>10, a "
+            "setting or metric as val/accuracy>0.9, metrics.loss>1; - negates a term"
         ),
     ] = "",
     sort: Annotated[
         Sort,
         Query(
             description=f"{', '.join(ORDERS)}, or a setting or metric (metrics.loss where a column "
-            "has its name); downwards with - before it"
+            "has its name); descending with - before it"
         ),
     ] = "-id",
     values: Annotated[
-        Text, Query(description="Settings and metrics to tell, with commas between them")
+        Text, Query(description="Comma-separated settings and metrics to return")
     ] = "",
-    before: Annotated[RunId | None, Query(description="Only runs that come after this id")] = None,
+    before: Annotated[
+        RunId | None, Query(description="Only runs after this one in the list")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
     """List runs, by default newest first; runs without a loss come last when sorted by it."""
@@ -168,16 +168,16 @@ def list_runs(
     rows, total = runs.newest_and_count(
         session, conditions=terms, sort=sort, before=before, limit=limit
     )
-    asked = [each for each in columns.chosen(values) if each.is_own] if values else []
-    found = columns.values(session, [run.id for run, _owner in rows], asked)
+    own = [column for column in columns.chosen(values) if column.is_own] if values else []
+    values_of_runs = columns.values(session, [run.id for run, _owner in rows], own)
     listed = RunList(
         runs=[
-            ListedRun(**told, values=found[told["id"]])
-            for told in told_of_all(session, rows, settings)
+            ListedRun(**summary, values=values_of_runs[summary["id"]])
+            for summary in summaries_as_json(session, rows, settings)
         ],
         total=total,
         next=rows[-1][0].id if len(rows) == limit else None,
-        notes=filters.notes(session, terms, sort, [each.name for each in asked]),
+        notes=filters.notes(session, terms, sort, [column.name for column in own]),
     )
     return written(listed)
 
@@ -186,7 +186,7 @@ def _lost(_user: AdmittedEarly, submission: Submission, settings: TheSettings) -
     return weight_uploads.lost(settings, submission.config)
 
 
-#: Comes before the session: no transaction waits for a bucket.
+#: Resolved before the session, so that no transaction waits for a bucket.
 Lost = Annotated[dict[str, str], Depends(_lost)]
 
 
@@ -241,13 +241,13 @@ def _detail(session: Session, run_id: int, settings: Settings) -> RunDetail:
 @requires(Permission.CONTROL_RUN)
 @audited("name", "tags")
 def edit_run(
-    run_id: RunId, wanted: Labels, session: Db, settings: TheSettings, principal: SignedIn
+    run_id: RunId, body: Labels, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunDetail:
     """Change name, tags or note of a run, whatever its status."""
-    changes = wanted.model_dump(exclude_none=True, exclude={"seen"})
+    changes = body.model_dump(exclude_none=True, exclude={"seen"})
     if errors := flaws(changes):
         raise Invalid(errors)
-    seen = wanted.seen.model_dump(exclude_none=True) if wanted.seen else None
+    seen = body.seen.model_dump(exclude_none=True) if body.seen else None
     run_metadata.edit(session, run_id, principal.user, changes, seen)
     return _detail(session, run_id, settings)
 
@@ -256,18 +256,18 @@ def edit_run(
 @requires(Permission.MOVE_RUN)
 @audited("project")
 def move_run(
-    run_id: RunId, wanted: Destination, session: Db, settings: TheSettings, principal: SignedIn
+    run_id: RunId, body: Destination, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
     """Move a run to another project. Requires the maintainer role in both."""
-    check_project(session, Permission.MOVE_RUN, wanted.project)
-    projects.move(session, run_id, principal.user, wanted.project)
+    check_project(session, Permission.MOVE_RUN, body.project)
+    projects.move(session, run_id, principal.user, body.project)
     return _summary(session, run_id, settings)
 
 
 @router.get("/{run_id}/config")
 @requires(Permission.VIEW_RUN)
 def get_config(run_id: RunId, session: Db, _principal: SignedIn) -> dict[str, Any]:
-    """Return a run's configuration, to be submitted again."""
+    """Return a run's configuration, in a form that can be submitted again."""
     return runs.get(session, run_id).config
 
 
@@ -328,46 +328,54 @@ def continue_from_checkpoint(
 
 @router.post("/{run_id}/checkpoints", status_code=202)
 @requires(Permission.CONTROL_RUN)
-def request_checkpoint(run_id: RunId, session: Db, principal: SignedIn) -> Asked:
+def request_checkpoint(run_id: RunId, session: Db, principal: SignedIn) -> AcceptedRequest:
     """Request a checkpoint now."""
-    return Asked(id=run_control.request_checkpoint(session, run_id, principal.user).id)
+    return AcceptedRequest(id=run_control.request_checkpoint(session, run_id, principal.user).id)
 
 
 @router.post("/{run_id}/scale", status_code=202)
 @requires(Permission.CONTROL_RUN)
 @audited("scale")
-def set_scale(run_id: RunId, wanted: WantedScale, session: Db, principal: SignedIn) -> Asked:
+def set_scale(
+    run_id: RunId, body: ScaleRequest, session: Db, principal: SignedIn
+) -> AcceptedRequest:
     """Request another loss scale for a running fp16 run."""
-    return Asked(id=run_control.request_scale(session, run_id, principal.user, wanted.scale).id)
+    return AcceptedRequest(
+        id=run_control.request_scale(session, run_id, principal.user, body.scale).id
+    )
 
 
 @router.post("/{run_id}/replays", status_code=202)
 @requires(Permission.CONTROL_RUN)
 @audited("step")
-def replay_step(run_id: RunId, wanted: WantedReplay, session: Db, principal: SignedIn) -> Asked:
+def replay_step(
+    run_id: RunId, body: ReplayRequest, session: Db, principal: SignedIn
+) -> AcceptedRequest:
     """Request the replay of a step, to find the operation that overflowed."""
-    return Asked(id=run_control.request_replay(session, run_id, principal.user, wanted.step).id)
+    return AcceptedRequest(
+        id=run_control.request_replay(session, run_id, principal.user, body.step).id
+    )
 
 
 @router.put("/{run_id}/priority")
 @requires(Permission.PRIORITIZE_RUN)
 @audited("priority")
 def set_priority(
-    run_id: RunId, wanted: Priority, session: Db, settings: TheSettings, principal: SignedIn
+    run_id: RunId, body: Priority, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
     """Change the priority of a queued run."""
-    run_control.set_priority(session, run_id, wanted.priority, principal.user)
+    run_control.set_priority(session, run_id, body.priority, principal.user)
     return _summary(session, run_id, settings)
 
 
 @router.put("/{run_id}/place")
 @requires(Permission.PRIORITIZE_RUN)
 @audited("before_id")
-def set_place(
-    run_id: RunId, wanted: QueuePosition, session: Db, settings: TheSettings, principal: SignedIn
+def move_in_queue(
+    run_id: RunId, body: QueuePosition, session: Db, settings: TheSettings, principal: SignedIn
 ) -> RunSummary:
     """Move a queued run before another one."""
-    run_control.move(session, run_id, wanted.before_id, principal.user)
+    run_control.move(session, run_id, body.before_id, principal.user)
     return _summary(session, run_id, settings)
 
 

@@ -8,12 +8,11 @@ from pydantic import BaseModel, Field, PlainSerializer
 from sqlalchemy.orm import Session
 
 from app.html.formats import measured
-from db.health import input_bound
-from db.health import verdict as verdicts
+from db.health import input_bound, scaling_health
 from db.queue import pending_reasons, workers
 from db.queue.pending_reasons import Queue
 from db.runs import run_metadata, runs
-from db.runs.outcomes import Ending, ending
+from db.runs.outcomes import RunOutcome, run_outcome
 from db.settings import Settings
 from db.tables import ACTIVE, COMMAND, ENDED, NONFINITE_LOSS, RECIPE, Run, Status
 from db.telemetry.series import json_number
@@ -23,31 +22,32 @@ TIMED_AFTER = 10  # steps, before which the time left is unknown
 Number = Annotated[float | None, PlainSerializer(json_number, return_type=float | str | None)]
 
 
-class RunVerdict(BaseModel):
+class RunHealth(BaseModel):
     """Loss-scale health: calibrating, healthy, oscillating, collapsing or dead."""
 
     word: str
     reason: str
     figures: Annotated[
-        dict[str, Any], Field(description="What led to it; see db/health/verdict.py")
+        dict[str, Any],
+        Field(description="Numbers that it is computed from; see db/health/scaling_health.py"),
     ]
 
 
 class DataWait(BaseModel):
     """Time that the latest steps waited for data."""
 
-    steps: Annotated[int, Field(description="The latest of which it is known, at most 100")]
-    waited: Annotated[int, Field(description="Those that did for a fifth of their time or more")]
-    share: Annotated[float, Field(description="Of the time of all of them")]
-    is_real: Annotated[bool, Field(description="Whether it is worth doing something about")]
-    per_cent: Annotated[int, Field(description="Of the steps, those that waited")]
+    steps: Annotated[int, Field(description="Latest steps with a known wait, at most 100")]
+    waited: Annotated[int, Field(description="Steps that waited for a fifth of their time or more")]
+    share: Annotated[float, Field(description="Share of the time of all these steps")]
+    is_real: Annotated[bool, Field(description="Whether the wait is long enough to act on")]
+    per_cent: Annotated[int, Field(description="Share of the steps that waited")]
 
 
 class NamedRun(BaseModel):
-    """A run that a queued run waits for. label: its name in the reason."""
+    """A run that a queued run waits for."""
 
     id: int
-    label: str
+    label: Annotated[str, Field(description="Its name in the reason")]
 
 
 class RunSummary(BaseModel):
@@ -55,24 +55,24 @@ class RunSummary(BaseModel):
 
     id: int
     name: str
-    source: Annotated[str, Field(description="recipe, command, or watch: trained elsewhere")]
+    source: Annotated[str, Field(description="recipe, command or watch (trained elsewhere)")]
     project: str
-    recipe: Annotated[str, Field(description="Empty where the run has none")]
-    precision: Annotated[str, Field(description="Empty while it is not known")]
+    recipe: Annotated[str, Field(description="Empty if the run has none")]
+    precision: Annotated[str, Field(description="Empty while unknown")]
     status: Status
     attempt: int
     owner: str
     tags: list[str]
     priority: int
     nodes: int
-    devices_per_node: Annotated[int, Field(description="Of each node")]
+    devices_per_node: Annotated[int, Field(description="Devices on each node")]
     after_id: Annotated[int | None, Field(description="Run whose end this one waits for")]
     parent_id: Annotated[int | None, Field(description="Run from whose checkpoint it started")]
     parent_step: int | None
     group_id: Annotated[int | None, Field(description="Comparison that it belongs to")]
     step: Annotated[int, Field(description="Attempted steps")]
-    own_steps: Annotated[int, Field(description="Those after its parent's checkpoint")]
-    steps_total: Annotated[int, Field(description="0 where it is not known")]
+    own_steps: Annotated[int, Field(description="Steps after its parent's checkpoint")]
+    steps_total: Annotated[int, Field(description="0 if unknown")]
     applied: Annotated[int, Field(description="Own steps not skipped, or retried in fp32")]
     skipped: int
     loss: Annotated[Number, Field(description="Null: NaN if is_loss_nonfinite, else unknown")]
@@ -80,39 +80,35 @@ class RunSummary(BaseModel):
         bool, Field(description="Whether the last loss is NaN or infinite")
     ]
     scale: Number
-    verdict: Annotated[RunVerdict | None, Field(description="Null where nothing is scaled")]
+    health: Annotated[RunHealth | None, Field(description="Null without a loss scale")]
     is_scaled: Annotated[bool, Field(description="Whether it has a loss scale")]
     steps_per_second: Annotated[
-        Number, Field(description="Of the latest steps; once it has ended, of all")
+        Number, Field(description="Over the latest steps; after its end over all")
     ]
-    examples_per_second: Annotated[Number, Field(description="Null where they are not known")]
-    tokens_per_second: Annotated[Number, Field(description="Null where a recipe has none")]
+    examples_per_second: Annotated[Number, Field(description="Null if unknown")]
+    tokens_per_second: Annotated[Number, Field(description="Null if the recipe has no tokens")]
     utilisation: Annotated[
-        Number, Field(description="Model FLOPs a second, of the most that its devices can do")
+        Number, Field(description="Model FLOPs per second divided by the peak of its devices")
     ]
-    data_wait: Annotated[
-        DataWait | None, Field(description="Null where it is not known, and in lists")
-    ] = None
+    data_wait: Annotated[DataWait | None, Field(description="Null if unknown, and in lists")] = None
     workers: Annotated[
-        list[str], Field(description="Of several nodes, who trains each; none in lists")
+        list[str], Field(description="Worker of each node if there are several; empty in lists")
     ] = []
-    seconds: Annotated[
-        float | None, Field(description="Since the first start, until the end, without pauses")
-    ]
+    seconds: Annotated[float | None, Field(description="From first start to end, without pauses")]
     seconds_left: Annotated[float | None, Field(description="Estimate, at the present speed")]
     waiting: Annotated[str | None, Field(description="What a queued run waits for")]
     waiting_for: Annotated[
-        list[NamedRun], Field(description="The runs that `waiting` names, in its order")
+        list[NamedRun], Field(description="Runs named in `waiting`, in its order")
     ] = []
     ahead: Annotated[int | None, Field(description="Queued runs that start before this one")]
     silent_seconds: Annotated[
-        int, Field(description="Without news of a watched run, 0 while there are")
+        int, Field(description="Seconds since the last data of a watched run; 0 while it sends")
     ]
-    ending: Annotated[
-        Ending | None, Field(description="What its status leaves unsaid; null if nothing")
+    outcome: Annotated[
+        RunOutcome | None, Field(description="Outcome beyond its status; null if there is none")
     ]
     stored_bytes: Annotated[
-        int, Field(description="Of its checkpoints and artifacts that the server has")
+        int, Field(description="Size of its checkpoints and artifacts on the server")
     ]
     error: str | None
     created_at: float
@@ -161,8 +157,8 @@ class RunSummary(BaseModel):
 def summarise(session: Session, run: Run, owner: str, settings: Settings) -> RunSummary:
     """Return the summary of a run."""
     summary = summarise_all(session, [(run, owner)], settings)[0]
-    if found := input_bound.data_wait(session, run):
-        summary.data_wait = DataWait.model_validate(found, from_attributes=True)
+    if wait := input_bound.data_wait(session, run):
+        summary.data_wait = DataWait.model_validate(wait, from_attributes=True)
     if run.nodes > 1:
         summary.workers = workers.of_nodes(session, run)
     return summary
@@ -178,10 +174,10 @@ def summarise_all(
 
     queue: if it is already read.
     """
-    return [RunSummary(**told) for told in told_of_all(session, rows, settings, queue)]
+    return [RunSummary(**summary) for summary in summaries_as_json(session, rows, settings, queue)]
 
 
-def told_of_all(
+def summaries_as_json(
     session: Session,
     rows: Sequence[tuple[Run, str]],
     settings: Settings,
@@ -191,8 +187,10 @@ def told_of_all(
     some_runs = [run for run, _owner in rows]
     if queue is None and any(run.status == Status.QUEUED for run in some_runs):
         queue = Queue.read(session)
-    judged = verdicts.verdicts(session, some_runs)
-    progress, moment = runs.progress(session, some_runs)  # by the clock that wrote their starts
+    healths = scaling_health.health_of_runs(session, some_runs)
+    progress, moment = runs.progress(
+        session, some_runs
+    )  # by the database's clock, which also wrote their starts
     return [
         {
             **dict(zip(_COLUMNS, _columns_of(run), strict=True)),
@@ -200,10 +198,10 @@ def told_of_all(
             "tags": run_metadata.tags_of(run),
             "own_steps": run.own_steps,
             "is_loss_nonfinite": bool(run.last_flags & NONFINITE_LOSS),
-            "is_scaled": verdicts.has_scaler(run),
+            "is_scaled": scaling_health.has_scaler(run),
             "applied": progress[run.id].applied,
-            "ending": ending(run, progress[run.id].applied),
-            "verdict": _verdict(judged.get(run.id)),
+            "outcome": run_outcome(run, progress[run.id].applied),
+            "health": _health(healths.get(run.id)),
             "seconds": progress[run.id].seconds,
             "seconds_left": _seconds_left(run),
             "silent_seconds": runs.silent_seconds(run, moment),
@@ -222,7 +220,7 @@ def _waiting(run: Run, queue: Queue | None, settings: Settings) -> dict[str, Any
     if run.status != Status.QUEUED or queue is None:
         return {"waiting": None, "waiting_for": [], "ahead": None}
     reason = pending_reasons.reason(run, queue, **settings.per_user)
-    named = [NamedRun(**each._asdict()) for each in reason.named]
+    named = [NamedRun(**run._asdict()) for run in reason.named]
     return {"waiting": reason.text, "waiting_for": named, "ahead": queue.places.get(run.id, 0)}
 
 
@@ -237,12 +235,12 @@ def _throughput(run: Run) -> dict[str, float | None]:
     }
 
 
-def _verdict(found: verdicts.Verdict | None) -> RunVerdict | None:
-    if found is None:
+def _health(health: scaling_health.ScalingHealth | None) -> RunHealth | None:
+    if health is None:
         return None
-    figures = found.figures._asdict()
+    figures = health.figures._asdict()
     figures["scale"] = json_number(figures["scale"])
-    return RunVerdict(word=found.word, reason=found.reason, figures=figures)
+    return RunHealth(word=health.word, reason=health.reason, figures=figures)
 
 
 def _seconds_left(run: Run) -> float | None:

@@ -1,4 +1,4 @@
-"""Tabs over the list of runs: all runs, one's own, and the saved views, with their counts."""
+"""Tabs of the list of runs: all runs, own runs and saved views, with counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ from db.runs import runs
 from db.runs.run_filters import Filter
 from db.tables import SavedView, User
 
-#: Views that are counted: each costs a query.
+#: Views with a count: each costs a query.
 MOST_COUNTED = 12
-#: Of more runs a count may take long, and only all are counted.
+#: A filter that matches more runs shows no count: counting them takes too long.
 MOST_RUNS = 20_000
 MINE = "owner:me"
 
 
 @dataclass(frozen=True)
 class Tab:
-    """A tab. count: of its runs, if they are counted.  filter: its title."""
+    """A tab of the list."""
 
     name: str
     address: str
-    count: int | None
-    filter: str = ""
+    count: int | None  # number of its runs; None if not counted
+    filter: str = ""  # shown as its title
 
 
 def counted(user: User, saved: Sequence[SavedView]) -> dict[str, ColumnElement[int | None]]:
-    """Return what to select for the counts, by filter; "" for all runs."""
+    """Return the SQL expressions of the counts by filter; "" for all runs."""
     texts = [MINE, *(view.filter for view in saved[:MOST_COUNTED])]
     read = {text: terms for text in texts if (terms := _terms(text, user)) is not None}
     numbers = {text: runs.counted(terms, most=MOST_RUNS) for text, terms in read.items()}
@@ -37,23 +37,23 @@ def counted(user: User, saved: Sequence[SavedView]) -> dict[str, ColumnElement[i
 
 
 def tabs(saved: Sequence[SavedView], counts: dict[str, int | None]) -> list[Tab]:
-    """Return the tabs; one's own runs have one where others have runs, too.
+    """Return the tabs; "Mine" is left out if all runs are the user's.
 
-    counts: what `counted` selected, by filter.
+    counts: values of the expressions of `counted`, by filter.
     """
-    found = [Tab("All runs", list_address(), counts[""])]
+    rows = [Tab("All runs", list_address(), counts[""])]
     if counts.get(MINE) != counts[""]:
-        found.append(Tab("Mine", list_address(filter=MINE), counts.get(MINE), MINE))
+        rows.append(Tab("Mine", list_address(filter=MINE), counts.get(MINE), MINE))
     for view in saved:
         address = list_address(
             filter=view.filter, sort=view.sort, columns=view.columns, group=view.group
         )
-        found.append(Tab(view.name, address, counts.get(view.filter), view.filter))
-    return found
+        rows.append(Tab(view.name, address, counts.get(view.filter), view.filter))
+    return rows
 
 
 def _terms(text: str, user: User) -> Filter | None:
-    """Return a saved filter; None if an earlier version saved what is no filter any more."""
+    """Parse a saved filter; None if it is no longer valid."""
     try:
         return filters.read(text, me=user.name)
     except filters.BadFilter:

@@ -1,4 +1,4 @@
-"""Saved views of the list of runs: everybody has their own."""
+"""JSON routes of saved views of the list of runs; each user has their own."""
 
 from typing import Annotated
 
@@ -16,43 +16,41 @@ router = APIRouter(prefix="/views", tags=["runs"])
 
 
 class View(Body):
-    """Parts of the list's address."""
+    """Filter, order, columns and grouping of the list."""
 
     name: Annotated[Text, Field(min_length=1, max_length=views.NAME_CHARACTERS)]
-    filter: Annotated[str, Field(description="As the list takes it")] = ""
+    filter: Annotated[str, Field(description="Same syntax as the list of runs")] = ""
     sort: Sort = "-id"
-    columns: Annotated[Text, Field(description="With commas between them; empty: the usual")] = ""
-    group: Annotated[Name, Field(description="What runs are grouped by; empty: each by itself")] = (
-        ""
-    )
+    columns: Annotated[Text, Field(description="Comma-separated; empty: default columns")] = ""
+    group: Annotated[Name, Field(description="Column or setting; empty: not grouped")] = ""
 
 
-class Saved(View):
-    """One that is kept."""
+class SavedView(View):
+    """A saved view."""
 
     id: int
 
 
 @router.get("")
 @requires(ACCOUNT)
-def list_views(session: Db, principal: SignedIn) -> list[Saved]:
+def list_views(session: Db, principal: SignedIn) -> list[SavedView]:
     """List your own views by name."""
     return [
-        Saved.model_validate(view, from_attributes=True)
+        SavedView.model_validate(view, from_attributes=True)
         for view in views.listed(session, principal.user)
     ]
 
 
 @router.post("", status_code=201)
 @requires(ACCOUNT)
-def save_view(view: View, session: Db, principal: SignedIn) -> Saved:
-    """Save a view, in place of your own of the same name."""
+def save_view(view: View, session: Db, principal: SignedIn) -> SavedView:
+    """Save a view; one of yours with the same name is replaced."""
     filters.read(view.filter, me=principal.user.name)
     columns.chosen(view.columns)
     saved = views.save(
         session, principal.user, view.name.strip(), **view.model_dump(exclude={"name"})
     )
-    return Saved.model_validate(saved, from_attributes=True)
+    return SavedView.model_validate(saved, from_attributes=True)
 
 
 @router.delete("/{view_id}", status_code=204)

@@ -1,4 +1,4 @@
-"""Saved views: the list's forms that save one and delete one."""
+"""Form actions of saved views: save and delete."""
 
 from typing import Annotated
 
@@ -27,18 +27,18 @@ def save_view(
     chosen: Annotated[Text, Form(alias="columns")] = "",
     group: Annotated[Name, Form()] = "",
 ) -> RedirectResponse:
-    """Save what the list shows under a name."""
+    """Save the current filter, order, columns and grouping under a name."""
     filters.read(typed, me=principal.user.name)
     columns.chosen(chosen)
-    place = {"filter": typed, "sort": sort, "columns": chosen, "group": group}
-    views.save(session, principal.user, name.strip(), **place)
-    return RedirectResponse(list_address(**place), status_code=303)
+    query = {"filter": typed, "sort": sort, "columns": chosen, "group": group}
+    views.save(session, principal.user, name.strip(), **query)
+    return RedirectResponse(list_address(**query), status_code=303)
 
 
 @router.post("/{view_id}/deletion")
 @requires(ACCOUNT)
 def delete_view(view_id: RowId, session: Db, principal: SignedIn) -> RedirectResponse:
-    """Delete a view, and show what it showed, so that it can be saved again."""
+    """Delete a view, and show its list so that it can be saved again."""
     view = views.delete(session, principal.user, view_id)
-    place = {name: getattr(view, name) for name in ("filter", "sort", "columns", "group")}
-    return RedirectResponse(list_address(**place), status_code=303)
+    query = {name: getattr(view, name) for name in ("filter", "sort", "columns", "group")}
+    return RedirectResponse(list_address(**query), status_code=303)

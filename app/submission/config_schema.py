@@ -154,15 +154,15 @@ def mistakes(schema: Schema, config: dict[str, Any]) -> dict[str, str]:
                 inner = f"{path}.{name}" if path else str(name)
                 errors[inner] = f"there is no such field; allowed: {known}"
         elif path in fields:
-            errors[path] = refusal(fields[path], error.instance)
+            errors[path] = violation(fields[path], error.instance)
         elif (whole := path.rpartition(".")[0]) in fields:  # an item of a list
-            errors[whole] = refusal(fields[whole], error.instance)
+            errors[whole] = violation(fields[whole], error.instance)
         else:
             errors[path or "config"] = error.message
     for path, field in fields.items():
         value = get(config, path)
         if isinstance(value, float) and not math.isfinite(value):
-            errors[path] = refusal(field, value)
+            errors[path] = violation(field, value)
     return errors
 
 
@@ -184,14 +184,14 @@ def parsed(schema: Schema, value: Any) -> Any:
 def beyond(schema: Schema, config: dict[str, Any], paths: Collection[str]) -> dict[str, str]:
     """Return errors of integers beyond the range of a float, by path."""
     return {
-        field.path: refusal(field, value)
+        field.path: violation(field, value)
         for field in properties(schema)
         if field.path in paths and any(bound in field.rules for bound, _words in _BOUNDS)
         if isinstance(value := get(config, field.path), int)
     }
 
 
-def refusal(field: Property, value: Any) -> str:
+def violation(field: Property, value: Any) -> str:
     """Return the error message for a value, with the value and the allowed values."""
     shown = "nothing" if value in (None, "") else str(value)[:100]
     return f"{field.title} is {shown}; allowed: {field.allowed}"

@@ -52,7 +52,7 @@ class Cost(BaseModel):
             "recipe's default sizes, without activations; null until a worker has computed it"
         ),
     ]
-    told: Annotated[list[str], Field(description="The estimate as sentences")]
+    sentences: Annotated[list[str], Field(description="The estimate as sentences")]
 
 
 @router.get("/estimates")
@@ -109,7 +109,7 @@ def estimate(
         seconds=seconds,
         checkpoint_bytes=checkpoint_bytes,
         memory_bytes=memory_bytes,
-        told=[
+        sentences=[
             *_time_sentences(ahead, similar, seconds),
             *_file_sentences(checkpoint_bytes, saves),
             *_worker_sentences(session, offered, memory_bytes),

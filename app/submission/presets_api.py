@@ -66,7 +66,7 @@ def list_presets(
     names = may_submit_to(session, principal.grants)
     if project is not None:
         names = [known for known in names if known == project]
-    return [_row(preset) for preset in presets.found(session, names, name=name)]
+    return [_row(preset) for preset in presets.matching(session, names, name=name)]
 
 
 @router.post("", status_code=201)

@@ -72,7 +72,7 @@ def show_recipe(name: Text, request: Request, session: Db, principal: SignedIn) 
         known = ", ".join(row.recipe["name"] for row in offered) or "none: no worker is up"
         raise NotFound(f"No worker that is up offers the recipe {name!r}. They offer: {known}.")
     row = next(row for row in offered if row.recipe is recipe)
-    return page(request, "submission/recipe.html", principal=principal, each=row)
+    return page(request, "submission/recipe.html", principal=principal, row=row)
 
 
 def by_name(up: Iterable[Worker]) -> list[Offered]:

@@ -231,7 +231,7 @@ def _allowed(field: Property, value: Any) -> Any:
     is_finite = not isinstance(value, float) or math.isfinite(value)
     is_storable = not outsized(value) and not flaws(value)
     if not (is_finite and is_storable and Draft202012Validator(field.schema).is_valid(value)):
-        raise Unreadable(config_schema.refusal(field, _word(value)[:100] if is_storable else "…"))
+        raise Unreadable(config_schema.violation(field, _word(value)[:100] if is_storable else "…"))
     return config_schema.parsed(field.schema, value)
 
 

@@ -465,7 +465,7 @@ def submit_due(database: Database, queued_per_user: int = 0) -> None:
 
     queued_per_user: limit of queued runs per user; 0 means none.
     """
-    with database.glancing() as session:
+    with database.read_only() as session:
         due = sweeps.due(session)
     for sweep_id in due:
         _continue_or_fail(database, sweep_id, queued_per_user)

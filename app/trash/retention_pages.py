@@ -51,7 +51,7 @@ def set_rule(
     if str(posted.get("confirmed", "")) != confirmed:
         audit.discard(request)  # nothing is changed yet
         preview = retention.preview(session, project, rules)
-        return _page(request, session, principal, typed, preview=preview, said=confirmed)
+        return _page(request, session, principal, typed, preview=preview, confirmation=confirmed)
     retention.set_rule(session, principal.user, project, rules)
     return back_to(request, "/retention", "The rule is set.")
 
@@ -73,7 +73,7 @@ def _page(
     *,
     errors: dict[str, str] | None = None,
     preview: Preview | None = None,
-    said: str = "",
+    confirmation: str = "",
 ) -> HTMLResponse:
     seen = projects.listed(session, principal.grants.projects)
     names = {row.name for row in seen}
@@ -93,5 +93,5 @@ def _page(
         typed={"scope": "", "checkpoint_days": "", "log_days": ""} | typed,
         errors=errors or {},
         preview=preview,
-        said=said,
+        confirmation=confirmation,
     )

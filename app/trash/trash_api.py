@@ -15,7 +15,7 @@ from db.runs import trash
 from db.settings import Settings
 from db.tables import Run, Status
 
-router = APIRouter(tags=["bin"])
+router = APIRouter(tags=["trash"])
 
 
 class DeletedRun(BaseModel):

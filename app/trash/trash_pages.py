@@ -32,7 +32,7 @@ def show_trash(
         principal=principal,
         rows=[deleted(run, owner, settings) for run, owner in runs_page.rows],
         older=runs_page.next,
-        bin=trash.contents(session),
+        trash_contents=trash.contents(session),
         disk=disk(settings),
         days=settings.trash_days,
     )

@@ -86,7 +86,7 @@ def user_of_subject(session: Session, subject: str, name: str) -> User:
     if user is None:
         shown = cleaned(name)[:NAME_CHARACTERS]
         if find_user(session, shown) is not None:
-            message = f"The account {shown!r} is not linked to the provider. An operator can "
+            message = f"The account {shown!r} is not linked to the provider. An admin can "
             raise InvalidCredentials(f"{message}link it by halfstep user subject.")
         try:
             user = make_user(session, shown)
@@ -96,7 +96,7 @@ def user_of_subject(session: Session, subject: str, name: str) -> User:
             ) from error
         user.subject = subject
     if user.deactivated_at is not None:
-        raise InvalidCredentials("This account is deactivated. Ask an operator.")
+        raise InvalidCredentials("This account is deactivated. Ask an admin.")
     return user
 
 
@@ -155,7 +155,7 @@ def _keep_an_admin(session: Session, user: User) -> None:
     # Concurrent removals are serialized.
     admins = session.scalars(select(User.id).where(*active).with_for_update()).all()
     if list(admins) == [user.id]:
-        raise Conflict(f"{user.name} is the last operator: make another one first.")
+        raise Conflict(f"{user.name} is the last admin: make another user an admin first.")
 
 
 def _shut_out(session: Session, user: User) -> None:
@@ -216,7 +216,7 @@ def redeem_link_token(session: Session, token: str) -> User:
 
 
 def check_password(session: Session, name: str, password: str) -> User:
-    """Return the user of that name and password. Raises Refused."""
+    """Return the user of that name and password. Raises InvalidCredentials."""
     nobodys = _hash_of_nobodys()
     user = session.scalar(select(User).where(User.key == key_of(name), IS_ACTIVE))
     expected = user.password_hash if user and user.password_hash else nobodys

@@ -12,8 +12,8 @@ from db.errors import Conflict
 from db.tables import User
 
 #: A group with all users.
-EVERYBODY = "*"
-OPERATOR = "operator"
+ANY_GROUP = "*"
+ADMIN = "admin"
 
 
 class Rule(NamedTuple):
@@ -25,15 +25,13 @@ class Rule(NamedTuple):
 
 
 def parsed(text: str) -> list[Rule]:
-    """Read "group=role@project, group=role, group=operator". Raises ValueError."""
+    """Read "group=role@project, group=role, group=admin". Raises ValueError."""
     rules = []
     for word in filter(None, map(str.strip, text.split(","))):
         group, equals, given = word.rpartition("=")
         role, _, project = given.partition("@")
-        if not equals or not group.strip() or role.strip() not in (*ROLES, OPERATOR):
-            allowed = (
-                f"group=role or group=role@project, role one of {', '.join(ROLES)}, {OPERATOR}"
-            )
+        if not equals or not group.strip() or role.strip() not in (*ROLES, ADMIN):
+            allowed = f"group=role or group=role@project, role one of {', '.join(ROLES)}, {ADMIN}"
             raise ValueError(f"{word!r} is not allowed; allowed: {allowed}")
         rules.append(Rule(group.strip(), role.strip(), project.strip()))
     return rules
@@ -46,7 +44,7 @@ def apply(session: Session, user: User, rules: list[Rule], groups: Collection[st
     """
     given: dict[str, list[str]] = defaultdict(list)
     for rule in rules:
-        if rule.role != OPERATOR:
+        if rule.role != ADMIN:
             given[rule.project] += [rule.role] if rule.group in groups else []
     for project, roles in given.items():
         if project != projects.DEFAULT:
@@ -55,7 +53,7 @@ def apply(session: Session, user: User, rules: list[Rule], groups: Collection[st
             projects.set_role(session, user, project, max(roles, key=ROLES.index))
         else:
             projects.take_role(session, user, project)
-    admins = {rule.group for rule in rules if rule.role == OPERATOR}
+    admins = {rule.group for rule in rules if rule.role == ADMIN}
     if admins:
         _set_admin(session, user, is_admin=not admins.isdisjoint(groups))
 

@@ -68,7 +68,7 @@ def make_admin(session: Session, user: User) -> None:
     accounts.set_admin(session, user, is_admin=True)
 
 
-def make_plain(session: Session, user: User) -> None:
+def revoke_admin(session: Session, user: User) -> None:
     """Remove admin from a user. Raises Conflict for the last admin."""
     accounts.set_admin(session, user, is_admin=False)
 
@@ -84,7 +84,7 @@ def refuse_commands(_session: Session, user: User) -> None:
 
 
 Change = Literal[
-    "deactivate", "activate", "remove", "reset", "operator", "plain", "commands", "no-commands"
+    "deactivate", "activate", "remove", "reset", "admin", "no-admin", "commands", "no-commands"
 ]
 #: Actions on an account, by the last part of the route.
 CHANGES: Mapping[Change, Callable[[Session, User], None]] = MappingProxyType(
@@ -93,8 +93,8 @@ CHANGES: Mapping[Change, Callable[[Session, User], None]] = MappingProxyType(
         "activate": accounts.reactivate,
         "remove": accounts.remove,
         "reset": accounts.reset,
-        "operator": make_admin,
-        "plain": make_plain,
+        "admin": make_admin,
+        "no-admin": revoke_admin,
         "commands": allow_commands,
         "no-commands": refuse_commands,
     }

@@ -89,18 +89,14 @@ _GRANTS = "grants"
 
 @dataclass(frozen=True)
 class Grants:
-    """Permissions of a user, token or read-only link.
-
-    permissions: by project; ignored for admins.  most: upper bound by the token.  only: the single
-    project of the token, if any.  runs: those of a read-only link, the only visible ones; None: no
-    link.
-    """
+    """Permissions of a user, token or read-only link."""
 
     user_id: int
     is_admin: bool
-    permissions: Mapping[str, frozenset[Permission]]
-    most: frozenset[Permission] = frozenset(Permission)
-    only: str | None = None
+    permissions: Mapping[str, frozenset[Permission]]  # by project; ignored for admins
+    most: frozenset[Permission] = frozenset(Permission)  # upper bound by the token
+    only: str | None = None  # the single project of the token, if any
+    # Those of a read-only link, the only visible ones; None: no link.
     runs: frozenset[int] | None = None
 
     @property

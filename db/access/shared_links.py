@@ -26,12 +26,12 @@ MOST = 100
 
 @dataclass(frozen=True)
 class Shown:
-    """The content of a link. runs: in order.  grants: of its holders, who see nothing else."""
+    """The content of a link."""
 
     link: SharedLink
     maker: str
-    runs: list[int]
-    grants: Grants
+    runs: list[int]  # in order
+    grants: Grants  # of its holders, who see nothing else
 
 
 def make(session: Session, user: User, run_ids: Sequence[int], days: int) -> tuple[str, SharedLink]:

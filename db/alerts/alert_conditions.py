@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from db.health.input_bound import DataWait
-from db.health.verdict import Verdict
-from db.runs.outcomes import SWEEP, Ending, ending
+from db.health.scaling_health import ScalingHealth
+from db.runs.outcomes import SWEEP, RunOutcome, run_outcome
 from db.tables import ACTIVE, ENDED, AlertRule, Run, Status
 from db.telemetry.scales import in_words
 
@@ -22,7 +22,7 @@ class Facts:
     run: Run
     moment: float
     applied: int | None = None  # steps
-    verdict: Verdict | None = None
+    health: ScalingHealth | None = None
     skips_in_a_row: int = 0  # most in the latest steps, without the search for the first scale
     nonfinite_step: int | None = None  # first of the latest steps with a non-finite loss
     lost_from: int | None = None  # of a finished run: no loss from this step on was finite
@@ -70,9 +70,9 @@ def _status(*statuses: Status) -> Callable[[AlertRule, Facts], str | None]:
     return text
 
 
-def _ending(expected: Ending, text: str) -> Callable[[AlertRule, Facts], str | None]:
+def _ending(expected: RunOutcome, text: str) -> Callable[[AlertRule, Facts], str | None]:
     def text_if_ended(_rule: AlertRule, facts: Facts) -> str | None:
-        return text if ending(facts.run, facts.applied or 0) == expected else None
+        return text if run_outcome(facts.run, facts.applied or 0) == expected else None
 
     return text_if_ended
 
@@ -84,19 +84,19 @@ def _diverged(rule: AlertRule, facts: Facts) -> str | None:
     return f"{text} from step {facts.lost_from:,} on"
 
 
-def _verdict(*health: str) -> Callable[[AlertRule, Facts], str | None]:
+def _health(*words: str) -> Callable[[AlertRule, Facts], str | None]:
     def text(_rule: AlertRule, facts: Facts) -> str | None:
-        verdict = facts.verdict
-        if verdict is None or verdict.word not in health:
+        health = facts.health
+        if health is None or health.word not in words:
             return None
-        return f"is {verdict.word}: {verdict.reason[0].lower()}{verdict.reason[1:].rstrip('.')}"
+        return f"is {health.word}: {health.reason[0].lower()}{health.reason[1:].rstrip('.')}"
 
     return text
 
 
 def _scale_below(rule: AlertRule, facts: Facts) -> str | None:
     scale = facts.run.scale
-    if facts.verdict is None or scale is None or scale >= _value(rule):
+    if facts.health is None or scale is None or scale >= _value(rule):
         return None
     return f"has the loss scale {in_words(scale)}, below {in_words(_value(rule))}"
 
@@ -149,7 +149,7 @@ def _value(rule: AlertRule) -> float:
     return rule.value or 0.0
 
 
-_VERDICT = frozenset({"verdict"})
+_HEALTH = frozenset({"health"})
 #: Conditions by name, in the order of the page.
 CONDITIONS: dict[str, Condition] = {
     "ended": Condition("ends (any reason)", _status(*ENDED)),
@@ -164,9 +164,9 @@ CONDITIONS: dict[str, Condition] = {
         needs=frozenset({"applied", "lost_from"}),
         has_cause=True,
     ),
-    "unapplied": Condition(
+    "no_updates": Condition(
         "finishes without an applied step",
-        _ending("unapplied", "finished with every step skipped: nothing was applied"),
+        _ending("no_updates", "finished with every step skipped: nothing was applied"),
         needs=frozenset({"applied"}),
         has_cause=True,
     ),
@@ -175,20 +175,20 @@ CONDITIONS: dict[str, Condition] = {
         _ending("stopped", "was stopped by a rule of its configuration"),
     ),
     "collapsing": Condition(
-        *("has a loss scale that collapses, or is dead", _verdict("collapsing", "dead")),
-        needs=_VERDICT,
+        *("has a loss scale that collapses, or is dead", _health("collapsing", "dead")),
+        needs=_HEALTH,
         has_cause=True,
     ),
-    "dead": Condition("has a dead loss scale", _verdict("dead"), needs=_VERDICT, has_cause=True),
+    "dead": Condition("has a dead loss scale", _health("dead"), needs=_HEALTH, has_cause=True),
     "oscillating": Condition(
-        *("has a loss scale that oscillates", _verdict("oscillating")),
-        needs=_VERDICT,
+        *("has a loss scale that oscillates", _health("oscillating")),
+        needs=_HEALTH,
         has_cause=True,
     ),
-    "scale_below": Condition("has a loss scale below", _scale_below, "scale", _VERDICT),
+    "scale_below": Condition("has a loss scale below", _scale_below, "scale", _HEALTH),
     "skips_in_a_row": Condition(
         *("skips so many steps in a row", _skips, "steps"),
-        needs=frozenset({"skips_in_a_row", "verdict"}),
+        needs=frozenset({"skips_in_a_row", "health"}),
         has_cause=True,
     ),
     "nonfinite_loss": Condition(

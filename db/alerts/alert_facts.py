@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.alerts.alert_conditions import RECENT_STEPS, Facts
-from db.health import input_bound, verdict
+from db.health import input_bound, scaling_health
 from db.runs import runs
 from db.tables import FLAGGED, NONFINITE_LOSS, AlertRule, Diagnosis, Run, RunStatus, Status, Step
 from db.telemetry import latest_metrics
@@ -21,12 +21,12 @@ def read(session: Session, some_runs: Sequence[Run], needs: set[str], moment: fl
         for name, read_one in _READERS.items()
         if name in needs and some_runs
     }
-    verdicts = values.get("verdict", {})
+    healths = values.get("health", {})
     for run in some_runs if "skips_in_a_row" in values else ():
-        judged = verdicts.get(run.id)
-        if judged is not None and judged.word != "calibrating":
+        health = healths.get(run.id)
+        if health is not None and health.word != "calibrating":
             streaks = values["skips_in_a_row"]
-            streaks[run.id] = max(streaks.get(run.id, 0), judged.figures.streak)
+            streaks[run.id] = max(streaks.get(run.id, 0), health.figures.streak)
     return [
         Facts(
             run,
@@ -50,7 +50,7 @@ def _streaks(session: Session, some_runs: Collection[Run]) -> dict[int, Any]:
     """Return the longest run of skips in recent steps, without the first scale search."""
     query = select(Step.run_id, Step.step).join(Run, Run.id == Step.run_id)
     query = query.with_hint(Step, "INDEXED BY ix_steps_skipped", "sqlite")
-    searched = func.coalesce(Run.parent_step, 0) + verdict.CALIBRATING_FOR
+    searched = func.coalesce(Run.parent_step, 0) + scaling_health.CALIBRATING_FOR
     recent = (Step.step > Run.step - RECENT_STEPS, Step.step > searched, FLAGGED["skipped"])
     mine = Run.id.in_(_ids(run for run in some_runs if run.skipped))
     longest: dict[int, int] = {}
@@ -126,7 +126,7 @@ def _pairs(session: Session, query: Any) -> dict[int, Any]:
 
 _READERS = {
     "applied": _applied,
-    "verdict": verdict.verdicts,
+    "health": scaling_health.health_of_runs,
     "skips_in_a_row": _streaks,
     "nonfinite_step": _nonfinite,
     "lost_from": _lost,

@@ -33,11 +33,11 @@ MOST_TESTS = 5
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of an attempt. is_final: retries would not help."""
+    """Outcome of an attempt."""
 
     is_delivered: bool
     answer: str
-    is_final: bool = False
+    is_final: bool = False  # retries would not help
 
 
 def listed(session: Session, user: User, *, after: str = "", limit: int) -> Page:
@@ -69,11 +69,11 @@ def is_any_due(session: Session) -> bool:
 
 
 class Taken(NamedTuple):
-    """A delivery to attempt. is_visible: whether its user can see its run, if any."""
+    """A delivery to attempt."""
 
     delivery: Delivery
     channel: Channel
-    is_visible: bool
+    is_visible: bool  # whether its user can see its run, if any
 
 
 def take(session: Session) -> list[Taken]:

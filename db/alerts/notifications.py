@@ -89,7 +89,7 @@ class Listener:
         connection.execute(f"LISTEN {_CHANNEL}")
         # A transaction pooler accepts LISTEN but forwards no notifications.
         proof = f"proof {uuid4()}"
-        with self._database.glancing() as session:
+        with self._database.read_only() as session:
             session.execute(select(func.pg_notify(_CHANNEL, proof)))
         with closing(connection.notifies(timeout=PROOF_SECONDS)) as notifications:
             has_arrived = any(row.payload == proof for row in notifications)

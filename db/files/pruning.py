@@ -56,7 +56,7 @@ class Pruning:
 
 
 def plan(session: Session, rules: Rules) -> Iterator[Pruning]:
-    """Yield what the rules would delete, by run."""
+    """Yield the files that the rules would delete, by run."""
     for run_id in candidates(session, rules):
         if pruning := of_run(session, runs.get(session, run_id), rules):
             yield pruning

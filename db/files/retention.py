@@ -82,7 +82,7 @@ def end_rule(session: Session, project: str | None) -> None:
 
 
 def preview(session: Session, project: str | None, rules: Rules) -> Preview:
-    """Return what a rule would delete if it were set now."""
+    """Return a preview of the deletions by a rule."""
     with permissions.unlimited(session):  # an invisible run may have started from a visible one
         run_ids = pruning.candidates(session, rules, _ruled(session, project))
         planned = [

@@ -1,1 +1,1 @@
-"""Diagnosis: findings, causes, the verdict on loss scaling, monitoring metrics."""
+"""Diagnosis: findings, causes, loss-scale health, monitoring metrics."""

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from db.health import fixes, precision_findings
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
-from db.health.verdict import ZERO_STEPS, Figures, Verdict, has_scaler
+from db.health.scaling_health import ZERO_STEPS, Figures, ScalingHealth, has_scaler
 from db.tables import (
     FLAGGED,
     NONFINITE_LOSS,
@@ -65,7 +65,7 @@ class Signs:
     steps: int = 0  # attempted
     skipped: int = 0
     zero_steps: int = 0  # the last ones, all of whose gradients were 0
-    verdict: str | None = None
+    health: str | None = None
     scale: float | None = None
     is_costly: bool = False  # more steps are skipped than a search for a scale takes
     fell_at: int | None = None  # the step from which on the scale was below 1
@@ -83,7 +83,7 @@ def read(
     run: Run,
     skips: Sequence[ScalerEvent],
     replays: Sequence[dict[str, Any]],
-    judged: Verdict | None,
+    health: ScalingHealth | None,
     *,
     may_replay: bool,
 ) -> Signs:
@@ -91,7 +91,7 @@ def read(
 
     may_replay: its page offers to replay a skipped step.
     """
-    figures = judged.figures if judged else None
+    figures = health.figures if health else None
     events: dict[str, dict[str, Any]] = {}
     several: dict[str, list[dict[str, Any]]] = {}
     for kind in NEWEST + EARLIEST:
@@ -113,7 +113,7 @@ def read(
         steps=run.own_steps,
         skipped=run.skipped,
         zero_steps=run.zero_steps,
-        verdict=judged.word if judged else None,
+        health=health.word if health else None,
         scale=run.scale,
         is_costly=_is_costly(figures),
         fell_at=_fell_at(session, run),
@@ -513,14 +513,14 @@ def _skips(signs: Signs, words: AdviceWords) -> Iterator[Finding]:
     """Yield overflows: of the forward pass always, of the backward pass if they cost many steps."""
     forward = [skip for skip in signs.skips if skip.loss_nonfinite]
     origins = [o for o in signs.several.get("origin", ()) if o["direction"] == "forward"]
-    is_unwell = signs.verdict in ("collapsing", "dead") or signs.is_costly
-    poison = list(precision_findings.poisoned(signs.events.get("poison"), words))
-    yield from poison if not is_unwell else ()
+    is_unwell = signs.health in ("collapsing", "dead") or signs.is_costly
+    buffers = list(precision_findings.nonfinite_buffers(signs.events.get("poison"), words))
+    yield from buffers if not is_unwell else ()
     if forward:
         yield _forward(signs, len(forward), origins, words, is_lasting=is_unwell)
     elif signs.skips and is_unwell:
         yield _backward(signs, words)
-    yield from poison if is_unwell else ()
+    yield from buffers if is_unwell else ()
 
 
 def _forward(

@@ -14,7 +14,7 @@ from db.health import advice_words, causes, fixes, precision_findings, weights_f
 from db.health.advice_words import AdviceWords
 from db.health.finding import Finding
 from db.health.input_bound import DataWait, data_wait
-from db.health.verdict import Verdict, verdict
+from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import quotas, workers
 from db.runs import comparisons, groups
 from db.tables import (
@@ -57,15 +57,16 @@ EXPLAINING = OF_PRECISION | {
 class Evidence:
     """Evidence from which findings are derived. Events are as in the spool."""
 
-    verdict: Verdict | None
+    health: ScalingHealth | None
     lost_losses: int = 0  # applied steps with a non-finite loss
     skips: Sequence[ScalerEvent] = ()  # the latest, with their culprits
     replays: Sequence[dict[str, Any]] = ()  # the first ones
     modules: Sequence[dict[str, Any]] = ()  # of the newest histogram
     has_bf16: bool = False
-    poison: dict[str, Any] | None = None  # the earliest event
+    nonfinite_buffers: dict[str, Any] | None = None  # the earliest event
     updates: dict[str, Any] | None = None  # the newest count, by module
-    uncalled: dict[str, Any] | None = None  # modules that settings name but the model does not call
+    # Modules that settings name but the model does not call.
+    unused_modules: dict[str, Any] | None = None
     shapes: dict[str, Any] | None = None  # layers that miss tensor cores
     failed: Sequence[dict[str, Any]] = ()  # diagnoses that raised
     left_out: dict[str, Any] | None = None  # a diagnosis that is not possible for the run
@@ -85,8 +86,8 @@ class Evidence:
 def of_run(session: Session, run: Run) -> list[Finding]:
     """Read the evidence of a run and return its findings."""
     newest = histograms.newest(session, run.id)
-    poison = histograms.earliest(session, run.id, "poison")
-    uncalled = histograms.newest(session, run.id, "uncalled")
+    nonfinite_buffers = histograms.earliest(session, run.id, "poison")
+    unused_modules = histograms.newest(session, run.id, "uncalled")
     weights = histograms.newest(session, run.id, "weights")
     left_out = histograms.newest(session, run.id, "left_out")
     is_fp16 = groups.variant(run.settings) == "fp16"
@@ -97,20 +98,20 @@ def of_run(session: Session, run: Run) -> list[Finding]:
     replays = artifacts.first_replays(session, run.id, most=REPLAYS_READ) if run.skipped else ()
     # Only runs of a recipe can be forked with a remedy.
     is_recipe = run.source == RECIPE
-    judged = verdict(session, run)
+    health = scaling_health(session, run)
     is_training = run.status in (Status.STARTING, Status.RUNNING)
     may_replay = is_recipe and is_training and not left_out
     evidence = Evidence(
-        verdict=judged,
-        signs=causes.read(session, run, skips, replays, judged, may_replay=may_replay),
+        health=health,
+        signs=causes.read(session, run, skips, replays, health, may_replay=may_replay),
         lost_metrics=latest_metrics.nonfinite(session, run.id, most=NAMES_SHOWN),
         lost_losses=_lost_losses(session, run),
         skips=skips,
         replays=replays,
         modules=newest.content["modules"] if newest else (),
         has_bf16=worker is not None and "bf16" in workers.precisions(worker.devices),
-        poison=poison.content if poison else None,
-        uncalled=uncalled.content if uncalled else None,
+        nonfinite_buffers=nonfinite_buffers.content if nonfinite_buffers else None,
+        unused_modules=unused_modules.content if unused_modules else None,
         updates=histograms.updates(session, run.id),
         shapes=shapes[0].content if shapes else None,
         failed=[row.content for row in artifacts.diagnoses(session, run.id, FAILED)],
@@ -167,7 +168,7 @@ def find(evidence: Evidence) -> Iterator[Finding]:
     yield from findings
     yield from _metrics(evidence)
     yield from weights_findings.started_in_part(evidence.weights)
-    yield from precision_findings.uncalled(evidence.uncalled)
+    yield from precision_findings.unused_modules(evidence.unused_modules)
     named = {finding.cause for finding in findings}
     if not evidence.nan_steps:
         has_module = any(finding.module for finding in findings)
@@ -188,7 +189,7 @@ def _of_precision(evidence: Evidence, named: Set[str], *, has_module: bool) -> I
     if named <= OF_PRECISION:
         yield from _losses(evidence)
     if "nonfinite_buffers" not in named:
-        yield from precision_findings.poisoned(evidence.poison, evidence.words)
+        yield from precision_findings.nonfinite_buffers(evidence.nonfinite_buffers, evidence.words)
     if named - OF_PRECISION - {"nonfinite_buffers"}:
         return
     yield from _one_module(evidence)
@@ -311,7 +312,7 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
     counted = [(sum(module["counts"]), module) for module in evidence.modules]
     total = sum(count for count, _module in counted)
     lost = sum(count * module["underflow"] for count, module in counted)
-    if evidence.verdict and total and lost > UNDERFLOW * total:
+    if evidence.health and total and lost > UNDERFLOW * total:
         worst = max(evidence.modules, key=lambda module: float(module["underflow"]))
         yield Finding(
             "Gradients underflow",
@@ -326,7 +327,7 @@ def _underflow(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _bf16(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.verdict and evidence.verdict.word in ILL and evidence.has_bf16:
+    if evidence.health and evidence.health.word in ILL and evidence.has_bf16:
         yield Finding(
             "bf16 is available",
             "The device of this run supports bf16. It has the exponent range of fp32, so it needs "
@@ -392,7 +393,7 @@ def _failed(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_unwell(evidence: Evidence) -> bool:
-    return evidence.verdict is not None and evidence.verdict.word in ("oscillating", *ILL)
+    return evidence.health is not None and evidence.health.word in ("oscillating", *ILL)
 
 
 def _lost_losses(session: Session, run: Run) -> int:

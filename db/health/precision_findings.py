@@ -13,7 +13,7 @@ LARGEST_FP16 = 65504.0
 LOST = 0.25  # share of the updates
 
 
-def uncalled(event: dict[str, Any] | None) -> Iterator[Finding]:
+def unused_modules(event: dict[str, Any] | None) -> Iterator[Finding]:
     """Yield the finding of an `uncalled` event: settings for modules that are not called."""
     if event:
         yield Finding(
@@ -48,7 +48,7 @@ def little_headroom(event: dict[str, Any] | None, words: AdviceWords) -> Iterato
         )
 
 
-def poisoned(event: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
+def nonfinite_buffers(event: dict[str, Any] | None, words: AdviceWords) -> Iterator[Finding]:
     """Yield the finding of the earliest `poison` event."""
     if not event:
         return

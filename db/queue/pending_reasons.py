@@ -47,7 +47,7 @@ class Named(NamedTuple):
     label: str  # as in the text
 
 
-class Reason(NamedTuple):
+class PendingReason(NamedTuple):
     """Reason why a queued run waits."""
 
     text: str
@@ -172,13 +172,17 @@ def _queued(session: Session, *, and_training: bool = False) -> Sequence[Any]:
     return session.execute(query.order_by(*in_order)).all()
 
 
-def reason(run: Run, queue: Queue, *, runs_per_user: int = 0, devices_per_user: int = 0) -> Reason:
+def reason(
+    run: Run, queue: Queue, *, runs_per_user: int = 0, devices_per_user: int = 0
+) -> PendingReason:
     """Return why a queued run waits; the hardest obstacle takes precedence."""
     result = _reason(run, queue, runs_per_user, devices_per_user)
-    return result if isinstance(result, Reason) else Reason(result)
+    return result if isinstance(result, PendingReason) else PendingReason(result)
 
 
-def _reason(run: Run, queue: Queue, runs_per_user: int, devices_per_user: int) -> Reason | str:
+def _reason(
+    run: Run, queue: Queue, runs_per_user: int, devices_per_user: int
+) -> PendingReason | str:
     if not queue.workers:
         return "no worker reports at the moment"
     able, obstacle = _able(run, queue.workers)
@@ -217,7 +221,7 @@ def _reason(run: Run, queue: Queue, runs_per_user: int, devices_per_user: int) -
     if ahead:
         first = [other for other in queue.first if queue.places[other.id] < ahead]
         text = "1 run is ahead" if ahead == 1 else f"{ahead} runs are ahead"
-        return _named(f"{text}:", first, ahead) if first else Reason(text)
+        return _named(f"{text}:", first, ahead) if first else PendingReason(text)
     if any(worker.placement for worker in able):
         return "it is next: the cluster is about to be asked for workers"
     if len(roomy) >= run.nodes:
@@ -227,13 +231,13 @@ def _reason(run: Run, queue: Queue, runs_per_user: int, devices_per_user: int) -
     return _used(queue, able)
 
 
-def _used(queue: Queue, able: list[Worker]) -> Reason:
+def _used(queue: Queue, able: list[Worker]) -> PendingReason:
     """Return a reason that lists the runs on these workers' devices."""
     devices = sum(len(worker.devices) for worker in able)
     used = devices - sum(max(queue.free(worker), 0) for worker in able)
     using = dict.fromkeys(other for worker in able for other in queue.using.get(worker.id, ()))
     if not using:
-        return Reason("it is next: no device is free")
+        return PendingReason("it is next: no device is free")
     if used == devices:
         text = "the only device is" if devices == 1 else f"all {devices} devices are"
     else:
@@ -242,25 +246,25 @@ def _used(queue: Queue, able: list[Worker]) -> Reason:
     by = f"it is next: {text} used by {'run' if len(using) == 1 else 'runs'}"
     if not first:
         of = "of another project" if len(using) == 1 else "of other projects"
-        return Reason(f"{by} {of}")
+        return PendingReason(f"{by} {of}")
     return _named(by, first, len(using))
 
 
-def _of_one(text: str, other: OtherRun) -> Reason:
+def _of_one(text: str, other: OtherRun) -> PendingReason:
     """Insert a run into a text, by name if it is visible."""
     if not other.is_seen:
-        return Reason(text.format("a run of another project"))
-    return Reason(text.format(f"run {other.label}"), (Named(other.id, other.label),))
+        return PendingReason(text.format("a run of another project"))
+    return PendingReason(text.format(f"run {other.label}"), (Named(other.id, other.label),))
 
 
-def _named(text: str, first: list[OtherRun], count: int) -> Reason:
+def _named(text: str, first: list[OtherRun], count: int) -> PendingReason:
     """Append the first runs to a text, and the number of the others."""
     labels = [other.label for other in first]
     if count > len(labels):
         names = f"{', '.join(labels)} and {count - len(labels)} more"
     else:
         names = " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
-    return Reason(f"{text} {names}", tuple(Named(other.id, other.label) for other in first))
+    return PendingReason(f"{text} {names}", tuple(Named(other.id, other.label) for other in first))
 
 
 def _lacking(run: Run, able: list[Worker]) -> str:

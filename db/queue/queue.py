@@ -44,7 +44,7 @@ def is_queued(session: Session, run_id: int) -> bool:
     return session.scalar(select(Run.status).where(Run.id == run_id)) == Status.QUEUED
 
 
-def set_aside(session: Session, run_id: int, reason: str) -> None:
+def fail_unclaimable(session: Session, run_id: int, reason: str) -> None:
     """Fail a queued run that cannot be claimed, without reading its row, which may be broken."""
     failed = update(Run).where(Run.id == run_id, Run.status == Status.QUEUED)
     attempt = session.scalar(
@@ -147,7 +147,7 @@ def end(
 ) -> None:
     """Close an attempt. Status QUEUED returns the run to its old position.
 
-    reason, error: may hold what the script printed; codes for a terminal are left out.
+    reason, error: may contain output of the script; terminal codes are removed.
     Raises StaleAttempt.
     """
     run = lock_active_attempt(session, run_id, attempt)

@@ -16,16 +16,14 @@ NAMED_RUNS, MOST_ROWS = 500, 20_000
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Names and values for completion, in order.
-
-    settings: the last parts of their paths; if several paths share one, also the first and the last
-    of these paths.
-    """
+    """Names and values for completion, in order."""
 
     tags: list[str]
     recipes: list[str]
     owners: list[str]
     projects: list[str]
+    # The last parts of their paths; if several paths share one, also the first and the last of
+    # these paths.
     settings: list[str]
     metrics: list[str]
 

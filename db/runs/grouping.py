@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from db.runs.outcomes import ENDINGS, ended_as
+from db.runs.outcomes import OUTCOMES, ended_as
 from db.runs.run_filters import NUMBERS, SYNONYMS, Filter, is_metric, paths_of
 from db.tables import NOT_DELETED, LatestMetric, Run, RunConfigValue, Status, Trial, User
 
@@ -52,47 +52,38 @@ TEXTS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
     }
 )
 GROUPED_BY = (TAG, SWEEP, *TEXTS)
-STATES = (*ENDINGS, *map(str, Status))
+STATES = (*OUTCOMES, *map(str, Status))
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Statistics of a figure over runs.
+    """Statistics of a figure over runs."""
 
-    count: runs with a finite figure.  deviation: sample standard deviation, None for one run.
-    """
-
-    count: int
+    count: int  # runs with a finite figure
     mean: float
-    deviation: float | None
+    deviation: float | None  # sample standard deviation, None for one run
     lowest: float
     highest: float
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with the same value; None for runs without a value.
-
-    statuses: number of runs by status or ending.  spreads: by requested name.
-    """
+    """Runs with the same value; None for runs without a value."""
 
     value: float | str | None
     runs: int
     newest: int
-    statuses: dict[str, int]
-    spreads: dict[str, Spread]
+    statuses: dict[str, int]  # number of runs by status or outcome
+    spreads: dict[str, Spread]  # by requested name
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """The first groups and their total number.
-
-    path: of a setting with only one path, that path; else the requested name.
-    """
+    """The first groups and their total number."""
 
     groups: list[RunGroup]
     total: int
-    path: str
+    path: str  # of a setting with only one path, that path; else the requested name
 
 
 class _place_of_comma(FunctionElement[int]):  # noqa: N801 - named like the SQL function that it is
@@ -205,7 +196,7 @@ def _runs(
         number = func.coalesce(*(settings.c[f"number:{path}"] for path in paths), null())
         text = func.coalesce(*(settings.c[f"text:{path}"] for path in paths), null())
     text = func.nullif(text, "")
-    state = case(*((ended_as(ending), ending) for ending in ENDINGS), else_=Run.status)
+    state = case(*((ended_as(outcome), outcome) for outcome in OUTCOMES), else_=Run.status)
     values = [
         NUMBERS[SYNONYMS.get(name, name)]
         if name not in paths_by_name

@@ -25,7 +25,9 @@ def listed(session: Session, names: Collection[str], recipe: str) -> Sequence[Pr
     return session.scalars(query.order_by(Preset.name, Preset.project).limit(MOST)).all()
 
 
-def found(session: Session, names: Collection[str], *, name: str | None = None) -> Sequence[Preset]:
+def matching(
+    session: Session, names: Collection[str], *, name: str | None = None
+) -> Sequence[Preset]:
     """List the presets of these projects, by name. name: only presets of this name."""
     query = select(Preset).where(Preset.project.in_(names))
     if name is not None:

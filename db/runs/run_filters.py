@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from db.database import now
-from db.runs.outcomes import Ending, ended_as
+from db.runs.outcomes import RunOutcome, ended_as
 from db.tables import (
     ACTIVE,
     ENDED,
@@ -121,7 +121,7 @@ ORDERS: MappingProxyType[str, ColumnElement[Any]] = MappingProxyType(
 #: Names with a meaning other than a metric in filters, sort orders or lists of columns.
 TAKEN = frozenset(
     {*ORDERS, *TEXTS, *SYNONYMS}
-    | {"since", "before", "sweep", "has", "verdict", "size", "device", "runs"}
+    | {"since", "before", "sweep", "has", "health", "size", "device", "runs"}
 )
 #: Limit of paths that are searched for a setting given by the last part of its path.
 MOST_PATHS = 5
@@ -155,13 +155,13 @@ class InStatus:
 
 @dataclass(frozen=True)
 class EndedAs:
-    """An ending as defined in db.runs.outcomes."""
+    """An outcome as defined in db.runs.outcomes."""
 
-    ending: Ending
+    outcome: RunOutcome
 
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
-        return ended_as(self.ending)
+        return ended_as(self.outcome)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class NeedsAttention:
     def sql(self) -> ColumnElement[bool]:
         """Return the condition."""
         is_bad = Run.status.in_((Status.UNREACHABLE, Status.FAILED))
-        return is_bad | ended_as("diverged") | ended_as("unapplied")
+        return is_bad | ended_as("diverged") | ended_as("no_updates")
 
 
 @dataclass(frozen=True)
@@ -242,13 +242,10 @@ class Has:
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison of a named number or, if the text is not a number, of a setting.
-
-    sign: one of COMPARISONS. A text that is not a number is compared for equality.
-    """
+    """A comparison of a named number or, if the text is not a number, of a setting."""
 
     name: str
-    sign: str
+    sign: str  # one of COMPARISONS. A text that is not a number is compared for equality.
     value: float | None
     text: str
 
@@ -347,14 +344,12 @@ def _parts(name: str) -> tuple[str, list[str]]:
 
 @dataclass(frozen=True)
 class Order:
-    """Sort order of runs, with ties sorted by id and missing values last.
+    """Sort order of runs, with ties sorted by id and missing values last."""
 
-    keys: sort keys.  falls: descending.  joined: tables that the keys need besides runs and users,
-    each with its join condition.
-    """
-
-    keys: tuple[ColumnElement[Any], ...]
-    falls: bool
+    keys: tuple[ColumnElement[Any], ...]  # sort keys
+    falls: bool  # descending
+    # Further tables that the keys need, each with its join condition; runs and users are always
+    # there.
     joined: tuple[tuple[Any, ColumnElement[bool]], ...] = ()
 
     @classmethod

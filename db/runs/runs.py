@@ -54,14 +54,10 @@ GONE = "Run {} was deleted for good."
 
 
 class Progress(NamedTuple):
-    """Progress of a run.
+    """Progress of a run."""
 
-    applied: own steps that changed the weights: not skipped, or retried in fp32.
-    seconds: duration without pauses; None before the start.
-    """
-
-    applied: int
-    seconds: float | None
+    applied: int  # own steps that changed the weights: not skipped, or retried in fp32
+    seconds: float | None  # duration without pauses; None before the start
 
 
 def submit(
@@ -267,8 +263,8 @@ def newest_and_count(
     For a first page, one filter pass serves both. Without a filter all runs are counted by an
     index, and the newest are read without reading the others.
     """
-    found = page_of_list(session, conditions=conditions, sort=sort, before=before, limit=limit)
-    return found.rows, found.total
+    page = page_of_list(session, conditions=conditions, sort=sort, before=before, limit=limit)
+    return page.rows, page.total
 
 
 #: Statuses of the list's band of active runs.
@@ -276,15 +272,11 @@ NOT_ENDED = tuple(status for status in Status if status not in ENDED)
 
 
 class ListPage(NamedTuple):
-    """Runs of one page with their owners' names.
-
-    total: of all pages.  metrics: the first metric of each run that has one; those of evaluations
-    come first.
-    """
+    """Runs of one page with their owners' names."""
 
     rows: list[tuple[Run, str]]
-    total: int
-    metrics: list[str]
+    total: int  # of all pages
+    metrics: list[str]  # the first metric of each run that has one; those of evaluations come first
 
 
 def page_of_list(
@@ -328,11 +320,11 @@ def counted(conditions: Filter, *, most: int | None = None) -> ColumnElement[int
 
     most: if there are more runs, count none of them, and be NULL.
     """
-    found: ColumnElement[int | None] = _matching(select(func.count()), conditions).scalar_subquery()
+    count: ColumnElement[int | None] = _matching(select(func.count()), conditions).scalar_subquery()
     if most is None:
-        return found
+        return count
     newest = select(func.max(Run.id)).where(NOT_DELETED).scalar_subquery()
-    return case((func.coalesce(newest, 0) <= most, found), else_=None)
+    return case((func.coalesce(newest, 0) <= most, count), else_=None)
 
 
 def stored_bytes(session: Session) -> int:
@@ -435,10 +427,10 @@ def _keys_of(session: Session, run_id: int, order: Order) -> Sequence[Any] | Non
     if len(order.keys) == 1:
         return (run_id,)
     of_run = _joined(select(*order.keys), order).where(Run.id == run_id)
-    found = session.execute(of_run).one_or_none()
-    if found is None and order.keys[0] is ORDERS["active"]:
+    row = session.execute(of_run).one_or_none()
+    if row is None and order.keys[0] is ORDERS["active"]:
         return (0, run_id)  # erased since, so it had ended
-    return found
+    return row
 
 
 def _matching(query: Any, conditions: Filter, order: Order | None = None) -> Any:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from db.errors import Conflict, NotFound
 from db.queue import run_control
 from db.runs import runs
-from db.runs.outcomes import ending
+from db.runs.outcomes import run_outcome
 from db.tables import ENDED, Metric, Run, Status, Step, Sweep, Trial, User
 from db.telemetry import latest_metrics
 
@@ -197,8 +197,8 @@ def settle(session: Session, sweep: Sweep) -> int:
     ended = [(trial, run) for trial, run in rows if run.status in ENDED]
     finished = [run for _trial, run in ended if run.status == Status.FINISHED]
     applied = runs.applied_of(session, finished)
-    sound = [run for run in finished if ending(run, applied[run.id]) is None]
-    pruned = [run for _trial, run in ended if ending(run, 0) == "pruned"]
+    sound = [run for run in finished if run_outcome(run, applied[run.id]) is None]
+    pruned = [run for _trial, run in ended if run_outcome(run, 0) == "pruned"]
     results = values(session, sweep.metric, sound + pruned)
     for trial, run in ended:
         trial.value = results.get(run.id)

@@ -92,13 +92,13 @@ class SignInSession(Table):
 
 
 class LoginAttempts(Table):
-    """Failed sign-in attempts. kind: address or name; who: its value."""
+    """Failed sign-in attempts."""
 
     __tablename__ = "login_attempts"
     __table_args__ = (Index("ix_login_attempts_tried_at", "tried_at"),)
 
-    kind: Mapped[str] = mapped_column(primary_key=True)
-    who: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)  # address or name
+    who: Mapped[str] = mapped_column(primary_key=True)  # its value
     count: Mapped[int] = mapped_column(default=0)
     tried_at: Mapped[float] = mapped_column(default=now())
     open_at: Mapped[float] = mapped_column(default=0.0)

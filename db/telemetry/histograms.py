@@ -69,15 +69,15 @@ def headroom(session: Session, run_id: int) -> dict[str, Any] | None:
     of powers of two between the larger one and fp16's largest number, negative above it, None if
     all was zero; and smallest_activation, smallest_gradient where they were measured.
     """
-    newest_look = newest(session, run_id, "headroom")
-    if newest_look is None:
+    latest = newest(session, run_id, "headroom")
+    if latest is None:
         return None
     modules = [
         {**row, "left": _bits_left(row)} | dict(zip(LARGEST_OF, _largest(row), strict=True))
-        for row in newest_look.content["modules"]
+        for row in latest.content["modules"]
     ]
     modules.sort(key=lambda module: math.inf if module["left"] is None else module["left"])
-    return newest_look.content | {"modules": modules}
+    return latest.content | {"modules": modules}
 
 
 def headroom_by_step(session: Session, run_id: int, *, most: int) -> dict[str, Any]:

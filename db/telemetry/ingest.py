@@ -96,7 +96,7 @@ def begin(
         session.add(run)
         session.flush()
         config_values.note(session, run)
-    _check_is_kept(run)
+    _check_not_deleted(run)
     run.last_report_at = moment
     if attempt > run.attempt:
         _start(session, run, attempt, host, versions)
@@ -164,7 +164,7 @@ def _note_environment(
     environments.record(session, run.id, run.attempt, known | unknown, texts)
 
 
-def _check_is_kept(run: Run) -> None:
+def _check_not_deleted(run: Run) -> None:
     """Check that a run is not in the trash. Raises Ended."""
     if run.deleted_at is not None:
         raise Ended(runs.IN_THE_TRASH.format(run.id) + " Until then it takes nothing more.")
@@ -192,7 +192,7 @@ def lock_attempt(
         raise NotOwner
     if attempt < run.attempt:
         raise StaleAttempt
-    _check_is_kept(run)
+    _check_not_deleted(run)
     if _is_stopped(run):
         raise Ended(_ended(run))
     run.last_report_at = session.scalars(select(now())).one()
@@ -260,9 +260,9 @@ def record(
         remarks.append(f"events of more than {limit} before the first step were dropped")
     for item in items:
         if isinstance(item, dict) and item["event"] == "resumed":
-            recording.remark(in_words(item))
+            recording.append_log(in_words(item))
     for text in remarks:
-        recording.remark(text)
+        recording.append_log(text)
     if recording:
         not_here = [[""] * len(event["files"]) for event in recording.checkpoints]
         recording.write(session, not_here, [""] * len(recording.artifacts))
@@ -357,7 +357,7 @@ def awaited(
     for table in (CheckpointFile, Artifact):
         rows += session.scalars(select(table).where(table.run_id == run_id, table.path == path))
     if not rows:
-        text = "send the spool that tells of it first"
+        text = "send the spool with its event first"
         raise NotFound(f"No event of run {run_id} names the file {path[:200]!r}: {text}.")
     matches = [row for row in rows if (row.size_bytes, row.sha256) == (size_bytes, sha256)]
     if not matches:

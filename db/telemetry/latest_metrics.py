@@ -26,10 +26,10 @@ LAST_STEPS = {
 
 
 class Point(NamedTuple):
-    """One point of a metric. value: None if it was NaN."""
+    """One point of a metric."""
 
     step: int
-    value: float | None
+    value: float | None  # None if it was NaN
 
 
 def note(connection: Connection, run_id: int, metrics: MetricPoints) -> None:
@@ -59,15 +59,12 @@ def last_steps(connection: Connection, run_id: int, names: list[str], *, default
 
 
 class NamesPage(NamedTuple):
-    """A page of metric names in order.
-
-    total: names on all pages.  every: names of the run.  next: None on the last page.
-    """
+    """A page of metric names in order."""
 
     names: list[str]
-    total: int
-    every: int
-    next: str | None
+    total: int  # names on all pages
+    every: int  # names of the run
+    next: str | None  # None on the last page
 
 
 def page_of_names(

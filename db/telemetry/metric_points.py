@@ -13,13 +13,10 @@ from db.telemetry.summaries import Ints, Points
 
 @dataclass(frozen=True)
 class MetricPoints:
-    """Points of metrics in order of owner and step.
-
-    owner: for each point, the index of its name in names.
-    """
+    """Points of metrics in order of owner and step."""
 
     names: list[str]
-    owner: Ints
+    owner: Ints  # for each point, the index of its name in names
     points: Points
 
     @classmethod

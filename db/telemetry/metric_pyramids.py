@@ -73,11 +73,10 @@ class _Axis:
     """The step ranges of several names, concatenated on one axis.
 
     Bucket edges stay aligned, because each name takes a multiple of the largest size.
-    first, last: the relevant step range of each name.
     """
 
-    first: Ints
-    last: Ints
+    first: Ints  # first relevant step of each name
+    last: Ints  # last relevant step of each name
 
     @cached_property
     def starts(self) -> Ints:
@@ -247,10 +246,10 @@ def extremes(
     names: only these metrics.
     """
     latest = LatestMetric.__table__.c
-    asked = [latest.run_id.in_(run_ids)]
+    conditions = [latest.run_id.in_(run_ids)]
     if names is not None:
-        asked.append(latest.name.in_(names))
-    rows = connection.execute(_points_of_tails().where(*asked)).cursor.fetchall()
+        conditions.append(latest.name.in_(names))
+    rows = connection.execute(_points_of_tails().where(*conditions)).cursor.fetchall()
     indexes = {key: index for index, key in enumerate(dict.fromkeys(row[:2] for row in rows))}
     values = np.array([value for *_, value in rows], float)
     values[~np.isfinite(values)] = np.nan
@@ -265,7 +264,7 @@ def extremes(
 
     add([row[:2] for row in rows], values, values, 1)
     for size in SIZES:
-        stones = connection.execute(_buckets_of_tails(size).where(*asked)).cursor.fetchall()
+        stones = connection.execute(_buckets_of_tails(size).where(*conditions)).cursor.fetchall()
         packed = [summary for *_, summary in stones]
         parts = unpack(np.zeros(len(packed), np.int64), packed, METRIC_SERIES, size)
         keys = [row[:2] for row in stones]

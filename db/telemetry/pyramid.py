@@ -39,8 +39,8 @@ END = 2**62
 StepRange: TypeAlias = tuple[int, int]
 #: Bucket size, first and last bucket, both inclusive.
 BucketRange: TypeAlias = tuple[int, int, int]
-#: Returns which buckets are kept, given their starts and size.
-Kept: TypeAlias = Callable[[Ints, int], NDArray[np.bool_]]
+#: Returns which buckets are is_stored, given their starts and size.
+Selection: TypeAlias = Callable[[Ints, int], NDArray[np.bool_]]
 
 #: Series that a chart can draw against the step.
 STEP_SERIES = (
@@ -59,16 +59,13 @@ METRIC_SERIES = (Series("value", "f8", mean=True),)
 
 @dataclass(frozen=True)
 class Source:
-    """Tables and key of points and their pyramid: a run's steps or one of its metrics.
-
-    series: the requested series.  kept: the series that the pyramid stores.
-    """
+    """Tables and key of points and their pyramid: a run's steps or one of its metrics."""
 
     points: FromClause
     buckets: FromClause
     key: dict[str, Any]
-    series: tuple[Series, ...]
-    kept: tuple[Series, ...]
+    series: tuple[Series, ...]  # the requested series
+    stored: tuple[Series, ...]  # series that the pyramid stores
 
     def of(self, table: FromClause) -> list[ColumnElement[bool]]:
         """Return the conditions that select the rows of this source in a table."""
@@ -94,13 +91,13 @@ def update(
 ) -> None:
     """Update the pyramid for points that were just written, given in order of step.
 
-    last: keep only buckets that end before this step.
+    last: store only buckets that end before this step.
     """
     first, until = int(points.step[0]), int(points.step[-1])
     there = read_buckets(connection, source, [_siblings(first, until, size) for size in SIZES])
     below = _completed(connection, source, points)
-    kept: Kept = lambda start, size: start + size <= (END if last is None else last)  # noqa: E731
-    start, size, packed = summed_up(below, there, source.series, kept)
+    is_stored: Selection = lambda start, size: start + size <= (END if last is None else last)  # noqa: E731
+    start, size, packed = summed_up(below, there, source.series, is_stored)
     columns: dict[str, bulk_writes.Column] = {
         "size": size,
         "bucket": start // size,
@@ -111,9 +108,9 @@ def update(
 
 
 def summed_up(
-    points: Points, there: Mapping[int, Summaries], series: tuple[Series, ...], kept: Kept
+    points: Points, there: Mapping[int, Summaries], series: tuple[Series, ...], is_stored: Selection
 ) -> tuple[Ints, Ints, list[bytes]]:
-    """Return start, size and packed summary of each kept bucket of all sizes above points.
+    """Return start, size and packed summary of each selected bucket of all sizes above points.
 
     there: by size, the stored buckets that may share a parent with these.
     """
@@ -123,7 +120,7 @@ def summed_up(
     packed: list[bytes] = []
     for size in SIZES:
         buckets = merge(parts, size)
-        buckets = buckets[kept(buckets.start, size)]
+        buckets = buckets[is_stored(buckets.start, size)]
         starts.append(buckets.start)
         sizes.append(np.full_like(buckets.start, size))
         bucket_bytes = pack(buckets, series, size)
@@ -150,7 +147,7 @@ def build(
 ) -> None:
     """Write the missing pyramid of a source's points from step `since` on.
 
-    last: keep only buckets that end before this step.
+    last: store only buckets that end before this step.
     """
     step = source.points.c.step
     next_step = select(func.min(step)).where(*source.of(source.points))
@@ -232,7 +229,7 @@ def read_buckets(
         stones = [row for row in rows if row[0] == size]
         start: Ints = np.array([bucket for _, bucket, _ in stones], dtype=np.int64) * size
         packed = [summary for *_, summary in stones]
-        summaries = unpack(start, packed, source.kept, size, source.series)
+        summaries = unpack(start, packed, source.stored, size, source.series)
         by_size[size] = in_order([summaries])
     return by_size
 

@@ -93,7 +93,7 @@ class Recording:
         self._last_line = telemetry.number_line(numbered, self._last_line)
         self.pending.log_lines.append(numbered)
 
-    def remark(self, text: str) -> None:
+    def append_log(self, text: str) -> None:
         """Add a line in the stream "halfstep" to the run's log."""
         self.log({"time": time.time(), "stream": "halfstep", "text": text})
 
@@ -194,8 +194,8 @@ class Recording:
     def _begin(self, session: Session) -> None:
         """Mark the attempt as started and delete the earlier steps that it replaces."""
         resumed = self.resumed or {"step": 0, "exact": self._attempt == 1, "notes": []}
-        step, anew = resumed["step"], None if self._attempt == 1 else "begins anew at step 1"
-        reason = in_words(resumed) if self.resumed else anew
+        step, restart = resumed["step"], None if self._attempt == 1 else "restarts at step 1"
+        reason = in_words(resumed) if self.resumed else restart
         queue.start(session, self._run_id, self._attempt, resumed_step=step, reason=reason)
         if not (resumed["exact"] and queue.is_repeatable(session, self._run_id, after=step)):
             # This attempt will not reproduce the later steps of an earlier attempt.

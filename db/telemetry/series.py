@@ -34,8 +34,6 @@ class Cursor:
     """Position in a run's changes that a client has received.
 
     `str` and `parse` convert it to and from a URL parameter.
-    files: the run's files_revision.  waiting: marker of the reason why a queued run waits.
-    rollbacks: the run's number of rollbacks.
     """
 
     attempt: int = 0
@@ -46,9 +44,9 @@ class Cursor:
     log: int = 0
     diagnosis: int = 0
     status: int = 0
-    files: int = 0
-    waiting: int = 0
-    rollbacks: int = 0
+    files: int = 0  # the run's files_revision
+    waiting: int = 0  # marker of the reason why a queued run waits
+    rollbacks: int = 0  # the run's number of rollbacks
 
     @property
     def _is_possible(self) -> bool:
@@ -73,12 +71,7 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes of a run between two cursors.
-
-    checkpoints, artifacts: those that changed; has_new_files: also true if any were only deleted.
-    goes_back: steps were taken back, so a client must reload its events.
-    is_over: no more changes will follow.
-    """
+    """Changes of a run between two cursors."""
 
     run: Run
     steps: dict[str, list[Any]]
@@ -87,11 +80,11 @@ class Changes:
     log_lines: list[LogLine]
     diagnoses: list[Diagnosis]
     statuses: list[RunStatus]
-    checkpoints: list[CheckpointFile]
-    artifacts: list[Artifact]
-    has_new_files: bool
-    goes_back: bool
-    is_over: bool
+    checkpoints: list[CheckpointFile]  # new or changed
+    artifacts: list[Artifact]  # new or changed
+    has_new_files: bool  # also true if any were only deleted
+    goes_back: bool  # steps were taken back, so a client must reload its events
+    is_over: bool  # no more changes will follow
     cursor: Cursor
 
 

@@ -17,21 +17,21 @@ Floats = NDArray[np.float64]
 
 
 class Series(NamedTuple):
-    """A column of numbers. kind: the smallest numpy type that holds each of them exactly."""
+    """A column of numbers."""
 
     name: str
-    kind: str
+    kind: str  # the smallest numpy type that holds each of them exactly
     mean: bool = False  # whether its mean is stored too
 
 
 @dataclass(frozen=True)
 class Points:
-    """Raw points in order of step. values: shape (n, series)."""
+    """Raw points in order of step."""
 
     step: Ints
     elapsed_ms: Ints
     flags: Ints
-    values: Floats
+    values: Floats  # shape (n, series)
 
     def __getitem__(self, which: Any) -> Self:
         return type(self)(*(getattr(self, field.name)[which] for field in fields(self)))

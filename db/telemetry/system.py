@@ -11,12 +11,9 @@ from db.tables import SystemSample
 
 @dataclass(frozen=True)
 class DeviceSamples:
-    """Samples of one device as columns in order of time.
+    """Samples of one device as columns in order of time; None: value not reported."""
 
-    device: -1 is the host.  None: the device does not report the value.
-    """
-
-    device: int
+    device: int  # -1 is the host
     elapsed_ms: list[int] = field(default_factory=list)
     utilization: list[float | None] = field(default_factory=list)
     memory_bytes: list[int | None] = field(default_factory=list)

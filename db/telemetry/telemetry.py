@@ -62,13 +62,14 @@ WORKLOAD = ("examples", "tokens", "flops", "peak_flops", "device")
 
 #: The first and the latest lines of a run's log that the database keeps.
 FIRST_LINES, MOST_LINES = 1_000, 50_000
-LINES_A_LOOK = 5_000  # lines between two checks for excess lines
+LINES_PER_CHECK = 5_000  # lines between two checks for excess lines
 
 
 @dataclass
 class Flush:
-    """Rows of one transaction. steps: structured arrays with the fields STEP_COLUMNS."""
+    """Rows of one transaction."""
 
+    # Structured arrays with the fields STEP_COLUMNS.
     steps: list[np.ndarray[Any, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     log_lines: list[dict[str, Any]] = field(default_factory=list)
@@ -135,7 +136,7 @@ def _record_lines(connection: Connection, run_id: int, lines: list[dict[str, Any
     columns = ("number", "attempt", "time", "stream", "text")
     rows = [{"run_id": run_id, **{name: line[name] for name in columns}} for line in lines]
     _upsert(connection, LogLine, rows)
-    if not rows or rows[0]["number"] // LINES_A_LOOK == rows[-1]["number"] // LINES_A_LOOK:
+    if not rows or rows[0]["number"] // LINES_PER_CHECK == rows[-1]["number"] // LINES_PER_CHECK:
         return
     of_run = select(LogLine.number).where(LogLine.run_id == run_id)
     oldest = of_run.order_by(LogLine.number.desc()).offset(MOST_LINES).limit(1)

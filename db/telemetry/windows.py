@@ -62,13 +62,13 @@ class Ticks:
 class Line:
     """Drawn points of a series. NaN is None; infinities are "Infinity", "-Infinity".
 
-    In a bucketed window every point is still a real step; nonfinite values are in `nonfinite`
-    only. mean_x, mean_y: the mean of each bucket at its middle, if the series stores means.
+    In a bucketed window every point is still a real step; nonfinite values are in `nonfinite` only.
     """
 
     x: list[int]
     y: list[Any]
     nonfinite: Ticks
+    # Middle and mean of each bucket, if the series stores means.
     mean_x: list[int] = field(default_factory=list)
     mean_y: list[Any] = field(default_factory=list)
 
@@ -77,16 +77,15 @@ class Line:
 class Window:
     """The steps from first to last as drawn lines.
 
-    points: number of points of the longest line.  total: number of steps.
-    bucket: number of steps that share a minimum and a maximum; 1 means raw steps. elapsed_ms is
-    sampled if bucketed. The scale is drawn as a step function: each point holds until the next.
+    elapsed_ms is sampled if bucketed. The scale is a step function: each point holds until the
+    next.
     """
 
     first: int
     last: int
-    total: int
-    points: int
-    bucket: int
+    total: int  # number of steps
+    points: int  # number of points of the longest line
+    bucket: int  # number of steps that share a minimum and a maximum; 1 means raw steps
     series: dict[str, Line]
     elapsed_ms: Line
     skips: Ticks

@@ -19,16 +19,16 @@ class AlertCalls:
         value: float | None = None,
         run_id: int | None = None,
         project: str = "",
-        everybody: bool = False,
+        all_runs: bool = False,
         metric: str = "",
         channels: Sequence[int] | None = None,
     ) -> dict[str, Any]:
         """Add an alert rule for a run, a project, or all your runs.
 
-        condition: ended, collapsing, loss_above, …; see docs/how-to/alerts.md.  everybody: all runs
+        condition: ended, collapsing, loss_above, …; see docs/how-to/alerts.md.  all_runs: all runs
         that you can view.  channels: ids of your channels; None: all that are enabled.
         """
-        scope = "all" if everybody else "mine"
+        scope = "all" if all_runs else "mine"
         scope = "run" if run_id is not None else "project" if project else scope
         rule = {"condition": condition, "scope": scope, "value": value, "metric": metric}
         ids = None if channels is None else list(channels)

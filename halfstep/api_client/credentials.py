@@ -11,14 +11,11 @@ from urllib.parse import urlsplit
 
 
 class Credentials(NamedTuple):
-    """URL and token of a server. The URL has no trailing slash.
-
-    origin: source of the token, a file or a variable, for messages; "" for an argument.
-    """
+    """URL and token of a server. The URL has no trailing slash."""
 
     url: str
     token: str
-    origin: str = ""
+    origin: str = ""  # source of the token, a file or a variable, for messages; "" for an argument
 
 
 class Unreadable(ValueError):
@@ -91,7 +88,7 @@ def read() -> Credentials | None:
     except OSError as error:
         raise Unreadable(f"{place()} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"{place()} is damaged; `halfstep login` writes it anew") from error
+        raise Unreadable(f"{place()} is damaged; `halfstep login` writes it again") from error
 
 
 def place() -> Path:

@@ -5,10 +5,10 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """The server refused, or does not answer; the message says why.
+    """A request was rejected or got no response; the message is the reason.
 
-    status: of the answer, 0 where there was none.  errors: a sentence a field, if fields are wrong.
-    problem: all that the answer said.  code: the reason, for programs.
+    status: HTTP status, 0 without a response.  errors: a message for each invalid field.
+    problem: the response's problem details (RFC 9457).  code: the reason, for programs.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def naming(origin: str) -> dict[str, list[Callable[[httpx2.Response], None]]]:
     def add_origin(answer: httpx2.Response) -> None:
         if answer.status_code == 401 and origin:
             answer.read()
-            error = refusal(answer)
+            error = error_of(answer)
             text = f"{error} The token is that of {origin}."
             raise ApiError(401, text, error.errors, error.problem)
 
@@ -76,14 +76,14 @@ def spoken() -> Iterator[None]:
 def content(answer: httpx2.Response) -> Any:
     """Return the decoded body. Raises ApiError for an error status or a body that is not JSON."""
     if answer.is_error:
-        raise refusal(answer)
+        raise error_of(answer)
     try:
         return answer.json()
     except ValueError as error:
         raise ApiError(0, f"{answer.url} answers what is no JSON: no server of ours?") from error
 
 
-def refusal(answer: httpx2.Response) -> ApiError:
+def error_of(answer: httpx2.Response) -> ApiError:
     """Return the ApiError for an error response."""
     try:
         body = answer.json()

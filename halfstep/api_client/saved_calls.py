@@ -7,7 +7,7 @@ from halfstep.api_client.errors import ApiError
 from halfstep.session.nesting import merged
 
 
-class ShelfCalls:
+class SavedCalls:
     """The part of `halfstep.Client` for presets, notes, views and retention rules."""
 
     _get: Callable[..., Any]
@@ -94,7 +94,7 @@ class ShelfCalls:
         checkpoint_days: float | None = None,
         log_days: float | None = None,
     ) -> dict[str, Any]:
-        """Return what a rule would delete now.
+        """Return a preview of the deletions by a rule.
 
         project: of the runs; None: all projects without a rule of their own.
         """

@@ -96,12 +96,12 @@ class PassThrough(Command):
         self._run = run
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep all arguments as they are."""
+        """Keep all arguments unparsed."""
         ctx.args = list(args)
         return []
 
     def invoke(self, ctx: Any) -> Any:
-        """Call it; its errors are its own."""
+        """Call the callable, which handles its own errors."""
         self._run(ctx.args)
 
 
@@ -141,7 +141,7 @@ def single(cls: type[Command] = Command) -> Callable[[Callable[..., None]], App]
 
 
 def message_of(error: typer.TyperException) -> str:
-    """Return the sentence of an error in what was typed: `--limit: 'x' is not a whole number`."""
+    """Return the message of a usage error: `--limit: 'x' is not a whole number`."""
     parameter = getattr(error, "param", None)
     is_missing = type(error).__name__ == "MissingParameter"
     if isinstance(error, typer.BadParameter) and not is_missing:
@@ -199,13 +199,13 @@ def _without_pydantic(parameters: list[Any]) -> list[Any]:
 
 
 class _Converter:
-    """Stands where typer's RuntimeParam does."""
+    """Replacement for typer's RuntimeParam."""
 
     def __init__(self, kind: Any, least: float | None, most: float | None) -> None:
         self._kind, self._least, self._most = kind, least, most
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Convert what was typed, or a default, which has its type already."""
+        """Convert the argument, or pass on a default, which already has its type."""
         is_many = param.multiple or param.nargs == -1
         if value is None:
             return () if is_many else None

@@ -17,22 +17,22 @@ PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 
 
 def words(line: str) -> list[str]:
-    """Return its arguments, with their placeholders. Raises ValueError, saying what is wrong."""
+    """Split a command line into arguments, with their placeholders. Raises ValueError."""
     try:
-        found = shlex.split(line)
+        arguments = shlex.split(line)
     except ValueError as error:
         raise ValueError(f"it cannot be split into arguments: {error}".lower()) from error
-    if not found or not found[0]:
+    if not arguments or not arguments[0]:
         raise ValueError("it is empty; allowed: a program and its arguments")
-    if PLACEHOLDER.search(found[0]):
-        raise ValueError(f"its program is {found[0]}; allowed: one without a placeholder")
-    return found
+    if PLACEHOLDER.search(arguments[0]):
+        raise ValueError(f"its program is {arguments[0]}; allowed: one without a placeholder")
+    return arguments
 
 
 def placeholders(line: str) -> list[str]:
     """Return the names of its placeholders, each once, in their order. Raises ValueError."""
-    found = (match[2] for word in words(line) for match in PLACEHOLDER.finditer(word))
-    return list(dict.fromkeys(filter(None, found)))
+    names = (match[2] for word in words(line) for match in PLACEHOLDER.finditer(word))
+    return list(dict.fromkeys(filter(None, names)))
 
 
 def filled(line: str, values: Mapping[str, Value]) -> list[str]:
@@ -51,9 +51,9 @@ def in_words(value: Value) -> str:
 
 def ranks_fault(line: str) -> str | None:
     """Say why torchrun cannot start this once a device, or None if it can."""
-    found = words(line)
-    if PYTHON.fullmatch(found[0]) and len(found) > 1:
-        is_module = found[1] == "-m" and len(found) > 2
-        if is_module or not found[1].startswith("-"):
+    arguments = words(line)
+    if PYTHON.fullmatch(arguments[0]) and len(arguments) > 1:
+        is_module = arguments[1] == "-m" and len(arguments) > 2
+        if is_module or not arguments[1].startswith("-"):
             return None
     return "on several devices, where torchrun starts it; allowed: python SCRIPT … or python -m …"

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 def connect() -> "Client":
     """Return a client of the server of the environment or of `halfstep login`.
 
-    Its module, with HTTP, is loaded only now: --help and what is typed wrongly do without.
+    Imports the HTTP client only now: --help and usage errors do not need it.
     """
     from halfstep.client import Client
 

@@ -70,13 +70,13 @@ def progress(run: dict[str, Any]) -> str:
 
 
 def state(run: dict[str, Any]) -> str:
-    """Return the state of a run by the words of the filter: its ending if it has one."""
-    return str(run.get("ending") or run["status"])
+    """Return the state of a run by the words of the filter: its outcome if it has one."""
+    return str(run.get("outcome") or run["status"])
 
 
 def health(run: dict[str, Any]) -> str:
     """Return the loss-scale health of a run."""
-    return str(run["verdict"]["word"]) if run.get("verdict") else MISSING
+    return str(run["health"]["word"]) if run.get("health") else MISSING
 
 
 def reason(run: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ def run_line(run: dict[str, Any]) -> str:
     parts += [f"loss {number(run['loss'])}"] if run["loss"] is not None else []
     parts += [f"scale {scale(run['scale'])}"] if run["scale"] is not None else []
     parts += [f"skipped {run['skipped']:,}"]
-    parts += [health(run)] if run.get("verdict") else []
+    parts += [health(run)] if run.get("health") else []
     left = run.get("seconds_left")
     parts += [f"ETA {duration(left)}"] if left is not None else []
     why = reason(run)

@@ -18,7 +18,7 @@ LEARNED_NOTHING = 5
 
 def follow_run(client: "Client", run_id: int, *, as_json: bool) -> int:
     """Show the status of a run until it ends; return the exit code."""
-    states = client.follow(run_id, told=warn)
+    states = client.follow(run_id, on_outage=warn)
     if as_json:
         return exit_code(_printed(states, lambda run: print_json([run])))
     if not sys.stdout.isatty():
@@ -44,7 +44,7 @@ def wait_for_run(client: "Client", run_id: int, *, as_json: bool) -> int:
     """Wait for the end of a run and print it; return the exit code."""
     if not as_json and sys.stdout.isatty():
         return follow_run(client, run_id, as_json=False)
-    run = client.wait(run_id, told=warn)
+    run = client.wait(run_id, on_outage=warn)
     print_result(run, formats.run_line(run), as_json=as_json)
     return exit_code(run)
 
@@ -60,7 +60,7 @@ def _printed(
 
 def exit_code(run: dict[str, Any]) -> int:
     """Return the exit code for the outcome of a run."""
-    is_lost = run.get("ending") in ("diverged", "unapplied")
+    is_lost = run.get("outcome") in ("diverged", "no_updates")
     return LEARNED_NOTHING if is_lost else EXIT_CODES[run["status"]]
 
 

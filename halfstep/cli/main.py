@@ -91,7 +91,7 @@ def command(name: str) -> Any:
 
 
 def _reject(error: typer.TyperException, *, as_json: bool) -> NoReturn:
-    """Report what was typed wrongly, and exit."""
+    """Report a usage error, and exit."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command
         sys.stderr.write(error.format_message().lstrip())  # typer has printed it

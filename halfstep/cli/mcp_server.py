@@ -1,8 +1,7 @@
-"""`halfstep mcp`: a server's runs as tools of the Model Context Protocol, over stdio.
+"""`halfstep mcp`: a Model Context Protocol server for runs, over stdio.
 
-With the official SDK (the extra `mcp`). Read-only, unless it is started with --allow-writes; what a
-token may not do, the server refuses in any case. Answers are bounded: they go into a model's
-context.
+Uses the official SDK (the extra `mcp`). Read-only unless started with --allow-writes; the token's
+permissions apply in any case. Results are bounded, because they fill a model's context.
 """
 
 import math
@@ -44,7 +43,7 @@ SUMMARY = [
     "skipped",
     "loss",
     "scale",
-    "verdict",
+    "health",
     "steps_per_second",
     "examples_per_second",
     "seconds",
@@ -77,7 +76,7 @@ def server_of(client: Client, *, allow_writes: bool = False) -> "MCPServer[Any]"
 
 
 def _reading(client: Client) -> list[Callable[..., Any]]:
-    @_told
+    @_with_tool_errors
     def list_runs(
         filter: Annotated[  # noqa: A002 - as the API calls it
             str,
@@ -92,32 +91,32 @@ def _reading(client: Client) -> list[Callable[..., Any]]:
         limit: Annotated[int, Field(ge=1, le=MOST_RUNS)] = 20,
     ) -> dict[str, Any]:
         """List runs, newest first."""
-        found = client.runs(filter, sort=sort, limit=limit)
-        return {"runs": [_summary(run) for run in found]}
+        rows = client.runs(filter, sort=sort, limit=limit)
+        return {"runs": [_summary(run) for run in rows]}
 
-    @_told
+    @_with_tool_errors
     def show_run(run_id: RunId) -> dict[str, Any]:
-        """Show a run: where it is, its configuration, and its latest changes of status."""
+        """Show a run: its progress, configuration and latest status changes."""
         run = client.run(run_id)
         return run | {"statuses": run["statuses"][-STATUSES:]}
 
-    @_told
+    @_with_tool_errors
     def findings(run_id: RunId) -> dict[str, Any]:
-        """Say what is wrong with a run and what to do, the gravest first; empty: nothing is."""
+        """Return problems of a run and fixes, most severe first; empty if there are none."""
         return {"findings": client.findings(run_id)}
 
-    @_told
+    @_with_tool_errors
     def series(
         run_id: RunId,
         names: Annotated[
             list[str] | None,
-            Field(description="Of series or metrics; if left out, all and 100 metrics"),
+            Field(description="Names of series or metrics; default: all series and 100 metrics"),
         ] = None,
         first: Annotated[int, Field(ge=1)] = 1,
         last: Annotated[int | None, Field(ge=1)] = None,
         points: Annotated[int, Field(ge=FEWEST_POINTS, le=MOST_POINTS)] = 64,
     ) -> dict[str, Any]:
-        """Return a run's loss, scale, grad_norm, lr and metrics, thinned out with every extreme."""
+        """Return a run's loss, scale, grad_norm, lr and metrics, downsampled with all extremes."""
         named = [name for name in names or [] if len(name) <= LONGEST_NAME][:MOST_NAMED]
         page = client.chart(run_id, first=first, last=last, points=points, metrics=named)
         lines = {**page["metrics"], **page["series"]}
@@ -135,70 +134,68 @@ def _reading(client: Client) -> list[Callable[..., Any]]:
             },
         }
 
-    @_told
+    @_with_tool_errors
     def log(
         run_id: RunId, lines: Annotated[int, Field(ge=1, le=MOST_LINES)] = 100
     ) -> dict[str, Any]:
         """Return the latest lines of a run's log."""
         return {"lines": client.log(run_id, last=lines)}
 
-    @_told
+    @_with_tool_errors
     def compare(
         run_ids: Annotated[list[RunId], Field(min_length=2, max_length=MOST_COMPARED)],
     ) -> dict[str, Any]:
-        """Lay runs side by side: how each went, and the settings in which they differ."""
-        laid_out = client.compare(run_ids)
+        """Compare runs: the summary of each, and the settings in which they differ."""
+        comparison = client.compare(run_ids)
         return {
-            "runs": [_summary(each["run"]) for each in laid_out["runs"]],
-            "differences": laid_out["differences"],
-            "missing": laid_out["missing"],
+            "runs": [_summary(row["run"]) for row in comparison["runs"]],
+            "differences": comparison["differences"],
+            "missing": comparison["missing"],
         }
 
-    @_told
+    @_with_tool_errors
     def recipes() -> dict[str, Any]:
-        """Return what can be trained, each with the JSON Schema of its configuration."""
+        """Return the recipes, each with the JSON Schema of its configuration."""
         return {"recipes": client.recipes()}
 
     return [list_runs, show_run, findings, series, log, compare, recipes]
 
 
 def _writing(client: Client) -> list[Callable[..., Any]]:
-    @_told
+    @_with_tool_errors
     def submit(
         recipe: str,
         config: dict[str, Any] | None = None,
         name: str = "",
         tags: list[str] | None = None,
     ) -> dict[str, Any]:
-        """Queue a run. What the configuration leaves out has the recipe's default."""
+        """Queue a run. Missing configuration fields get the recipe's defaults."""
         return _summary(client.submit(recipe, config, name=name, tags=tags or ()))
 
-    @_told
+    @_with_tool_errors
     def fork(
         run_id: RunId,
-        config: Annotated[
-            dict[str, Any] | None, Field(description="What is to be otherwise")
-        ] = None,
-        step: Annotated[int | None, Field(description="Of the checkpoint; the newest")] = None,
+        config: Annotated[dict[str, Any] | None, Field(description="Settings to change")] = None,
+        step: Annotated[int | None, Field(description="Checkpoint's step; default: newest")] = None,
         name: str = "",
     ) -> dict[str, Any]:
-        """Queue a run that starts from another's checkpoint, configured as that was."""
+        """Queue a run that starts from a checkpoint of another run, with its configuration."""
         return _summary(client.fork(run_id, config, step=step, name=name))
 
     return [submit, fork]
 
 
-def _told(tool: Callable[P, R]) -> Callable[P, R]:
-    """Let a refusal reach whoever asked as what it is: a sentence."""
+def _with_tool_errors(tool: Callable[P, R]) -> Callable[P, R]:
+    """Return the tool with API errors converted to tool errors."""
 
     @wraps(tool)
-    def telling(*arguments: P.args, **named: P.kwargs) -> R:
+    def wrapped(*arguments: P.args, **named: P.kwargs) -> R:
         try:
             return tool(*arguments, **named)
         except ApiError as error:
             raise ToolError(str(error)) from error
 
-    return telling
+    return wrapped
 
 
 def _summary(run: dict[str, Any]) -> dict[str, Any]:

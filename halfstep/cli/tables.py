@@ -22,7 +22,7 @@ STYLES = {
     "running": "green",
     "failed": "red",
     "diverged": "red",
-    "unapplied": "red",
+    "no_updates": "red",
     "unreachable": "yellow",
 }
 RUN_COLUMNS = ("Run", "Name", "Status", "Step", "Loss", "Scale", "Skipped", "Health", "ETA")
@@ -34,7 +34,7 @@ OPTIONAL = ("", "Reason", "Owner", "Steps/s", "Skipped", "Loss", "Scale")
 
 
 def console() -> Console:
-    """Return a console for stdout as it is now."""
+    """Return a console for the current stdout."""
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(width=UNLIMITED_WIDTH, highlight=False, force_terminal=False, color_system=None)

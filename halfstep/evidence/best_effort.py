@@ -10,7 +10,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Careful:
+class BestEffort:
     """Calls measurements; one that raises is disabled without affecting the others."""
 
     def __init__(

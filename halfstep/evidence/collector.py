@@ -1,6 +1,6 @@
 """Collects evidence in one watched loop from its calls, rows and armed steps.
 
-Every method is called through `Careful`, so an error disables only one kind of evidence. This
+Every method is called through `BestEffort`, so an error disables only one kind of evidence. This
 module imports torch.
 """
 
@@ -24,7 +24,7 @@ from halfstep.telemetry.spool import SKIPPED, Event, Steps, optimizer_skipped
 
 NAMES = 50  # maximum per event
 PASSES_WITHOUT_STEP = 20
-INPUT_LOOKS = 3  # searches of the loop's variables, each a pass over its batch
+MAX_INPUT_SEARCHES = 3  # searches of the loop's variables, each a pass over its batch
 STEPS_WITHOUT_GRADIENT, STEPS_OF_A_PARAMETER = 10, 100
 SKIPS_BEFORE_UNCLEARED = 2  # in a row
 SMALLEST_HALF = 2.0**-24  # fp16's; a smaller eps is 0 in it
@@ -48,7 +48,7 @@ class Collector:
         self._modules: tuple[nn.Module, ...] = ()
         self._precisions: set[str] = set()
         self._reported: set[str] = set()
-        self._input_looks = 0
+        self._input_searches = 0
         self.inputs: tuple[int, list[tuple[str, int, int]]] | None = None  # not reported yet
         self._has_read_buffers = False
         self._by_design: set[str] = set()
@@ -319,10 +319,10 @@ class Collector:
 
     def _record_inputs(self, step: int) -> None:
         """Record the loop's nonfinite inputs, until a finite loss shows which are intended."""
-        if self._input_looks == INPUT_LOOKS:
+        if self._input_searches == MAX_INPUT_SEARCHES:
             self._report_inputs()
             return
-        self._input_looks += 1
+        self._input_searches += 1
         if self.inputs is None and (inputs := nonfinite_inputs()):
             self.inputs = step, inputs
 
@@ -341,7 +341,7 @@ class Collector:
             return
         step, inputs = self.inputs
         self.inputs = None
-        self._input_looks = INPUT_LOOKS
+        self._input_searches = MAX_INPUT_SEARCHES
         listed = [{"name": n[:200], "inf": inf, "nan": nan} for n, inf, nan in inputs[:NAMES]]
         self._on_event({"event": "bad_inputs", "step": step, "inputs": listed})
 

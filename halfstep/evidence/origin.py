@@ -100,9 +100,9 @@ class Origin:
         """Arm the step that begins, if armed steps are left."""
         if self.left and not self.is_armed:
             self.left -= 1
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Arm the step that begins."""
         self.is_armed = True
         self._spans, self._open, self._forward, self._backward = [], [], [], []

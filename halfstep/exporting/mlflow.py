@@ -55,7 +55,7 @@ def write(run: dict[str, Any], points: Iterable[Point], folder: Path) -> Path:
 
 
 class _Files:
-    """Metric files, of which at most OPEN_FILES are open."""
+    """Metric files, at most OPEN_FILES of them open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -13,11 +13,11 @@ SKIPPED = 1  # bit of a step's flags
 
 
 class Point(NamedTuple):
-    """A logged number. time: seconds since 1970."""
+    """A logged number."""
 
     name: str
     step: int
-    time: float
+    time: float  # seconds since 1970
     value: float
 
 

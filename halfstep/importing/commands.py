@@ -17,7 +17,7 @@ from halfstep.cli.application import single
 from halfstep.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from halfstep.importing.source import Damaged, Found
+    from halfstep.importing.source import Damaged, SourceRun
 
 #: What can be read, and the extra whose packages that takes.
 SOURCES = {"tensorboard": "tensorboard", "wandb": "", "mlflow": "mlflow", "neptune": "neptune"}
@@ -62,11 +62,11 @@ def app(
         progress.wipe()
         print(f"halfstep: {text}", file=sys.stderr)
 
-    found = 0
+    count = 0
     with progress:
         for each in _runs(source)(path):
-            found += 1
-            progress(found)
+            count += 1
+            progress(count)
             if isinstance(each, Damaged):
                 complain(str(each))
                 continue
@@ -97,21 +97,21 @@ def app(
                 counted = f"{written.steps:,} steps, {written.numbers:,} numbers"
                 counted += f", {written.media:,} media" if written.media else ""
                 print(f"{page or written.folder}: {counted}{was}{_left_out(each)}", flush=True)
-    if not found:
+    if not count:
         complain(f"there is nothing of {source}'s in {path}")
     raise typer.Exit(1 if failures else 0)
 
 
-def _runs(source: str) -> "Callable[[Path], Iterator[Found | Damaged]]":
+def _runs(source: str) -> "Callable[[Path], Iterator[SourceRun | Damaged]]":
     try:
         module = importlib.import_module(f"halfstep.importing.{source}")
     except ModuleNotFoundError as error:
         sys.exit(f"halfstep: it takes {error.name}: pip install 'halfstep[{SOURCES[source]}]'")
-    read: Callable[[Path], Iterator[Found | Damaged]] = module.runs
+    read: Callable[[Path], Iterator[SourceRun | Damaged]] = module.runs
     return read
 
 
-def _left_out(found: "Found") -> str:
-    counted: Counter[str] = found.left_out
+def _left_out(run: "SourceRun") -> str:
+    counted: Counter[str] = run.left_out
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(counted.items()))
     return f"; left out: {kinds}" if kinds else ""

@@ -19,7 +19,7 @@ import numpy as np
 
 from halfstep.importing import media
 from halfstep.importing.columns import columns_of
-from halfstep.importing.source import Damaged, Found, Media, Point
+from halfstep.importing.source import Damaged, Media, Point, SourceRun
 from halfstep.session.config_values import as_config
 from halfstep.session.logged_values import MOST_BYTES
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -41,17 +41,17 @@ MOST_COMPLAINTS = 5
 
 
 class Written(NamedTuple):
-    """Result of an import. folder: of the run.  is_new: False if it was already imported."""
+    """Result of an import."""
 
-    folder: Path
-    is_new: bool
+    folder: Path  # of the run
+    is_new: bool  # False if it was already imported
     steps: int
     numbers: int
     media: int
 
 
 def write_run(
-    run: Found, folder: Path, say: Callable[[str], None], *, project: str | None = None
+    run: SourceRun, folder: Path, say: Callable[[str], None], *, project: str | None = None
 ) -> Written:
     """Write a run's folder unless it is already imported; new data becomes the next attempt.
 
@@ -88,9 +88,11 @@ def write_run(
 class _Writing:
     """Two passes over a source: the first collects the columns, the second writes the rest."""
 
-    def __init__(self, run: Found, place: Path, attempt: int, say: Callable[[str], None]) -> None:
-        self.files = AttemptFiles(place, attempt)
-        self._found, self._say = run, say
+    def __init__(
+        self, run: SourceRun, folder: Path, attempt: int, say: Callable[[str], None]
+    ) -> None:
+        self.files = AttemptFiles(folder, attempt)
+        self._run, self._say = run, say
         self._complaints: set[str] = set()
         self._lines: dict[str, _Line] = {}
         self._shift = 0
@@ -117,7 +119,7 @@ class _Writing:
                 spool.steps(rows[first : first + ROWS])
             numbers = self._second_pass(spool, column_of, set(rows["step"].tolist()))
         last = int(rows["step"][-1]) if len(rows) else 0
-        write_outcome(self.files, self._found.status, last)
+        write_outcome(self.files, self._run.status, last)
         return len(rows), numbers, len(self._media)
 
     def _first_pass(self) -> dict[str, str]:
@@ -144,7 +146,7 @@ class _Writing:
         if "loss" in self._lines:
             first = min(self._lines["loss"].steps)
         self._shift = 1 if first == 0 else 0
-        known = [moment for moment in (self._found.started, earliest) if moment is not None]
+        known = [moment for moment in (self._run.started, earliest) if moment is not None]
         self.started = min(known, default=0.0)
         return column_of if "loss" in self._lines else {}
 
@@ -212,10 +214,10 @@ class _Writing:
         suffix = logged.suffix or media.suffix_of(logged.content)
         if suffix is None or len(logged.content) > MOST_BYTES:
             kind = f"{suffix} over 32 MiB" if logged.suffix else "file that is no PNG, JPEG or WAV"
-            self._found.left_out[kind if logged.suffix else f"{kind} up to 32 MiB"] += 1
+            self._run.left_out[kind if logged.suffix else f"{kind} up to 32 MiB"] += 1
             return
         if len(self._media) == media.MOST:
-            self._found.left_out[f"{suffix} beyond the first {media.MOST:,} files"] += 1
+            self._run.left_out[f"{suffix} beyond the first {media.MOST:,} files"] += 1
             return
         path = self._unused_path(f"artifacts/step-{step:08}/{slug(logged.name)[:80]}", suffix)
         place = self.files.folder / path
@@ -242,15 +244,15 @@ class _Writing:
     def _points(self, *, complains: bool = False) -> Any:
         """Yield all readable points; damage ends them, and is reported if `complains`."""
         try:
-            yield from self._found.points()
+            yield from self._run.points()
         except (Damaged, ValueError, ArithmeticError, OSError) as error:
             if complains:
-                self._say(f"{self._found.name}: {error}; all before it is imported")
+                self._say(f"{self._run.name}: {error}; all before it is imported")
 
     def _complain(self, text: str) -> None:
         if text not in self._complaints and len(self._complaints) < MOST_COMPLAINTS:
             self._complaints.add(text)
-            self._say(f"{self._found.name}: {text}")
+            self._say(f"{self._run.name}: {text}")
 
 
 class _Line:
@@ -291,7 +293,7 @@ def _is_ours(place: Path) -> bool:
     return place.is_dir() and {each.name for each in place.iterdir()} <= {"spool", "artifacts"}
 
 
-def _attempt(number: int, run: Found, started: float) -> dict[str, Any]:
+def _attempt(number: int, run: SourceRun, started: float) -> dict[str, Any]:
     return {
         "attempt": number,
         "started": _moment(started),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from halfstep.importing.media import read
-from halfstep.importing.source import Damaged, Found, Media, Point, literal, nested
+from halfstep.importing.source import Damaged, Media, Point, SourceRun, literal, nested
 
 STATUSES = {"FAILED": "failed", "KILLED": "terminated"}
 NUMBERED = {4: "FAILED", 5: "KILLED"}  # numbers in meta.yaml
@@ -30,7 +30,7 @@ LOGGED = re.compile(
 THUMBNAIL = "compressed.webp"
 
 
-def runs(path: Path) -> Iterator[Found | Damaged]:
+def runs(path: Path) -> Iterator[SourceRun | Damaged]:
     """Yield the runs of a database, or of a folder with one, or of `mlruns` or its parent."""
     if path.is_file():
         yield from _of_database(path)
@@ -43,7 +43,7 @@ def runs(path: Path) -> Iterator[Found | Damaged]:
 # ---- The database ------------------------------------------------------------------------------
 
 
-def _of_database(path: Path) -> Iterator[Found | Damaged]:
+def _of_database(path: Path) -> Iterator[SourceRun | Damaged]:
     query = (
         "SELECT run_uuid, r.name, e.name, status, start_time, end_time, r.artifact_uri FROM runs r"
         " JOIN experiments e ON e.experiment_id = r.experiment_id"
@@ -60,7 +60,7 @@ def _of_database(path: Path) -> Iterator[Found | Damaged]:
         params, tags, counted = described_as
         files = _artifacts(path.parent, uri, run_id)
         left_out: Counter[str] = Counter()
-        yield Found(
+        yield SourceRun(
             identity=f"mlflow:{run_id}",
             fingerprint=f"{status} {end} {counted} {len(files)}",
             name=name or run_id,
@@ -128,7 +128,7 @@ class _Meta(NamedTuple):
     is_active: bool
 
 
-def _of_folder(path: Path) -> Iterator[Found | Damaged]:
+def _of_folder(path: Path) -> Iterator[SourceRun | Damaged]:
     for meta in sorted(path.glob("*/*/meta.yaml")):
         folder = meta.parent
         if folder.parent.name == ".trash":
@@ -143,13 +143,13 @@ def _of_folder(path: Path) -> Iterator[Found | Damaged]:
             yield _of_run(folder, run_meta, experiment)
 
 
-def _of_run(folder: Path, run_meta: _Meta, experiment: str | None) -> Found:
+def _of_run(folder: Path, run_meta: _Meta, experiment: str | None) -> SourceRun:
     files, artifacts = _files(folder / "metrics"), [*_files(folder / "artifacts").values()]
     left_out: Counter[str] = Counter()
     tags = {name: path.read_text() for name, path in _files(folder / "tags").items()}
     params = {name: path.read_text() for name, path in _files(folder / "params").items()}
     sizes = " ".join(f"{name}:{path.stat().st_size}" for name, path in files.items())
-    return Found(
+    return SourceRun(
         identity=f"mlflow:{run_meta.run_id}",
         fingerprint=f"{run_meta.status} {sizes} {len(artifacts)}",
         name=run_meta.name or tags.get("mlflow.runName") or run_meta.run_id,

@@ -23,7 +23,7 @@ import pyarrow
 from pyarrow import parquet
 
 from halfstep.importing.media import MOST, histogram_of, inside, named_suffix_of, read
-from halfstep.importing.source import Damaged, Found, Media, Point, nested
+from halfstep.importing.source import Damaged, Media, Point, SourceRun, nested
 
 ROWS = 20_000
 PART = re.compile(r"(?P<run>.*?)_part_(?P<number>\d+)")
@@ -43,7 +43,7 @@ FILE_SET = "file_set"
 FILES = ("file", "file_series", "artifact", FILE_SET)
 
 
-def runs(path: Path) -> Iterator[Found | Damaged]:
+def runs(path: Path) -> Iterator[SourceRun | Damaged]:
     """Yield the runs at or below a folder, or that of one file."""
     parts: dict[tuple[Path, str], list[tuple[int, Path]]] = {}
     for file in [path] if path.is_file() else sorted(path.rglob("*.parquet")):
@@ -53,12 +53,12 @@ def runs(path: Path) -> Iterator[Found | Damaged]:
     for own in parts.values():
         files = [file for _, file in sorted(own)]
         try:
-            yield _found(files)
+            yield _source_run(files)
         except Damaged as error:
             yield error
 
 
-def _found(files: list[Path]) -> Found:
+def _source_run(files: list[Path]) -> SourceRun:
     values: dict[str, Any] = {}
     named: dict[str, Any] = {}
     columns = ["project_id", "run_id", "attribute_path", "attribute_type", *VALUES.values()]
@@ -72,7 +72,7 @@ def _found(files: list[Path]) -> Found:
         raise Damaged(f"{files[0]} has no run")
     name = values.get("sys/name") or run_id
     left_out: Counter[str] = Counter()
-    return Found(
+    return SourceRun(
         identity=f"neptune:{project}/{run_id}",
         fingerprint=" ".join(f"{file.name}:{file.stat().st_size}" for file in files),
         name=str(name),

@@ -8,24 +8,22 @@ from typing import Any, NamedTuple
 
 
 class Point(NamedTuple):
-    """A logged number. time: seconds since 1970, None if unknown."""
+    """A logged number."""
 
     name: str
     step: int
-    time: float | None
+    time: float | None  # seconds since 1970, None if unknown
     value: float
 
 
 class Media(NamedTuple):
-    """A logged file.
-
-    suffix: if the source knows the format; None: detect an image or audio by content.
-    """
+    """A logged file."""
 
     name: str
     step: int
     time: float | None
     content: bytes
+    # If the source knows the format; None: detect an image or audio by content.
     suffix: str | None = None
 
 
@@ -34,24 +32,21 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A run of a source.
+class SourceRun:
+    """A run of a source."""
 
-    identity: stable id within the source.  fingerprint: changes when the run has more data.
-    status: finished, failed or terminated.  points: starts another pass; raises Damaged where it
-    cannot continue.  left_out: kinds of unsupported values, counted by a pass.
-    """
-
-    identity: str
-    fingerprint: str
+    identity: str  # stable id within the source
+    fingerprint: str  # changes when the run has more data
     name: str
+    # Starts another pass; raises Damaged where it cannot continue.
     points: Callable[[], Iterator[Point | Media]]
     project: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     started: float | None = None
     host: str = ""
-    status: str = "finished"
+    status: str = "finished"  # finished, failed or terminated
+    # Kinds of unsupported values, counted by a pass.
     left_out: "Counter[str]" = field(default_factory=Counter)
 
 

@@ -14,28 +14,28 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.util import tensor_util
 
-from halfstep.importing.source import Damaged, Found, Media, Point
+from halfstep.importing.source import Damaged, Media, Point, SourceRun
 
 PATTERN = "*tfevents*"
 HPARAMS = "_hparams_/session_start_info"
 SEARCHED = 100  # first events of a file, searched for hyperparameters
 
 
-def runs(path: Path) -> Iterator[Found | Damaged]:
+def runs(path: Path) -> Iterator[SourceRun | Damaged]:
     """Yield the runs at or below a folder, or that of one event file."""
     files = [path] if path.is_file() else sorted(path.rglob(PATTERN))
     by_folder: dict[Path, list[Path]] = {}
     for file in files:
         by_folder.setdefault(file.parent, []).append(file)
     for folder, own in by_folder.items():
-        yield _found(folder, sorted(own, key=lambda file: file.name), path)
+        yield _source_run(folder, sorted(own, key=lambda file: file.name), path)
 
 
-def _found(folder: Path, files: list[Path], root: Path) -> Found:
+def _source_run(folder: Path, files: list[Path], root: Path) -> SourceRun:
     left_out: Counter[str] = Counter()
     started, config = _beginning(files[0])
     below = folder.relative_to(root).as_posix() if root.is_dir() else "."
-    return Found(
+    return SourceRun(
         # An event file's name contains time, host and process, and survives a move.
         identity=f"tensorboard:{folder.name}/{files[0].name}",
         fingerprint=" ".join(f"{file.name}:{file.stat().st_size}" for file in files),

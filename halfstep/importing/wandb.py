@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from halfstep.importing.media import histogram_of, read, table_of
 from halfstep.importing.protobuf import double, fields, signed, zigzag
-from halfstep.importing.source import Damaged, Found, Media, Point
+from halfstep.importing.source import Damaged, Media, Point, SourceRun
 
 HEADER, MAGIC = Struct("<4sHB"), (b":W&B", 0xBEE1)
 RECORD = Struct("<IHB")
@@ -33,7 +33,7 @@ TABLES = ("table-file", "incremental-table-file")
 HISTORY, SUMMARY, CONFIG, RUN, EXIT = 2, 3, 5, 17, 18  # field numbers of Record
 
 
-def runs(path: Path) -> Iterator[Found | Damaged]:
+def runs(path: Path) -> Iterator[SourceRun | Damaged]:
     """Yield the runs at or below a folder, or that of one file. A resumed run has several files."""
     by_id: dict[str, list[Path]] = {}
     files = [path] if path.is_file() else sorted(path.rglob("*.wandb"))
@@ -41,12 +41,12 @@ def runs(path: Path) -> Iterator[Found | Damaged]:
         by_id.setdefault(file.stem.removeprefix("run-"), []).append(file)
     for files in by_id.values():
         try:
-            yield _found(files)
+            yield _source_run(files)
         except (Damaged, ValueError) as error:
             yield error if isinstance(error, Damaged) else Damaged(f"{files[0]}: {error}")
 
 
-def _found(files: list[Path]) -> Found:
+def _source_run(files: list[Path]) -> SourceRun:
     run: dict[int, list[Any]] = {}
     config: dict[str, Any] = {}
     status = None
@@ -64,7 +64,7 @@ def _found(files: list[Path]) -> Found:
     identity = "/".join(_text(run, field) for field in (2, 3, 1))  # entity, project, id
     left_out: Counter[str] = Counter()
     config.pop("_wandb", None)
-    return Found(
+    return SourceRun(
         identity=f"wandb:{identity}",
         fingerprint=" ".join(f"{file.parent.name}:{file.stat().st_size}" for file in files),
         name=_text(run, 8) or _text(run, 1),

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from halfstep.session.watch_session import Watch
 
 
-class Foreign:
+class ExternalScaler:
     """The scaler and the optimizer of such a framework."""
 
     _enabled = True  # this and the next three: attributes of torch's scaler that the loop reads

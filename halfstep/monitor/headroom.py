@@ -71,7 +71,7 @@ class Headroom:
             self._hook = None
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """Suspend the measurement."""
         hook, self._hook = self._hook, None
         try:

@@ -22,7 +22,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
 from halfstep.clock import clock
-from halfstep.evidence.best_effort import Careful
+from halfstep.evidence.best_effort import BestEffort
 from halfstep.evidence.collector import Collector, skips_of
 from halfstep.monitor.backward_passes import BackwardPasses
 from halfstep.monitor.current_step import CurrentStep, Value, kept_loss, mean
@@ -83,7 +83,7 @@ class Loop:
         self._loaded: WeakSet[Any] = WeakSet()  # scalers whose state was restored
         self._explicit: list[Value] = []  # losses of the open row that override the observed ones
         self._passes = BackwardPasses(lambda: self._names)
-        self._careful = Careful(on_event, say, lambda: self.step)
+        self._best_effort = BestEffort(on_event, say, lambda: self.step)
         self._evidence = Collector(on_event, say)
         self.stepping: list[Optimizer] = []  # optimizers inside `step`, outermost first
         self.scaler_steps = 0  # calls of GradScaler.step under way
@@ -128,7 +128,7 @@ class Loop:
         known = [
             (gradients, self._passes.has_changed(key)) for key, gradients in self._known.items()
         ]
-        self._careful("evidence", self._evidence.end, self.closed_steps, known)
+        self._best_effort("evidence", self._evidence.end, self.closed_steps, known)
 
     def add_loss(self, loss: Tensor | float) -> None:
         """Set the next row's loss; several calls are averaged."""
@@ -146,7 +146,7 @@ class Loop:
         self._is_last = False
         if self._diagnoses:
             self._diagnoses.report(wait=has_all)
-        self._careful("evidence", partial(self._evidence.drain, wait=has_all))
+        self._best_effort("evidence", partial(self._evidence.drain, wait=has_all))
         return has_all
 
     _is_last = False
@@ -158,11 +158,11 @@ class Loop:
         row = self._open.get(id(scaler)) or self._meet_scaler(scaler)
         if row is not None:
             self._current = row
-            if "loss" not in self._careful.lost:
+            if "loss" not in self._best_effort.lost:
                 try:
                     self._passes.scaled(result, outputs)
                 except Exception as error:
-                    self._careful.lose("loss", error)
+                    self._best_effort.lose("loss", error)
 
     def repeats(self, roots: Any) -> bool:
         """Record a pass like all recent ones; return False to have it examined."""
@@ -180,14 +180,14 @@ class Loop:
             self._start()
         scaler, passes, evidence = self._current.scaler, self._passes, self._evidence
         if (evidence.in_a_row > 1 or passes.suspected) and accumulates and not passes.since_step:
-            self._careful("uncleared gradients", self._look_for_uncleared)
+            self._best_effort("uncleared gradients", self._look_for_uncleared)
         count = passes.count
         scale = None if scaler is None else scaler._scale
-        losses = self._careful("loss", passes.begins, roots, arguments, accumulates, scale)
+        losses = self._best_effort("loss", passes.begins, roots, arguments, accumulates, scale)
         if accumulates and evidence.origin.is_armed:  # also inside another pass
-            self._careful("origin", evidence.origin.arm, roots)
+            self._best_effort("origin", evidence.origin.arm, roots)
         if passes.count != count and evidence.is_due(passes.count, losses):
-            self._careful(
+            self._best_effort(
                 "evidence",
                 partial(evidence.pass_begins, has_stepped=bool(self._known)),
                 self.closed_steps + 1,
@@ -198,15 +198,15 @@ class Loop:
 
     def backward_ends(self) -> None:
         """Record which optimizers' gradients the pass changed."""
-        if "loss" not in self._careful.lost:
+        if "loss" not in self._best_effort.lost:
             try:
                 self._passes.ends()
             except Exception as error:
-                self._careful.lose("loss", error)
+                self._best_effort.lose("loss", error)
         if self._uncleared and not self._passes.is_under_way:
-            self._careful("uncleared gradients", self._report_uncleared)
+            self._best_effort("uncleared gradients", self._report_uncleared)
         if self._evidence.origin.is_armed and not self._passes.is_under_way:
-            self._careful("origin", self._evidence.origin.passed)
+            self._best_effort("origin", self._evidence.origin.passed)
 
     def unscaled(self, scaler: GradScaler, result: Any, optimizer: Optimizer) -> None:
         """Measure unscaled gradients, before a clip can spread a NaN over them."""
@@ -218,15 +218,15 @@ class Loop:
 
     def clipping(self, parameters: Any, max_norm: Any) -> None:
         """Measure gradients before a clip, and report a clip of still scaled gradients."""
-        self._careful("clip", self._clip, parameters, max_norm)
+        self._best_effort("clip", self._clip, parameters, max_norm)
 
     def clipped(self) -> None:
         """Recognize gradients that a clip has changed."""
-        self._careful("loss", self._passes.clipped)
+        self._best_effort("loss", self._passes.clipped)
 
     def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
         """Record the exception with which a scaler refused a call."""
-        self._careful(
+        self._best_effort(
             "refused calls",
             self._evidence.raised,
             self.closed_steps + 1,
@@ -241,7 +241,7 @@ class Loop:
 
     def schedule_steps(self, scheduler: Any) -> None:
         """Record a scheduler's step, after its optimizer's last attempt."""
-        self._careful("schedule", self._schedule, scheduler)
+        self._best_effort("schedule", self._schedule, scheduler)
 
     def updating(self, scaler: GradScaler, new_scale: Any = None) -> None:
         """Read flags and scale before `update` changes them in place."""
@@ -287,7 +287,7 @@ class Loop:
         while any(outer is optimizer for outer in stepping):
             stepping.pop()
         if stepping and _shares(stepping[-1], optimizer):  # the inner step may clear gradients
-            self._careful("gradient norms", self._measure_within, stepping[0])
+            self._best_effort("gradient norms", self._measure_within, stepping[0])
         stepping.append(optimizer)
 
     def optimizer_ends(self, optimizer: Optimizer) -> bool:
@@ -302,7 +302,7 @@ class Loop:
         if self._is_wanted(optimizer) and not any(
             self._is_wanted(outer) and _shares(outer, optimizer) for outer in self.stepping
         ):
-            self._careful("steps", self._stepped, optimizer)
+            self._best_effort("steps", self._stepped, optimizer)
 
     # ---- Steps --------------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class Loop:
                 return
             # The scaler is used for its losses only: it never updates.
             if self._passes.is_scaled:
-                self._careful(
+                self._best_effort(
                     "direct steps",
                     partial(self._evidence.direct_step, is_scaled=True),
                     self.closed_steps + 1,
@@ -365,7 +365,7 @@ class Loop:
             self._close_unscaled()
 
     def _step_directly(self, optimizer: Optimizer, row: CurrentStep, *, is_scaled: bool) -> None:
-        """Record an optimizer's step without its scaler, which applies an inf as it is."""
+        """Record an optimizer's step without its scaler, which applies inf unchanged."""
         identity, ring = id(optimizer), self._ring
         step = self.closed_steps
         if identity in row.measured or is_scaled:
@@ -379,7 +379,7 @@ class Loop:
             if ring.is_here(ring.number - 1):
                 self._rows.note(ring.number - 1).is_direct = True
         name = self._known[identity].name
-        self._careful(
+        self._best_effort(
             "direct steps", partial(self._evidence.direct_step, is_scaled=is_scaled), step, name
         )
 
@@ -475,11 +475,11 @@ class Loop:
         if row.rate is None:
             rate = gradients.rate()  # a schedule may change a tensor in place
             row.rate = rate.detach().clone() if isinstance(rate, Tensor) else rate
-        losses = self._careful("loss", self._passes.take, optimizer)
+        losses = self._best_effort("loss", self._passes.take, optimizer)
         row.losses.setdefault(identity, losses or [])  # an ascent's loss is the step's
         measured = self._before_clip.pop(identity, None) if self._before_clip else None
         if measured is None:
-            measured = self._careful(gradients.figure, gradients.measure, scale)
+            measured = self._best_effort(gradients.figure, gradients.measure, scale)
         else:
             gradients.steps += 1
         step = self.closed_steps + 1
@@ -488,7 +488,7 @@ class Loop:
             if self._diagnoses:
                 self._diagnoses.measured(step, row, gradients, scale)
         if gradients.without_gradient:
-            self._careful(
+            self._best_effort(
                 "missing gradients",
                 partial(self._evidence.measured, has_changed=self._passes.has_changed(identity)),
                 step,
@@ -500,7 +500,7 @@ class Loop:
             self._step_started = time.perf_counter()
 
     def _meet(self, optimizer: Optimizer) -> Gradients:
-        """Register a new or changed optimizer, and lay out the rows for it."""
+        """Register a new or changed optimizer, and allocate its rows."""
         self._start()
         known = self._known.get(id(optimizer))
         name = self._name(optimizer) if known is None else known.name
@@ -511,7 +511,7 @@ class Loop:
             raise RuntimeError(f"the device has not finished its steps in {RELAY_SECONDS:g} s")
         self._passes.forget(id(optimizer)) if known is not None else None
         self._known[id(optimizer)] = gradients
-        self._careful("optimizers", self._evidence.meets, self.closed_steps + 1, gradients)
+        self._best_effort("optimizers", self._evidence.meets, self.closed_steps + 1, gradients)
         has_rates = isinstance(gradients.rate(), Tensor)
         names = {gradients.name: gradients.names for gradients in self._known.values()}
         self._rows = self._rows.relaid(
@@ -593,7 +593,7 @@ class Loop:
             self._rows.note(number).is_direct = True
         elif row.found_inf and not row.is_by_hand and not row.stepped >= row.found_inf.keys():
             self._rows.note(number).is_stepped = bool(row.stepped)
-            self._careful("steps left out", self._evidence.not_stepped, self.closed_steps + 1)
+            self._best_effort("steps left out", self._evidence.not_stepped, self.closed_steps + 1)
         if len(row.losses) > 1 and not _are_one(list(row.losses.values())):
             known = list(self._known)
             own = [known.index(identity) for identity, losses in row.losses.items() if losses]
@@ -639,7 +639,9 @@ class Loop:
             self._diagnoses.closed(step, row, scale)
         if row.scaler is not None and not self._evidence.is_uneventful(row):
             scale = row.scale if ring.is_on_host else ring.row[SCALE]
-            self._careful("origin", self._evidence.closed, step, row, self._known, scale, row.loss)
+            self._best_effort(
+                "origin", self._evidence.closed, step, row, self._known, scale, row.loss
+            )
         self._passes.is_over = True
         rate = row.rate if isinstance(row.rate, float) else 0.0
         if row.stepped:
@@ -655,7 +657,7 @@ class Loop:
         for event in events:
             if event["event"] != "nonfinite":
                 self._on_event(event)
-        self._careful("evidence", self._read_evidence, first, records, events)
+        self._best_effort("evidence", self._read_evidence, first, records, events)
         if self._diagnoses:
             self._diagnoses.report()
 

@@ -2,7 +2,7 @@
 
 numpy and torch scalars become numbers; enums their values; paths, dtypes, devices, functions and
 classes texts; dataclasses, namespaces, pydantic and attrs models and OmegaConf configurations
-objects. A value that cannot be converted becomes a note; the others are kept.
+objects. A value that cannot be converted becomes a note; the others are stored.
 """
 
 import dataclasses

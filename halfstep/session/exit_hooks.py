@@ -52,7 +52,7 @@ CRASH_CHARACTERS = 100_000
 OnEnd: TypeAlias = Callable[[str, str | None, int | None], None]
 
 
-class Ending:
+class ExitHooks:
     """Exit hooks that call `on_end(status, error, exit_code)` unless cancelled.
 
     status: finished, failed or terminated. error: a traceback, or the text of `sys.exit`.
@@ -268,10 +268,10 @@ def crash_of(path: Path) -> tuple[int, str] | None:
 
 
 class _Exit(NamedTuple):
-    """Effect of a SystemExit on the process. text: a traceback, a message, or None."""
+    """Effect of a SystemExit on the process."""
 
     exit_code: int
-    text: str | None
+    text: str | None  # a traceback, a message, or None
 
 
 class _Probe:

@@ -38,10 +38,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Audio:
-    """Audio clip. samples: in −1 … 1, shape (T,) or (T, channels); rate: samples per second."""
+    """Audio clip."""
 
-    samples: Any
-    rate: int
+    samples: Any  # in −1 … 1, shape (T,) or (T, channels)
+    rate: int  # samples per second
 
 
 def is_number(value: Any) -> bool:

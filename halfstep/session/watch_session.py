@@ -29,7 +29,7 @@ from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
 from halfstep.monitor.noop_watch import NoopWatch
 from halfstep.session import arguments
-from halfstep.session.exit_hooks import Ending
+from halfstep.session.exit_hooks import ExitHooks
 from halfstep.session.logged_values import as_scalar, file_of, is_number
 from halfstep.session.notebook import Cells
 from halfstep.session.queued_run import QueuedRun, secrets
@@ -228,7 +228,9 @@ class Watch:
         self._looked_at = clock()
         self._revivals = 0
         self._complaints: set[str] = set()
-        self._ending = Ending(self._process_ends, files.exit_code, files.crash, self._part_raised)
+        self._exit_hooks = ExitHooks(
+            self._process_ends, files.exit_code, files.crash, self._part_raised
+        )
         self._cells = Cells(self._part_raised)
         # Step, status and error of the notebook cell or pool task that raised last.
         self._part_end: tuple[int, str, str] | None = None
@@ -354,7 +356,7 @@ class Watch:
         if kind is None:
             self.finish()
         elif self.files:
-            self._ending.raised(kind, error, trace)
+            self._exit_hooks.raised(kind, error, trace)
 
     # ---- Sidecar ------------------------------------------------------------------------------
 
@@ -570,16 +572,16 @@ class Watch:
         self._guard(done)
 
     def _protected(self, call: Callable[..., None], *given: Any, **named: Any) -> None:
-        ending = self._ending
-        ending.held += 1
+        hooks = self._exit_hooks
+        hooks.held += 1
         try:
             call(*given, **named)
         except Exception as error:
             self._fail(error)
         finally:  # KeyboardInterrupt propagates
-            ending.held -= 1
-        if ending.is_due and not ending.held:
-            ending.terminate()
+            hooks.held -= 1
+        if hooks.is_due and not hooks.held:
+            hooks.terminate()
 
     def _process_ends(self, status: str, error: str | None, exit_code: int | None) -> None:
         if status == "finished":
@@ -601,7 +603,7 @@ class Watch:
             return False
         if self._cells.has_ended:
             self._end_after_parts("interrupted")
-        elif self._ending.is_child and self._is_other(*names):
+        elif self._exit_hooks.is_child and self._is_other(*names):
             self._end_after_parts("finished")
         return self._has_ended
 
@@ -631,7 +633,7 @@ class Watch:
         self._children.close()
         relay.retract()
         self._lock.release()
-        self._ending.cancel()  # not before: a pool sends SIGTERM while its workers end
+        self._exit_hooks.cancel()  # not before: a pool sends SIGTERM while its workers end
         if self._queued:
             self._queued.leave(self.step)
         self._revive()
@@ -692,7 +694,7 @@ def _after_fork() -> None:
         _parents = _active
         if _active._is_on and _active.files:
             _active._relay = RelayWriter(_active.files)
-        _active._ending.cancel()
+        _active._exit_hooks.cancel()
         _active._lock.release()
         if _active._sidecar:
             _active._sidecar.leave()

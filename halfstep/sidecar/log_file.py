@@ -61,7 +61,7 @@ class LogFile:
                     str(error),
                 )
 
-    def remark(self, text: str) -> None:
+    def append_log(self, text: str) -> None:
         """Add a line from Halfstep; no file is created if nothing is ever printed."""
         line = f"{text}\n".encode(errors="replace")
         if self._file:
@@ -128,7 +128,7 @@ class LogFile:
 def compress(part: Path, folder: Path) -> dict[str, Any]:
     """Compress a complete part into the same folder; return its artifact event.
 
-    folder: the node's. The part itself is kept until `forget_part`. Raises OSError.
+    folder: the node's. The part itself stays until `forget_part`. Raises OSError.
     """
     path = part.with_name(f"{part.name}.gz")
     partial = path.with_name(f".{path.name}.partial")

@@ -30,9 +30,9 @@ class AttemptFiles:
         return self.folder / f"lease-{self.attempt}.json"
 
     @property
-    def meeting(self) -> Path:
+    def rendezvous(self) -> Path:
         """Rendezvous of the ranks: {host, port} of the store of rank 0."""
-        return self.folder / f"meeting-{self.attempt}.json"
+        return self.folder / f"rendezvous-{self.attempt}.json"
 
     @property
     def outcome(self) -> Path:

@@ -43,9 +43,9 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Plain:
-    """Rule for a single value. allowed: description of the allowed values, for messages."""
+    """Rule for a single value."""
 
-    allowed: str
+    allowed: str  # description of the allowed values, for messages
     holds: Callable[[Any], bool]
     is_needed: bool = True
 

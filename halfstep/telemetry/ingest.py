@@ -39,22 +39,19 @@ Writer: TypeAlias = Literal["training", "sidecar"]
 
 
 class Recorded(NamedTuple):
-    """State of an attempt on the server.
-
-    places: end of the recorded part of each spool.  page: path of the run's page, without the host.
-    """
+    """State of an attempt on the server."""
 
     run: int
     attempt: int
-    places: Mapping[Writer, SpoolOffset]
-    page: str
+    places: Mapping[Writer, SpoolOffset]  # end of the recorded part of each spool
+    page: str  # path of the run's page, without the host
 
 
 class FileOffset(NamedTuple):
-    """Offset of the next byte of a file. is_stored: it is complete and its checksum matches."""
+    """Offset of the next byte of a file."""
 
     offset: int
-    is_stored: bool
+    is_stored: bool  # it is complete and its checksum matches
 
 
 Query: TypeAlias = Mapping[str, str | int]

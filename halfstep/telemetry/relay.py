@@ -27,10 +27,10 @@ RECEIVE_SECONDS = 0.2  # between two polls of the files of child processes
 
 
 class Relayed(NamedTuple):
-    """Numbers of one `log` call of a child, by name. step: None if the call had none."""
+    """Numbers of one `log` call of a child, by name."""
 
     numbers: dict[str, float]
-    step: int | None
+    step: int | None  # None if the call had none
 
 
 class RelayWriter:

@@ -186,14 +186,12 @@ class BadEvent(ValueError):
 
 
 class Unrecordable(NamedTuple):
-    """Frame with unrecordable content, or damaged bytes. problem: the reason, as text.
+    """Frame with unrecordable content, or damaged bytes."""
 
-    damaged_bytes: their number, else 0; an item of damaged bytes has neither kind nor payload.
-    """
-
-    problem: str
+    problem: str  # the reason, as text
     kind: int
     payload: bytes
+    # Their number, else 0; an item of damaged bytes has neither kind nor payload.
     damaged_bytes: int = 0
 
 

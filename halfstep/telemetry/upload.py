@@ -16,15 +16,12 @@ TRIES = 6  # at an unreachable server, over about half a minute
 
 
 class Sent(NamedTuple):
-    """Result of `upload`.
+    """Result of `upload`."""
 
-    page: URL of the run's page; None: the server accepted nothing, or another uploader is running.
-    is_over: the run has ended.  problems: what could not be sent, a line each.
-    """
-
+    # URL of the run's page; None: the server accepted nothing, or another uploader is running.
     page: str | None
-    is_over: bool
-    problems: tuple[str, ...] = ()
+    is_over: bool  # the run has ended
+    problems: tuple[str, ...] = ()  # what could not be sent, a line each
 
 
 def run_folders(folder: Path) -> list[Path]:

@@ -36,7 +36,7 @@ LIFE_SECONDS = 0.2  # between two checks whether the training process is alive
 LONGEST_SECONDS = 30.0  # between two tries at an unreachable server
 MENDING_SECONDS = 60.0  # between two tries of a rejected request
 #: Status codes about the content sent: retried only because a script may change its configuration.
-REFUSALS = (400, 413, 415, 422)
+REJECTIONS = (400, 413, 415, 422)
 PATIENCE_SECONDS = 600.0  # time to retry after the training has ended
 NICENESS = 10  # the training has precedence
 
@@ -205,14 +205,14 @@ def follow(
             sending.send()
         except ApiError as error:
             waited = 0.0 if over_since is None else clock() - over_since
-            if waited > patience_seconds or (is_over and error.status in REFUSALS):
+            if waited > patience_seconds or (is_over and error.status in REJECTIONS):
                 say(f"{error}; `halfstep upload {sending.folder}` sends the rest")
                 return
             if error.status in (401, 403):
                 say(f"the server refuses the token ({error}); nothing is deleted, will retry")
                 sending.use_stored_token()
                 delay = MENDING_SECONDS
-            elif error.status in REFUSALS:
+            elif error.status in REJECTIONS:
                 say(f"the server refuses the run ({error}); nothing is deleted")
                 delay = MENDING_SECONDS
             else:

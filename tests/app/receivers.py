@@ -27,15 +27,15 @@ class Receiver:
 @contextmanager
 def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     """A webhook's receiver."""
-    told = Receiver()
+    result = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            told.got.append((dict(self.headers), body))
-            if told.silent is not None:
-                told.silent.wait()
-            status, headers, answer = told.answer
+            result.got.append((dict(self.headers), body))
+            if result.silent is not None:
+                result.silent.wait()
+            status, headers, answer = result.answer
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -46,16 +46,16 @@ def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        told.port = server.server_address[1]
+        result.port = server.server_address[1]
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
-        yield from _serving(server, told)
+        yield from _serving(server, result)
 
 
 @contextmanager
 def smtp_receiver() -> Iterator[Receiver]:
     """A mail server that takes any message: got are pairs of recipients and text."""
-    told = Receiver()
+    result = Receiver()
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -65,14 +65,14 @@ def smtp_receiver() -> Iterator[Receiver]:
                 word = line.upper()
                 if word.startswith("RCPT TO:"):
                     to.append(line[8:].strip("<> "))
-                if told.answer[0] != 200 and word.startswith("RCPT"):
+                if result.answer[0] != 200 and word.startswith("RCPT"):
                     self.wfile.write(b"550 no such user\r\n")
                 elif word == "DATA":
                     self.wfile.write(b"354 go on\r\n")
                     text = b""
                     while not text.endswith(b"\r\n.\r\n"):
                         text += self.rfile.readline()
-                    told.got.append((to, text.decode()))
+                    result.got.append((to, text.decode()))
                     self.wfile.write(b"250 ok\r\n")
                 elif word == "QUIT":
                     self.wfile.write(b"221 bye\r\n")
@@ -81,8 +81,8 @@ def smtp_receiver() -> Iterator[Receiver]:
                     self.wfile.write(b"250 ok\r\n")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        told.port = server.server_address[1]
-        yield from _serving(server, told)
+        result.port = server.server_address[1]
+        yield from _serving(server, result)
 
 
 def _serving(server: socketserver.BaseServer, told: Receiver) -> Iterator[Receiver]:

@@ -79,7 +79,7 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
 
 
 def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
-    """Its worker goes with it, so that the next one has the name, and finds what is trained."""
+    """Its worker ends with it, so that the next one has the name, and finds the trainings."""
     gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
     run_id = site.submit(recipe="gated")
     with up(**site.environment, **gated) as (process, _link):
@@ -96,7 +96,7 @@ def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
 
 
 def test_up_that_nobody_reads_any_more_leaves_no_worker_behind(tmp_path: Path) -> None:
-    """Whoever read its output is gone, as after `halfstep up | head`."""
+    """The reader of its output is gone, as after `halfstep up | head`."""
     with up(signal.SIGTERM, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
         until((tmp_path / f"worker-{socket.gethostname()}.lock").exists)
         family = psutil.Process(process.pid).children(recursive=True)
@@ -186,7 +186,7 @@ def test_a_bucket_that_nobody_made_is_named(bucket: Bucket, tmp_path: Path, word
     [("PORT", "99999", "65535"), ("CPU_DEVICES", "two", "integer"), ("LEASE_SECONDS", "0", "0")],
 )
 def test_setting_out_of_range_is_named(tmp_path: Path, name: str, value: str, allowed: str) -> None:
-    """A wrong setting ends in one sentence that names it, its value and what is allowed."""
+    """An invalid setting ends with one message that has its name, value and the allowed values."""
     ended = halfstep("migrate", HALFSTEP_DATA=str(tmp_path), **{f"HALFSTEP_{name}": value})
     assert ended.returncode == 1
     assert f"HALFSTEP_{name}" in ended.stderr
@@ -212,7 +212,7 @@ def test_link_makes_the_first_user_alone(tmp_path: Path) -> None:
 
 
 def test_commands_for_an_installation_make_none(tmp_path: Path) -> None:
-    """In a folder without one they say so, and leave no empty database behind."""
+    """In a folder without one they report it, and create no empty database."""
     for words in (("link", "bob"), ("backup", "here"), ("rebuild", "1"), ("storage", "check")):
         ended = halfstep(*words, HALFSTEP_DATA=str(tmp_path / "data"))
         assert ended.returncode == 1
@@ -236,7 +236,7 @@ def test_sql_of_migrations_is_printed_for_postgresql(site: Site) -> None:
 
 
 def test_backup_migrates_nothing(site: Site, tmp_path: Path) -> None:
-    """Who backs up before an upgrade keeps what was there; `halfstep migrate` is another word."""
+    """A backup before an upgrade has the old schema; `halfstep migrate` is separate."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     command.downgrade(site.database.migrations(), "0005")
     ended = halfstep("backup", str(tmp_path / "backup"), **environment)
@@ -245,12 +245,12 @@ def test_backup_migrates_nothing(site: Site, tmp_path: Path) -> None:
 
 
 def test_backup_and_storage_check_from_the_command(site: Site, tmp_path: Path) -> None:
-    """The commands say what they did, and refuse in a sentence."""
+    """The commands report what they did, and reject with a message."""
     environment = {"HALFSTEP_DATA": str(site.data), "HALFSTEP_DATABASE_URL": site.url}
     folder = str(tmp_path / "backup")
-    told = halfstep("backup", folder, **environment).stdout
-    assert "0 files" in told
-    assert "not included: files of the data folder that no run names" in told
+    result = halfstep("backup", folder, **environment).stdout
+    assert "0 files" in result
+    assert "not included: files of the data folder that no run names" in result
     assert "exists already" in halfstep("backup", folder, **environment).stderr
     ended = halfstep("backup", "/proc/x", **environment)
     assert ended.returncode == 1
@@ -300,7 +300,7 @@ def test_what_operators_read_is_json_too(
 
     run, summed = told("storage", "runs")
     assert (run["run"], run["owner"], run["stored_bytes"]) == (running.id, "ada", 0)
-    assert (summed["runs"], summed["bin"]) == (1, {"runs": 0, "stored_bytes": 0})
+    assert (summed["runs"], summed["trash"]) == (1, {"runs": 0, "stored_bytes": 0})
     assert summed["disk"]["total_bytes"] >= summed["disk"]["free_bytes"]
     assert told("storage", "check") == [{"mismatches": 0}]
     pruned = told("storage", "prune", "--logs", "1", "--dry-run")
@@ -316,7 +316,7 @@ def test_what_operators_read_is_json_too(
     assert told("user", "change", "carol", "commands")[0]["change"] == "commands"
     _ada, carol = told("user", "list")
     assert carol == {
-        **{"name": "carol", "roles": {"": "viewer"}, "operator": False},
+        **{"name": "carol", "roles": {"": "viewer"}, "admin": False},
         **{"runs_commands": True, "deactivated": False},
     }
     [saved] = told("backup", str(tmp_path / "backup"))

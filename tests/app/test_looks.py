@@ -125,7 +125,7 @@ def test_a_list_of_many_takes_few_queries(
         summaries = summarise_all(session, rows, settings)
         lines = series.sparklines(session, [run for run, _owner in rows])
     assert len(summaries) == 61
-    assert summaries[-1].verdict is not None
+    assert summaries[-1].health is not None
     assert lines[running.id] == [1.0] * 9
     assert [run.waiting for run in summaries[:2]] == [
         f"it waits for the end of run {running.id} ({running.name})",
@@ -173,7 +173,7 @@ def test_a_page_of_200_runs_takes_ten_queries(
     monkeypatch: pytest.MonkeyPatch,
     whose: str,
 ) -> None:
-    """With the sign-in and its rights, the trash, and all that a row can show: loss, verdict,
+    """With the sign-in and its rights, the trash, and all that a row can show: loss, health,
     retries, place.
     """
     monkeypatch.setattr("app.runs.list_pages.PAGE_SIZE", 200)

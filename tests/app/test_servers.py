@@ -70,10 +70,10 @@ def test_two_servers_are_as_one(site: Site) -> None:
             lines = stream.iter_lines()
             record(site.database, running, make_steps([1.0, 2.0]))
             for line in lines:
-                told = json.loads(line[6:]) if line.startswith("data: ") else {}
-                if told.get("steps"):
+                result = json.loads(line[6:]) if line.startswith("data: ") else {}
+                if result.get("steps"):
                     break
-            assert told["steps"]["step"] == [1, 2]
+            assert result["steps"]["step"] == [1, 2]
 
         guess = {"name": "ada", "password": "wrong"}
         both = [a, b] * FREE_ATTEMPTS["name"]

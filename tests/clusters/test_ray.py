@@ -42,30 +42,29 @@ def engine(site: Site, tmp_path: Path) -> Iterator[Ray]:
 
 def _is_up(engine: Ray) -> bool:
     try:
-        return engine.look(Pilots(0, 0, 1, 1)).state == "gone"
+        return engine.poll(Pilots(0, 0, 1, 1)).state == "gone"
     except OSError:
         return False
 
 
 @dataclass(frozen=True)
 class Sleepers(Pilots):
-    """Pilots that only tell of themselves, and sleep."""
+    """Pilots that only write their environment, and sleep."""
 
     @property
     def command(self) -> list[str]:
-        told = "$HALFSTEP_WORKER_NAME $(hostname) threads ${OMP_NUM_THREADS-any}, out of memory"
-        return ["sh", "-c", f"echo {told} $(cat /proc/self/oom_score_adj); exec sleep 1000"]
+        result = "$HALFSTEP_WORKER_NAME $(hostname) threads ${OMP_NUM_THREADS-any}, out of memory"
+        return ["sh", "-c", f"echo {result} $(cat /proc/self/oom_score_adj); exec sleep 1000"]
 
 
 def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
-    """However often it is asked; what there is no room for waits as a whole, with the reason; an
-    actor whose worker cannot be started says so; and no node says less than it lacks.
-    """
+    """For any number of calls; a request without room waits as a whole, with the reason; an
+    actor whose worker cannot be started reports it; a node lists all that it lacks."""
     first, second, large = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1), Sleepers(3, 1, 3, 1)
-    assert engine.look(first).state == "gone"
+    assert engine.poll(first).state == "gone"
     engine.place(first)
     engine.place(first)
-    until(lambda: engine.look(first).state == "running")
+    until(lambda: engine.poll(first).state == "running")
     until(lambda: engine.log(first).count("halfstep-1-1-") == 2)
     names, hosts, rest = zip(
         *(line.split(maxsplit=2) for line in engine.log(first).splitlines()), strict=True
@@ -73,15 +72,15 @@ def test_actors_are_placed_once_seen_and_cancelled(engine: Ray) -> None:
     assert ({*names}, {*hosts}) == ({"halfstep-1-1-0", "halfstep-1-1-1"}, {"m1", "m2"})
     assert {*rest} == {"threads any, out of memory 0"}
     engine.place(second)
-    until(lambda: "0 of 2 CPU are free" in engine.look(second).reason)
-    assert engine.look(second).state == "waiting"
+    until(lambda: "0 of 2 CPU are free" in engine.poll(second).reason)
+    assert engine.poll(second).state == "waiting"
     engine.place(large)
-    assert "3 x 1 CPU" in engine.look(large).reason
-    assert "and 2 of its nodes have as many" in engine.look(large).reason
+    assert "3 x 1 CPU" in engine.poll(large).reason
+    assert "and 2 of its nodes have as many" in engine.poll(large).reason
     for each in (first, second, large):
         engine.cancel(each)
         engine.cancel(each)
-        until(lambda: engine.look(each).state == "gone")  # noqa: B023
+        until(lambda: engine.poll(each).state == "gone")  # noqa: B023
     said = "\n".join(map(str, engine.check()))
     assert "answers; CPU of its nodes: 1, 1" in said
     assert "ok  on a node, database: postgresql" in said
@@ -112,7 +111,7 @@ def test_a_run_trains_where_ray_has_room_and_outlives_its_head(site: Site, tmp_p
 
 
 def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_path: Path) -> None:
-    """The lease alone queues the run again, and Ray has room for it on the other node."""
+    """Only the lease queues the run again, and Ray has room for it on the other node."""
     with placed_by_ray(site, tmp_path) as cluster:
         until(lambda: site.offers("gated"))
         run_id = site.submit(STEPS, recipe="gated")
@@ -129,20 +128,20 @@ def test_a_lost_node_costs_an_attempt_and_the_record_is_whole(site: Site, tmp_pa
 def placed_by_ray(site: Site, folder: Path) -> Iterator[Cluster]:
     """A Ray, and where its head is a placer that runs go through."""
     placing = {"PLACEMENT": "ray", "RAY_RESOURCE": "CPU", "RAY_ADDRESS": f"{NET}.10:{PORT}"}
-    told = {f"HALFSTEP_{name}": value for name, value in placing.items()}
+    result = {f"HALFSTEP_{name}": value for name, value in placing.items()}
     placer = f"{sys.executable} -m worker.clusters.placer >{folder}/placer.log 2>&1"
-    with ray_cluster(site, folder, placer, **told) as cluster:
+    with ray_cluster(site, folder, placer, **result) as cluster:
         yield cluster
 
 
 def placed(site: Site, run_id: int) -> str:
-    """What was last heard of a run's first placement."""
+    """Return the latest state of a run's first placement."""
     with site.database.reading() as session:
         return session.get_one(Placement, (run_id, 1)).state
 
 
 def why(site: Site, run_id: int) -> str:
-    """What a queued run waits for."""
+    """Return why a queued run waits."""
     with site.database.reading() as session:
         return pending_reasons.reason(
             runs.get(session, run_id), pending_reasons.Queue.read(session)

@@ -43,7 +43,7 @@ def engine(cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> p
 
 @dataclass(frozen=True)
 class Sleepers(Pilots):
-    """Pilots that only tell of themselves, and sleep."""
+    """Pilots that only write their environment, and sleep."""
 
     @property
     def command(self) -> list[str]:
@@ -53,20 +53,20 @@ class Sleepers(Pilots):
 def test_a_job_is_placed_once_seen_and_cancelled(engine: placement.Placement) -> None:
     """However often it is asked; one that wants more nodes than are free waits, with the reason."""
     first, second = Sleepers(1, 1, 2, 1), Sleepers(2, 1, 2, 1)
-    assert engine.look(first).state == "gone"
+    assert engine.poll(first).state == "gone"
     engine.place(first)
     engine.place(first)
-    until(lambda: engine.look(first).state == "running")
+    until(lambda: engine.poll(first).state == "running")
     until(lambda: engine.log(first).count("halfstep-1-1-") == 2)
     assert {*engine.log(first).split()} == {"halfstep-1-1-0", "halfstep-1-1-1"}
     engine.place(second)
-    until(lambda: "no node with enough free devices" in engine.look(second).reason)
-    assert engine.look(second).state == "waiting"
+    until(lambda: "no node with enough free devices" in engine.poll(second).reason)
+    assert engine.poll(second).state == "waiting"
     for each in (first, second):
         engine.cancel(each)
         engine.cancel(each)
-        until(lambda: engine.look(each).state == "gone")  # noqa: B023
-    assert "cancelled" in engine.look(first).reason
+        until(lambda: engine.poll(each).state == "gone")  # noqa: B023
+    assert "cancelled" in engine.poll(first).reason
 
 
 def test_what_slurm_refuses_is_told_in_its_words(
@@ -78,7 +78,7 @@ def test_what_slurm_refuses_is_told_in_its_words(
         placement.open_placement(wrong).place(Sleepers(3, 1, 1, 1))
     large = Sleepers(4, 1, 50, 1)
     engine.place(large)
-    until(lambda: "cannot give what it asks for" in engine.look(large).reason)
+    until(lambda: "cannot give what it asks for" in engine.poll(large).reason)
     engine.cancel(large)
 
 
@@ -89,7 +89,7 @@ def test_a_slurm_that_cannot_be_asked_is_away_and_refuses_no_run(
     broken = tmp_path / "slurm.conf"
     broken.write_text("nonsense\n")
     monkeypatch.setenv("SLURM_CONF", str(broken))
-    for ask in (engine.look, engine.place, engine.cancel):
+    for ask in (engine.poll, engine.place, engine.cancel):
         with pytest.raises(OSError, match="squeue"):
             ask(Sleepers(6, 1, 1, 1))
 
@@ -99,15 +99,14 @@ def test_another_installation_has_other_jobs(engine: placement.Placement, tmp_pa
     other = Settings(data=tmp_path / "other", placement="slurm")
     pilots = Sleepers(5, 1, 1, 1)
     engine.place(pilots)
-    assert placement.open_placement(other).look(pilots).state == "gone"
+    assert placement.open_placement(other).poll(pilots).state == "gone"
     engine.cancel(pilots)
-    until(lambda: engine.look(pilots).state == "gone")
+    until(lambda: engine.poll(pilots).state == "gone")
 
 
 def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: Path) -> None:
-    """Two nodes, each with a worker for this run alone; near the time limit it leaves a checkpoint,
-    is placed again, and goes on exactly; a cancelled one leaves Slurm's queue.
-    """
+    """Two nodes, each with a worker only for this run; near the time limit it leaves a
+    checkpoint, is placed again, and resumes exactly; a cancelled one leaves Slurm's queue."""
     with placing(site, cluster, "--exclusive --time=10", lease_seconds=30):
         run_id = site.submit(steps=80, recipe="gated", nodes=2)
         second = site.submit(steps=80, recipe="gated", nodes=2)
@@ -134,7 +133,7 @@ def test_runs_train_where_slurm_puts_them(site: Site, cluster: Slurm, tmp_path: 
 def test_a_node_is_checked_before_the_first_run(
     cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says of itself what is missing there; a partition that is not is Slurm's to name."""
+    """It reports what is missing there; a missing partition is reported by Slurm."""
     for name, value in {**cluster.environment, "HALFSTEP_DATA": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     said = "\n".join(map(str, of_placement(Settings(data=tmp_path, placement="slurm"))))
@@ -149,7 +148,7 @@ def test_a_node_is_checked_before_the_first_run(
 def test_a_node_whose_daemon_dies_is_a_machine_that_is_lost(
     site: Site, cluster: Slurm, tmp_path: Path
 ) -> None:
-    """Slurm gives the job up and kills what is left of it; the lease alone queues the run again."""
+    """Slurm ends the job and kills its processes; only the lease queues the run again."""
     with placing(site, cluster, "--exclusive", lease_seconds=15):
         run_id = site.submit(steps=80, recipe="gated")
         site.wait_for_step(run_id, 3)
@@ -178,7 +177,7 @@ def placing(site: Site, cluster: Slurm, options: str, *, lease_seconds: int) -> 
 
 
 def why(site: Site, run_id: int) -> str:
-    """What a queued run waits for."""
+    """Return why a queued run waits."""
     with site.database.reading() as session:
         return pending_reasons.reason(
             runs.get(session, run_id), pending_reasons.Queue.read(session)

@@ -74,7 +74,7 @@ def test_a_reader_sees_one_snapshot(database: Database, ada: User) -> None:
         assert len(session.scalars(select(User)).all()) == 2
 
 
-@pytest.mark.parametrize("kind", ["glancing", "touching", "reading", "writing"])
+@pytest.mark.parametrize("kind", ["read_only", "single_write", "reading", "writing"])
 def test_a_session_that_has_ended_is_of_no_more_use(database: Database, kind: str) -> None:
     """Whoever holds on to it begins nothing that nobody would end."""
     with getattr(database, kind)() as session:

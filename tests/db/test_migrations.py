@@ -30,7 +30,9 @@ from db.access import accounts, audit
 from db.database import Database
 from db.files import checkpoints
 from db.queue import queue
+from db.runs import views
 from db.tables import (
+    AlertRule,
     ApiToken,
     Artifact,
     AuditEvent,
@@ -98,7 +100,7 @@ REVISIONS = [
 
 
 def a_value(column: Any) -> Any:
-    """Something of a column's type; what is a key points to the first row."""
+    """Return a value of a column's type; a key refers to the first row."""
     if isinstance(column.type, Boolean):
         return True
     if isinstance(column.type, Integer):
@@ -111,7 +113,7 @@ def a_value(column: Any) -> Any:
 
 
 def tables(database: Database) -> list[Table]:
-    """The tables as they are now, those that others point to first."""
+    """Return the present tables, referenced ones first."""
     metadata = MetaData()
     metadata.reflect(database.engine)
     return [table for table in metadata.sorted_tables if table.name != "alembic_version"]
@@ -159,7 +161,7 @@ def test_rows_outlive_every_migration(database: Database) -> None:
 
 
 def test_deeds_are_kept_by_an_earlier_version_too(database: Database, ada: User) -> None:
-    """But for those of nobody known, of which it knows nothing; still nobody changes any."""
+    """Except events without a user, which it does not support; rows still cannot be changed."""
     with database.writing() as session:
         audit.note_typed(session, "backup", "here")
         session.add(AuditEvent(user_id=ada.id, action="POST /views", address=""))
@@ -181,14 +183,14 @@ def test_every_revision_is_tried() -> None:
 
 @pytest.mark.only_on("sqlite")
 def test_foreign_keys_are_on_after_a_migration(database: Database) -> None:
-    """They are off while tables are built anew, and no longer."""
+    """They are off only while tables are rebuilt."""
     database.migrate()
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1
 
 
 def test_workers_that_were_there_keep_their_recipes(database: Database) -> None:
-    """What a worker offers is found in what it had said of itself."""
+    """The recipes of a worker are taken from its stored capabilities."""
     recipes = [{"name": "digits", "schema": {}}, {"name": "broken", "error": "no"}]
     who: dict[str, Any] = {"name": "w", "host": "h", "pid": 1, "devices": [], "versions": {}}
     with database.writing() as session:
@@ -201,7 +203,7 @@ def test_workers_that_were_there_keep_their_recipes(database: Database) -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_sql_is_printed_without_a_change(database: Database) -> None:
-    """Who may not let a program alter a database gets what it would do."""
+    """For users who apply changes of the schema by hand."""
     text = io.StringIO()
     command.upgrade(database.migrations(text), "0001:head", sql=True)
     assert "CREATE INDEX ix_metrics_run_id_id ON metrics (run_id, id)" in text.getvalue()
@@ -224,7 +226,7 @@ def test_a_watched_run_is_one_that_an_earlier_version_can_list(database: Databas
 
 
 def test_an_earlier_version_neither_waits_for_a_command_nor_runs_it(database: Database) -> None:
-    """One in the queue is over, and its row is kept as one of a run that is watched."""
+    """A queued one is ended, and its row is kept as that of a watched run."""
     with database.writing() as session:
         submit_command(session, accounts.user_named(session, "ada"))
     command.downgrade(database.migrations(), "0009")
@@ -237,7 +239,7 @@ def test_an_earlier_version_neither_waits_for_a_command_nor_runs_it(database: Da
 
 
 def test_an_earlier_version_does_not_go_on_with_a_sweep_of_a_command(database: Database) -> None:
-    """It would look for a recipe that has no name; its row is kept, as one that is over."""
+    """It would search for a recipe without a name; its row is kept as ended."""
     what: dict[str, Any] = {"name": "n", "config": {}, "space": {}, "kind": "grid", "seed": 0}
     what |= {"metric": "loss", "goal": "minimise", "runs_total": 2, "at_once": 1, "tags": ""}
     what |= {"priority": 0, "devices_per_node": 1, "status": "running"}
@@ -319,7 +321,7 @@ def test_what_files_take_is_added_up_and_an_erased_run_is_one_to_list(
 def test_runs_that_were_there_are_found_by_settings_and_metrics(
     database: Database, running: Run
 ) -> None:
-    """Both tables are filled from what runs have, as they are filled from then on."""
+    """Both tables are filled from the existing runs, like later ones."""
     record(
         database, running, make_steps([1.0] * 3), events=[make_metric(1, 0.5), make_metric(3, 0.7)]
     )
@@ -343,7 +345,7 @@ def test_runs_that_were_there_are_found_by_settings_and_metrics(
 def test_summaries_of_metrics_without_a_point_beyond_them_go(
     database: Database, running: Run
 ) -> None:
-    """An earlier version kept one of each size for every point; now these are read from points."""
+    """An earlier version stored one of each size for every point; now points are read."""
     record(database, running, events=[make_metric(step, step / 70) for step in range(1, 71)])
     query = select(MetricBucket.size, MetricBucket.bucket).order_by(MetricBucket.size)
     with database.writing() as session:
@@ -361,7 +363,7 @@ def test_summaries_of_metrics_without_a_point_beyond_them_go(
 def test_runs_of_before_know_whether_their_last_loss_was_lost(
     database: Database, running: Run
 ) -> None:
-    """A loss that was stored as NULL was NaN: such a run goes on to count as diverged."""
+    """A loss stored as NULL was NaN: such a run still counts as diverged."""
     record(database, running, make_steps([1.0, float("nan")]))
     command.downgrade(database.migrations(), "0037")
     command.upgrade(database.migrations(), "head")
@@ -372,7 +374,12 @@ def test_runs_of_before_know_whether_their_last_loss_was_lost(
 
 def test_values_are_renamed_with_the_tables(database: Database, running: Run, ada: User) -> None:
     """Configurations, searched settings and tokens keep their meaning, there and back."""
-    spike = {"spike": {"rollback": True, "max_rollbacks": 2}}
+    spike = {
+        "spike": {
+            **{"rollback": True, "max_rollbacks": 2},
+            **{"check_every_steps": 9, "afterwards": "continue"},
+        }
+    }
     with database.writing() as session:
         run = session.get_one(Run, running.id)
         run.config = {**run.config, **spike}
@@ -380,18 +387,31 @@ def test_values_are_renamed_with_the_tables(database: Database, running: Run, ad
             RunConfigValue(run_id=run.id, name="rollback", path="spike.rollback", text="true")
         )
         accounts.make_api_token(session, ada, "ci", kind="control")
+        shown = {"sort": "-id", "columns": "name,health", "group": ""}
+        views.save(session, ada, "mine", filter="status:no_updates", **shown)
+        session.add(AlertRule(user_id=ada.id, scope="mine", condition="no_updates", channel_ids=[]))
     config = database.migrations()
     command.downgrade(config, "0038")
     with database.engine.connect() as connection:
         before = connection.execute(text("SELECT config FROM runs")).scalar_one()
         before = json.loads(before) if isinstance(before, str) else before
-        assert before["spike"] == {"rewind": True, "most_rewinds": 2}
+        assert before["spike"] == {
+            **{"rewind": True, "most_rewinds": 2},
+            **{"look_every_steps": 9, "afterwards": "go on"},
+        }
         paths = connection.execute(text("SELECT path FROM run_settings")).scalars().all()
         assert "spike.rewind" in paths
         kinds = connection.execute(text("SELECT kind FROM api_tokens")).scalars().all()
         assert kinds == ["steer"]
+        [view] = connection.execute(text("SELECT filter, columns FROM saved_views")).all()
+        assert tuple(view) == ("status:unapplied", "name,verdict")
+        rules = connection.execute(text("SELECT condition FROM alert_rules")).scalars().all()
+        assert rules == ["unapplied"]
     command.upgrade(config, "head")
     with database.reading() as session:
         assert session.get_one(Run, running.id).config["spike"] == spike["spike"]
         assert "spike.rollback" in session.scalars(select(RunConfigValue.path)).all()
         assert [token.kind for token in session.scalars(select(ApiToken))] == ["control"]
+        [saved] = views.listed(session, ada)
+        assert (saved.filter, saved.columns) == ("status:no_updates", "name,health")
+        assert session.scalars(select(AlertRule.condition)).all() == ["no_updates"]

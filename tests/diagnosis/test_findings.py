@@ -36,10 +36,10 @@ def test_no_remedy_would_harm(loop: Loop) -> None:
 
 @each_loop([each for each in chosen() if not each.is_healthy])
 def test_nothing_learned_is_not_healthy(loop: Loop) -> None:
-    """The verdict is not "healthy" where gradients are all 0 or no weight moved at all."""
+    """The health is not "healthy" where gradients are all 0 or no weight moved at all."""
     ended = trial.tried(loop.name)
-    if ended.verdict and (loop.cause == "zero_gradients" or not ended.unwatched.moved):
-        assert ended.verdict.word != "healthy", ended.verdict.reason
+    if ended.health and (loop.cause == "zero_gradients" or not ended.unwatched.moved):
+        assert ended.health.word != "healthy", ended.health.reason
 
 
 @each_loop([each for each in chosen() if each.recipe and each.cause not in NOT_FOR_CHECK])
@@ -48,5 +48,5 @@ def test_recipe_check_passes_the_sound_alone(loop: Loop) -> None:
     assert loop.recipe is not None
     reference = f"{inspect.getfile(loop.recipe)}:{loop.recipe.__name__}"
     _, report = check.tell(reference)
-    told = [each.text for each in report.findings]
-    assert bool(told) is not loop.is_healthy, told
+    result = [each.text for each in report.findings]
+    assert bool(result) is not loop.is_healthy, result

@@ -1,7 +1,7 @@
-"""A loop's trial: unwatched and watched from the same seeds, and what the server makes of it.
+"""Trial of a loop: unwatched and watched with the same seeds, and its diagnosis.
 
-The watched run is written offline; its folder is read as the server reads what an uploader sends,
-into an empty database of SQLite, and diagnosed there.
+The watched run is written offline; its folder is recorded in an empty SQLite database, as the
+server records an upload, and diagnosed there.
 """
 
 import atexit
@@ -25,7 +25,7 @@ from db.access import accounts
 from db.database import Database
 from db.health import findings
 from db.health.finding import Finding
-from db.health.verdict import Verdict, verdict
+from db.health.scaling_health import ScalingHealth, scaling_health
 from db.queue import claims, queue, workers
 from db.runs import runs as run_rows
 from db.tables import Run, Status, WatchedAttempt
@@ -48,13 +48,13 @@ RANK_SECONDS = 120  # a busy machine is no fault
 
 @dataclass
 class Trial:
-    """What a trial came to."""
+    """Result of a trial."""
 
     loop: Loop
     unwatched: Ended
     watched: Ended
     findings: list[Finding] = field(default_factory=list)
-    verdict: Verdict | None = None
+    health: ScalingHealth | None = None
     told: str = ""  # what `watch` printed
 
     @property
@@ -92,25 +92,25 @@ def attempt(loop: Loop) -> Trial:
         runs = Path(folder) / "runs"
         if loop.processes > 1:
             unwatched, watched = _apart(loop, Path(folder), runs)
-            told = ""
+            result = ""
         else:
             unwatched = run(loop, Unwatched())
             unwatched.exception = None
             printed = io.StringIO()
             with contextlib.redirect_stderr(printed):
                 watched = watched_run(loop, runs)
-            told = printed.getvalue()
-        trial = Trial(loop, unwatched, watched, told=told)
+            result = printed.getvalue()
+        trial = Trial(loop, unwatched, watched, told=result)
         for each in sorted(runs.glob("*/run.json")):
             with recorded(each.parent) as (session, row):
                 trial.findings += findings.of_run(session, row)
-                trial.verdict = verdict(session, row) or trial.verdict
+                trial.health = scaling_health(session, row) or trial.health
         return trial
 
 
 @cache
 def tried(name: str) -> Trial:
-    """Return a loop's trial, which several tests look at."""
+    """Return a loop's trial, shared by several tests."""
     return attempt(LOOPS[name])
 
 
@@ -209,10 +209,10 @@ def _sender(session: Any, place: WatchedAttempt) -> tuple[Any, int, int]:
 
 def events(folder: Path) -> list[Event]:
     """Return a run's events, as they lie in its spool."""
-    reader, told = SpoolReader(folder / "spool"), []
+    reader, result = SpoolReader(folder / "spool"), []
     while items := reader.poll():
-        told += [item for item in items if isinstance(item, dict)]
-    return told
+        result += [item for item in items if isinstance(item, dict)]
+    return result
 
 
 @cache
@@ -239,7 +239,7 @@ def _apart(loop: Loop, folder: Path, runs: Path) -> tuple[Ended, Ended]:
 
 
 def truths(loop: Loop) -> list[tuple[Truth, Truth]]:
-    """Return what each rank saw happen in a loop, as it is and in fp32."""
+    """Return each rank's ground truth of a loop, with its precision and in fp32."""
     if loop.processes == 1:
         return [(observe(loop), observe(loop, fp32=True))]
     with tempfile.TemporaryDirectory(prefix="halfstep-trial-") as folder:
@@ -247,7 +247,7 @@ def truths(loop: Loop) -> list[tuple[Truth, Truth]]:
 
 
 def _of_ranks(loop: Loop, folder: Path, *arguments: str) -> Iterator[list[Any]]:
-    """Have a process for each rank, and yield what each leaves."""
+    """Start a process for each rank, and yield the result of each."""
     script = str(Path(__file__).with_name("rank.py"))
     ranks = [
         warm.Popen(
@@ -277,20 +277,23 @@ def _of_ranks(loop: Loop, folder: Path, *arguments: str) -> Iterator[list[Any]]:
 
 
 def _of_recipe(loop: Loop) -> Trial:
-    """Train a recipe as a worker does, without its processes, and record what it tells."""
+    """Train a recipe like a worker, without its processes, and record its events."""
     assert loop.recipe is not None
     items: list[Any] = []
     unwatched = run(loop, Unwatched())
-    told = replace(
+    result = replace(
         loop, train=lambda watch: trained(loop.recipe, {"precision": loop.precision}, watch, items)
     )
-    trial = Trial(loop, unwatched, run(told, Unwatched()))
+    trial = Trial(loop, unwatched, run(result, Unwatched()))
     with _database() as database:
         with database.writing() as session:
             run_id = _record_recipe(session, loop, items)
         with database.reading() as session:
             row = session.get_one(Run, run_id)
-            trial.findings, trial.verdict = findings.of_run(session, row), verdict(session, row)
+            trial.findings, trial.health = (
+                findings.of_run(session, row),
+                scaling_health(session, row),
+            )
     return trial
 
 

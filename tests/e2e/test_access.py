@@ -51,7 +51,7 @@ PHONE = {"width": 390, "height": 844}
 
 EMPTY = ("/runs", "/sweeps", "/alerts", "/trash")
 FULL = (
-    "/runs?columns=status,step,loss,scale,verdict,training.batch_size,tags",
+    "/runs?columns=status,step,loss,scale,health,training.batch_size,tags",
     "/runs?filter=nonsense:",
     "/runs?filter=recipe:digits+-status:queued",
     "/runs?view=charts",

@@ -62,7 +62,7 @@ def _zoom(page: Page, first: int, last: int) -> None:
 
 
 def _told(page: Page) -> list[int]:
-    """Return the number that each tick says that it stands for."""
+    """Return the number on each tick."""
     texts = _trace(page, "skipped")["text"]
     return [1 if t.startswith("step ") else int(t.split()[0].replace(",", "")) for t in texts]
 
@@ -117,7 +117,7 @@ def test_applied_updates_are_exact_in_a_zoom(long: None, page: Page) -> None:
 def test_long_run_opens_with_few_points_and_goes_on_live(
     database: Database, running: Run, long: None, page: Page
 ) -> None:
-    """Live steps go on from the overview, every skip counted once."""
+    """Live steps continue the overview, every skip counted once."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     more = make_steps([2.0] * 5, first=STEPS + 1, skipped=[STEPS + 2])
@@ -150,7 +150,7 @@ def test_zoom_of_a_row_is_in_the_address(database: Database, running: Run, page:
 def test_long_run_is_drawn_on_after_its_last_finite_loss(
     database: Database, running: Run, page: Page
 ) -> None:
-    """Where the loss is NaN for good, axis, ticks, marks and other lines go on to the end."""
+    """If the loss stays NaN, axis, ticks, marks and other lines continue to the end."""
     steps, finite = 6_000, 2_000
     losses = [1.0] * finite + [math.nan] * (steps - finite)
     skipped = range(finite + 1, steps + 1, 500)
@@ -169,7 +169,7 @@ def test_long_run_is_drawn_on_after_its_last_finite_loss(
 
 
 def test_failed_answers_are_asked_for_again(long: None, page: Page) -> None:
-    """A 503 in place of the series delays the chart, or its zoom, and harms nothing else."""
+    """A 503 for the series delays the chart, or its zoom, without other effects."""
     refused = refuse_once(page, "**/api/v1/runs/1/series*")
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
@@ -181,7 +181,7 @@ def test_failed_answers_are_asked_for_again(long: None, page: Page) -> None:
 def test_late_answer_to_a_zoom_does_not_undo_its_reset(
     database: Database, running: Run, long: None, page: Page
 ) -> None:
-    """What was asked for before a reset, and comes after it, is not shown."""
+    """A response to an earlier request that arrives after the reset is not shown."""
     page.goto("/runs/1")
     page.wait_for_selector("[data-drawn]")
     held: list[Route] = []
@@ -213,7 +213,7 @@ def test_plot_without_a_width_is_drawn_as_soon_as_it_has_one(long: None, page: P
 
 
 def test_plot_that_was_out_of_sight_and_is_back_is_drawn(long: None, page: Page) -> None:
-    """Of several changes that the browser tells at once the newest counts."""
+    """Of several changes reported at once the newest counts."""
     page.add_init_script(
         """const Observer = IntersectionObserver
         window.IntersectionObserver = class extends Observer {
@@ -242,7 +242,7 @@ def test_drawing_that_never_ends_is_not_waited_for(
 def test_comparison_asks_again_for_what_it_missed(
     database: Database, running: Run, page: Page
 ) -> None:
-    """A 503 in place of the series or of the table delays the chart, first and later."""
+    """A 503 for the series or the table delays the chart, first and later."""
     with database.writing() as session:
         runs.get(session, running.id).group_id = running.id
     record(database, running, make_steps([1.0] * 3))
@@ -274,7 +274,7 @@ def test_waits_for_data_and_spikes_are_drawn(database: Database, running: Run, p
 
 
 def test_a_rewind_takes_the_lines_back_live(database: Database, running: Run, page: Page) -> None:
-    """What the run went back from is no more; the history says so without a reload."""
+    """Steps undone by the rollback disappear; the history shows it without a reload."""
     recording = Recording(1, 1, has_begun=True, last_line=0)
 
     def tell(*items: Any) -> None:
@@ -320,7 +320,7 @@ def test_metrics_of_a_script_that_only_logs_are_not_written_over(
     later; a long name is cut, and whole where it is pointed at."""
     page.goto("/runs/1")
     said = page.locator("[data-starting]")
-    expect(said).to_contain_text("no step was heard of yet")
+    expect(said).to_contain_text("no step received yet")
     name = "a" * 200
     record(database, running, events=[make_metric(step, 1.0, name) for step in (1, 2)])
     expect(said).to_be_hidden()
@@ -373,7 +373,7 @@ def test_lines_are_told_hidden_arranged_and_saved(
     ]
     page.goto("/runs/1")
     said = page.locator("[data-starting]")
-    expect(said).to_contain_text("no step was heard of yet")
+    expect(said).to_contain_text("no step received yet")
     for status, words in ((Status.PAUSING, "Pausing before"), (Status.RUNNING, "no step was")):
         with database.writing() as session:
             runs.set_status(session, session.get_one(Run, 1), status)

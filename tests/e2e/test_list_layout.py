@@ -174,7 +174,7 @@ def test_a_queued_run_is_moved_from_the_selection_bar(
 def test_an_unknown_name_groups_nothing(many: Run, page: Page) -> None:
     """The list says so, and stays a list."""
     page.goto("/runs?group=no_such_setting")
-    expect(page.get_by_text("No setting is called no_such_setting")).to_be_visible()
+    expect(page.get_by_text("There is no setting no_such_setting")).to_be_visible()
     expect(page.locator("[data-groups]")).to_have_count(0)
     expect(page.locator("tr[data-status]")).to_have_count(50)
 

@@ -103,13 +103,15 @@ def test_weights_are_uploaded_into_the_form(
     held: list[Route] = []
     page.route("**/api/v1/uploads/*", lambda route: held.append(route))
     box.locator("[data-file]").set_input_files(path)
-    expect(box.locator("[data-told]")).to_have_text("Uploading net.pt, 1.05 MB.")
+    expect(box.locator("[data-message]")).to_have_text("Uploading net.pt, 1.05 MB.")
     page.get_by_role("button", name="Start run").click()
-    expect(box.locator("[data-told]")).to_contain_text("still on its way")
+    expect(box.locator("[data-message]")).to_contain_text("still on its way")
     box.get_by_role("button", name="Stop").click()
-    expect(box.locator("[data-told]")).to_have_text("net.pt was stopped; nothing of it was kept.")
+    expect(box.locator("[data-message]")).to_have_text(
+        "net.pt was stopped; nothing of it was kept."
+    )
     box.locator("[data-file]").set_input_files(tmp_path / "net.zip")
-    expect(box.locator("[data-told]")).to_contain_text("allowed: .safetensors or .pt")
+    expect(box.locator("[data-message]")).to_contain_text("allowed: .safetensors or .pt")
     page.unroute("**/api/v1/uploads/*")
     box.locator("[data-file]").set_input_files(path)
     expect(field).to_have_value(re.compile("^[0-9a-f]{64}/net.pt$"))

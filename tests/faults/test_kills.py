@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: every run ends bit-identical to one that nobody disturbed."""
+"""SIGKILL at random moments: every run ends bit-identical to an undisturbed one."""
 
 import os
 import random
@@ -48,7 +48,7 @@ def test_killed_trainings_end_as_if_nothing_had_happened(
 
 @only_in_full
 def test_killed_workers_do_not_disturb_their_runs(site: Site, moments: random.Random) -> None:
-    """SIGKILL of the worker: supervisors and trainings go on, and the next worker finds them."""
+    """SIGKILL of the worker: supervisors and trainings continue, and the next worker finds them."""
     times = 25
     with ExitStack() as stack:
         workers = [stack.enter_context(site.worker(**TRIES))]
@@ -66,7 +66,7 @@ def test_killed_workers_do_not_disturb_their_runs(site: Site, moments: random.Ra
 
 
 def test_killed_servers_do_not_disturb_runs_or_viewers(site: Site, moments: random.Random) -> None:
-    """SIGKILL of the server: runs go on, and a viewer that comes back has missed nothing."""
+    """SIGKILL of the server: runs continue, and a returning client has missed nothing."""
     times, port = often(full=25, short=1), free_port()
     with site.database.writing() as session:
         token, _row = accounts.make_api_token(session, site.owner, "viewer")
@@ -138,9 +138,9 @@ def test_all_killed_at_once_then_up_again(site: Site, moments: random.Random) ->
 def disturb(
     site: Site, times: int, moments: random.Random, kill: Callable[[int], bool]
 ) -> list[int]:
-    """Kill something that often, each time while a run trains; return the runs that it took.
+    """Kill something repeatedly, each time while a run trains; return the runs.
 
-    kill: tells whether it did.
+    kill: returns whether it did.
     """
     disturbed: list[int] = []
     killed = 0
@@ -155,13 +155,13 @@ def disturb(
 
 
 def is_training(site: Site, run_id: int) -> bool:
-    """Wait until a run trains or has ended; tell which."""
+    """Wait until a run trains or has ended; return which."""
     until(lambda: site.has_training(run_id) or site.run(run_id).ended_at is not None)
     return site.run(run_id).ended_at is None
 
 
 def assert_undisturbed(site: Site, run_ids: list[int]) -> None:
-    """The runs end as one does that nobody disturbs."""
+    """Assert that the runs end like an undisturbed one."""
     undisturbed = site.submit(config=config(STEPS))
     for run_id in (*run_ids, undisturbed):
         assert site.wait(run_id).status == Status.FINISHED

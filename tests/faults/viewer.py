@@ -66,8 +66,8 @@ class Viewer(threading.Thread):
         """What it was told, in one attempt, is what is in the database, each once."""
         with site.database.reading() as session:
             columns = series.raw_steps(session, run_id)
-            told = history.events(session, run_id, limit=len(self.events) + 1)
-            events = [event.id for (event,) in told.rows]
+            result = history.events(session, run_id, limit=len(self.events) + 1)
+            events = [event.id for (event,) in result.rows]
             log = [line.number for line in series.log_lines(session, run_id)]
         assert list(self.steps.values()) == list(zip(*columns.values(), strict=True))
         assert (self.events, self.log) == (events, log)

@@ -99,7 +99,7 @@ def assert_true(folder: Path, scaler: RecordingScaler, net: nn.Module | None = N
     assert ((steps["flags"] & SKIPPED) != 0).tolist() == scaler.skipped
     assert np.isfinite(steps["loss"]).all()
     shapes = {name: tuple(p.shape) for name, p in (net or Net()).named_parameters()}
-    told = {
+    result = {
         event["step"]: sorted(
             shapes[each["name"].removeprefix("net.")] for each in event["culprits"]
         )
@@ -107,4 +107,4 @@ def assert_true(folder: Path, scaler: RecordingScaler, net: nn.Module | None = N
         if event.get("kind") == "skip"
     }
     expected = zip(steps["step"].tolist(), scaler.skipped, scaler.culprits, strict=True)
-    assert told == {step: culprits for step, was_skipped, culprits in expected if was_skipped}
+    assert result == {step: culprits for step, was_skipped, culprits in expected if was_skipped}

@@ -57,5 +57,5 @@ def test_accelerate_tells_the_truth(tmp_path: Path, fused: bool, clip: bool, nam
     assert_true(tmp_path, watched)
     events = written(tmp_path)[1]
     assert {event["optimizer"] for event in events if event.get("kind") == "skip"} == {"AdamW"}
-    told = [event for event in events if event["event"] == "schedule"]
-    assert bool(told) == (fused and sum(watched.skipped) >= 3)
+    result = [event for event in events if event["event"] == "schedule"]
+    assert bool(result) == (fused and sum(watched.skipped) >= 3)

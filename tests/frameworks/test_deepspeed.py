@@ -63,7 +63,7 @@ def train(
     if folder:
         halfstep.deepspeed.watch(engine, folder=folder)
     x, y = (each.half() for each in samples())
-    told = []
+    result = []
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     for _ in range(epochs):
         for batch, wanted in zip(x.split(8)[rank::ranks], y.split(8)[rank::ranks], strict=True):
@@ -80,10 +80,10 @@ def train(
             ]
             engine.step()
             if is_step:
-                told.append((scale, engine.optimizer.overflow, found))
+                result.append((scale, engine.optimizer.overflow, found))
     if folder:
         halfstep.watch().finish()
-    return told, weights(engine.module)
+    return result, weights(engine.module)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def check(folder: Path, watched: list[Any]) -> None:
     assert steps["scale"].tolist() == [scale for scale, _, _ in watched]
     assert ((steps["flags"] & SKIPPED) != 0).tolist() == skipped
     assert (steps["loss"] > 0).all()
-    told = {
+    result = {
         e["step"]: [c["name"] for c in e["culprits"]] for e in events if e.get("kind") == "skip"
     }
-    assert told == {step: names for step, (_, skip, names) in enumerate(watched, 1) if skip}
+    assert result == {step: names for step, (_, skip, names) in enumerate(watched, 1) if skip}

@@ -107,12 +107,12 @@ def test_whole_models_load_by_from_pretrained(
     run = run_loop(Finetune, values, folder=tmp_path / "checkpoints")
     folder = unzipped(tmp_path, 5)
     shutil.copy(tmp_path / "checkpoints/step-00000005.safetensors", folder / "model.safetensors")
-    _, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    _, result = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     folder = folder.rename(tmp_path / "huggingface")
     monkeypatch.chdir(tmp_path)
     exec(LINES[-1][1], names := {"transformers": transformers})
     loaded = names["model"]
-    assert not any(told.values())
+    assert not any(result.values())
     assert_same_bits(dict(loaded.state_dict()), dict(run.recipe.network.state_dict()))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.decode(tokenizer("3 and 3")["input_ids"]) == "3 and 3"
@@ -204,14 +204,14 @@ def test_weights_that_do_not_fit_are_told(model: Path, text: Path, tmp_path: Pat
     del weights["model.layers.1.mlp.up_proj.weight"]
     weights["model.extra.weight"] = torch.ones(1)
     safetensors.torch.save_file(weights, file, {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"its weights do not fit its config.json") as told:
+    with pytest.raises(ConfigError, match=r"its weights do not fit its config.json") as result:
         made(tmp_path, text)
     for part in (
         "1 weights are missing (model.layers.1.mlp.up_proj.weight)",
         "1 have another shape than config.json says (model.norm.weight)",
         "1 are unknown to it (model.extra.weight)",
     ):
-        assert part in str(told.value)
+        assert part in str(result.value)
 
 
 def test_other_settings_that_do_not_fit_are_told(model: Path, text: Path, tmp_path: Path) -> None:

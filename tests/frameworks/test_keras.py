@@ -65,11 +65,11 @@ def test_keras_tells_the_truth(tmp_path: Path) -> None:
     assert ((steps["flags"] & SKIPPED) != 0).tolist() == skipped
     assert np.isfinite(steps["loss"]).all()
     assert steps["lr"] == pytest.approx(1e-2)
-    told = {
+    result = {
         e["step"]: {c["name"] for c in e["culprits"]} for e in events if e.get("kind") == "skip"
     }
     expected = [culprits for _, culprits in watched.told]
-    assert told == {step: culprits for step, culprits in enumerate(expected, 1) if culprits}
+    assert result == {step: culprits for step, culprits in enumerate(expected, 1) if culprits}
     assert {e["name"] for e in events if e["event"] == "metric"} == {"mae"}
     assert not {"apply", "check_finite", "scale_loss"} & set(vars(watched))
 

@@ -163,7 +163,7 @@ def test_text_that_is_no_unicode_is_refused_by_its_field(client: Client, text: s
 
 
 def test_a_token_that_is_refused_is_named_with_where_it_stands(address: str) -> None:
-    """The variable, or the file of `halfstep login`; the token is not told."""
+    """The variable, or the file of `halfstep login`; the token is not shown."""
     typed = halfstep("run", "list", HALFSTEP_URL=address, HALFSTEP_TOKEN="hs_bad")
     assert typed.returncode == 1
     assert typed.stderr.startswith("halfstep: The token is unknown or has expired.")
@@ -214,7 +214,7 @@ def test_runs_are_laid_side_by_side(
 def test_a_command_is_submitted_by_client_and_by_hand(
     client: Client, address: str, token: str
 ) -> None:
-    """Its values are typed as JSON; what is wrong is named by its field."""
+    """Values are typed as JSON; an invalid one is named by its field."""
     rules = {"lr": {"type": "number", "maximum": 1}}
     given = {"folder": "/home/ada", "variables": {"A": "b"}, "schema": rules, "tags": ["t"]}
     run = client.submit_command("python train.py {lr} {name}", {"lr": 0.1, "name": "x"}, **given)
@@ -240,7 +240,7 @@ def test_a_command_is_submitted_by_client_and_by_hand(
 
 
 def test_a_command_is_swept_by_client_and_command(client: Client, address: str, token: str) -> None:
-    """What is tried of some placeholders, and a value for each of the others."""
+    """A search space for some placeholders, and a value for each of the others."""
     rules = {"lr": {"type": "number", "maximum": 1}}
     begun = client.sweep_command(
         *("python train.py {lr} {name}", {"lr": [0.1, 0.2]}, {"name": "x"}),
@@ -264,7 +264,7 @@ def test_a_command_is_swept_by_client_and_command(client: Client, address: str, 
 
 
 def test_a_wrong_field_is_named(client: Client) -> None:
-    """Field, value and what is allowed, in the message and apart."""
+    """Field, value and allowed values, in the message and separately."""
     with pytest.raises(ApiError, match=r"training\.batch_size: .*1437") as refused:
         client.submit("digits", {"training": {"batch_size": 5000}})
     assert refused.value.status == 422
@@ -286,7 +286,7 @@ def test_a_download_is_the_file(client: Client, saved: Path, tmp_path: Path) -> 
 def test_a_state_in_shards_is_not_downloaded_by_halves(
     client: Client, database: Database, saved: Path, tmp_path: Path
 ) -> None:
-    """It is said what can be had instead."""
+    """The message names the available files."""
     with database.writing() as session:
         row = CheckpointFile(
             run_id=1, attempt=1, step=400, kind="shard.0", key="a", reason="interval"
@@ -301,7 +301,7 @@ def test_a_state_in_shards_is_not_downloaded_by_halves(
 def test_a_download_that_broke_off_goes_on(
     client: Client, saved: Path, tmp_path: Path, had: int
 ) -> None:
-    """What has come is not fetched again, and the whole is compared."""
+    """Received bytes are not fetched again, and the whole file is verified."""
     sha256 = hashlib.sha256(BODY).hexdigest()
     (tmp_path / f".{sha256}.partial").write_bytes(BODY[:had])
     saved.write_bytes(b"\0" * had + BODY[had:])  # of the same size: what is fetched anew is wrong
@@ -313,7 +313,7 @@ def test_a_download_that_broke_off_goes_on(
 def test_of_the_files_of_a_run_the_only_one_is_downloaded(
     client: Client, database: Database, saved: Path, tmp_path: Path
 ) -> None:
-    """Of whatever kind; of several it is said how to ask for each."""
+    """Of any kind; with several the message lists the options for each."""
     with database.writing() as session:
         session.scalars(select(CheckpointFile)).one().kind = "weights.wb-pt"
     assert client.download(1, tmp_path).read_bytes() == BODY
@@ -322,7 +322,7 @@ def test_of_the_files_of_a_run_the_only_one_is_downloaded(
 
 
 def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: Path) -> None:
-    """Its name and both sums are told, and no file is left."""
+    """Its name and both checksums are in the message, and no file is left."""
     saved.write_bytes(b"x" + BODY[1:])
     with pytest.raises(ApiError, match=r"digits-fp16-run1-step400\.pt is damaged"):
         client.download(1, tmp_path / "new")
@@ -330,7 +330,7 @@ def test_a_damaged_download_is_not_kept(client: Client, saved: Path, tmp_path: P
 
 
 def test_login_tries_the_token_once(address: str, token: str) -> None:
-    """One that nobody knows is not kept, nor one for what is no Halfstep."""
+    """An unknown one is not stored, nor one for another kind of server."""
     command = [sys.executable, "-m", "halfstep.cli.main", "login"]
 
     def login(url: str, typed: str) -> subprocess.CompletedProcess[str]:
@@ -338,12 +338,12 @@ def test_login_tries_the_token_once(address: str, token: str) -> None:
             [*command, url], input=typed, capture_output=True, text=True, check=False
         )
 
-    for url, typed, told in (
+    for url, typed, result in (
         (address, "hs_wrong", "The token is unknown or has expired"),
         (f"{address}/none", token, "is not an address of a Halfstep server"),
     ):
         ended = login(url, typed)
-        assert told in ended.stderr
+        assert result in ended.stderr
         assert (ended.returncode, ended.stdout) == (1, "")
         assert credentials.read() is None
     ended = login(address, token)
@@ -368,24 +368,24 @@ def test_a_server_that_is_away_is_a_sentence() -> None:
     """No traceback of an HTTP library."""
     address = f"127.0.0.1:{free_port()}"
     client = Client(f"http://ada:secret@{address}", "token")
-    told = rf"the server does not answer at http://{address}: .*refused"
-    with pytest.raises(ApiError, match=told):
+    result = rf"the server does not answer at http://{address}: .*refused"
+    with pytest.raises(ApiError, match=result):
         client.runs()
 
 
 def test_who_waits_goes_on_after_a_restart_of_the_server(
     settings: Settings, database: Database, running: Run, token: str
 ) -> None:
-    """It is said once that the server is away; a run that is not there is no matter of patience."""
+    """The outage is reported once; a missing run is not retried."""
     said: list[str] = []
     with serving(settings, database) as (_server, address), Client(address, token) as client:
-        followed = client.follow(running.id, told=said.append)
+        followed = client.follow(running.id, on_outage=said.append)
         assert next(followed)["status"] == "running"
         with pytest.raises(ApiError, match="no run 99"):
-            client.wait(99, told=said.append)
+            client.wait(99, on_outage=said.append)
     with Client(address, token) as client, ExitStack() as stack:
         with pytest.raises(ApiError, match="does not answer"):
-            client.wait(running.id, patience=0, told=said.append)
+            client.wait(running.id, patience=0, on_outage=said.append)
         assert said == []
 
         def restart(text: str) -> None:
@@ -395,7 +395,7 @@ def test_who_waits_goes_on_after_a_restart_of_the_server(
                 attempt = running.attempt
                 queue.end(session, running.id, attempt, Status.FAILED, error="no", reason="no")
 
-        found = client.follow(running.id, told=restart)
+        found = client.follow(running.id, on_outage=restart)
         assert [run["status"] for run in found] == ["failed"]
     [text] = said
     assert "retrying for 300 seconds" in text
@@ -410,12 +410,12 @@ def test_a_run_that_diverged_is_called_so(
         run.step, run.loss, run.last_flags = 9, None, NONFINITE_LOSS
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
-    told = halfstep("run", "follow", "1", **environment)
-    assert told.stdout.split()[:3] == ["run", "1", "diverged"]
-    assert told.returncode == 5
+    result = halfstep("run", "follow", "1", **environment)
+    assert result.stdout.split()[:3] == ["run", "1", "diverged"]
+    assert result.returncode == 5
     assert "  diverged  " in halfstep("run", "list", "status:diverged", **environment).stdout
     found = json.loads(halfstep("run", "list", "--json", **environment).stdout)
-    assert (found["status"], found["ending"]) == ("finished", "diverged")
+    assert (found["status"], found["outcome"]) == ("finished", "diverged")
 
 
 def test_commands_do_what_the_client_does(
@@ -464,14 +464,14 @@ def test_a_script_waits_for_the_end_and_hears_of_a_failure(
         assert client.wait(running.id)["status"] == "failed"
         assert [run["status"] for run in client.follow(running.id)] == ["failed"]
     environment = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
-    told = halfstep("run", "follow", "1", **environment)
-    assert told.stdout.endswith("  (exit code 3: bye)\n")
-    assert told.returncode == 3
+    result = halfstep("run", "follow", "1", **environment)
+    assert result.stdout.endswith("  (exit code 3: bye)\n")
+    assert result.returncode == 3
     assert "  ValueError: bye\n" in halfstep("run", "list", **environment).stdout
     followed = halfstep("run", "follow", "1", "--json", **environment)
     assert (json.loads(followed.stdout)["status"], followed.returncode) == ("failed", 3)
-    told = halfstep("download", "1", str(tmp_path / "got"), **environment)
-    assert told.stdout.strip() == os.fspath(tmp_path / "got" / "digits-fp16-run1-step400.pt")
+    result = halfstep("download", "1", str(tmp_path / "got"), **environment)
+    assert result.stdout.strip() == os.fspath(tmp_path / "got" / "digits-fp16-run1-step400.pt")
 
 
 def test_the_commands_of_runs_stand_together_too(
@@ -547,8 +547,8 @@ def test_bytes_that_are_no_text_are_refused(
     ):
         with pytest.raises(SystemExit, match="2"):
             main.main([*words, no_text])
-        told = rf"halfstep: {option}: b'\xff\xfe' is not allowed; allowed: UTF-8"
-        assert capsys.readouterr().err.startswith(told)
+        result = rf"halfstep: {option}: b'\xff\xfe' is not allowed; allowed: UTF-8"
+        assert capsys.readouterr().err.startswith(result)
     with pytest.raises(SystemExit, match="no file of the kind"):
         main.main(["download", "1", no_text])
     weights = tmp_path / f"{no_text}.pt"
@@ -590,19 +590,19 @@ def test_a_full_disk_below_stdout_is_named(
                 text=True,
                 check=False,
             )
-        told = ended.stderr if "--json" not in words else json.loads(ended.stderr)["error"] + "\n"
-        assert told.removeprefix("halfstep: ") == "output: No space left on device\n"
+        result = ended.stderr if "--json" not in words else json.loads(ended.stderr)["error"] + "\n"
+        assert result.removeprefix("halfstep: ") == "output: No space left on device\n"
         assert ended.returncode == 1
 
 
 def test_runs_are_deleted_and_restored(client: Client, address: str, token: str) -> None:
-    """From Python and by what is typed; one that has not ended is named, and is refused."""
+    """By client and command; an active one is named and rejected."""
     first, second = (client.submit("digits", {})["id"] for _ in range(2))
     client.cancel(first)
     answer = client.delete(first, second)
     assert answer["done"] == [first]
     assert [each["id"] for each in answer["refused"]] == [second]
-    assert [run["id"] for run in client.bin()] == [first]
+    assert [run["id"] for run in client.trash()] == [first]
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     restored = halfstep("run", "restore", str(first), **known)
     assert (restored.returncode, restored.stdout) == (0, f"run {first} is restored\n")
@@ -632,7 +632,7 @@ def test_runs_are_deleted_and_restored(client: Client, address: str, token: str)
 def test_sweeps_by_the_client_and_the_command(
     client: Client, address: str, token: str, database: Database
 ) -> None:
-    """Begun, listed, shown with what each run tried, extended, paused, resumed and cancelled."""
+    """Begun, listed, shown with each trial's values, extended, paused, resumed and cancelled."""
     space = {"training.batch_size": [16, 32]}
     begun = client.begin_sweep("digits", space, {"training": {"steps": 5}}, goal="minimise")
     assert (begun["status"], begun["runs_total"], begun["open"]) == ("running", 2, 1)
@@ -676,7 +676,7 @@ def test_alerts_are_made_and_deliver_from_a_script(client: Client, settings: Set
     channel = client.add_channel("webhook", "http://hook.invalid/hook", name="mine")
     assert channel["secret"]
     assert [each["name"] for each in client.channels()] == ["mine"]
-    rule = client.alert("scale_below", value=1.0, everybody=True)
+    rule = client.alert("scale_below", value=1.0, all_runs=True)
     assert rule["channel_ids"] == [channel["id"]]
     assert client.alert_rules() == [rule]
     client.test_channel(channel["id"])
@@ -698,7 +698,7 @@ def test_alerts_are_typed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Added, listed with the channels, tested and removed; --json is what the API says."""
+    """Added, listed with the channels, tested and removed; --json is the API's response."""
     settings.data.mkdir()
     monkeypatch.setenv("HALFSTEP_URL", address)
     monkeypatch.setenv("HALFSTEP_TOKEN", token)
@@ -708,7 +708,7 @@ def test_alerts_are_typed(
         main.main(["alert", *words])
         return capsys.readouterr().out
 
-    made = json.loads(typed("add", "scale_below", "--value", "1", "--everybody", "--json"))
+    made = json.loads(typed("add", "scale_below", "--value", "1", "--all", "--json"))
     assert client.alert_rules() == [made]
     listed = typed("list")
     assert made["text"] in listed
@@ -720,7 +720,7 @@ def test_alerts_are_typed(
     with pytest.raises(SystemExit, match="condition"):
         typed("add", "nothing")
     with pytest.raises(SystemExit):
-        typed("add", "ended", "--run", "1", "--everybody")
+        typed("add", "ended", "--run", "1", "--all")
 
 
 def test_views_are_saved_from_a_script(client: Client) -> None:
@@ -738,7 +738,7 @@ def test_views_are_saved_from_a_script(client: Client) -> None:
 def test_presets_are_saved_and_submitted_from_a_script(
     client: Client, address: str, token: str, database: Database
 ) -> None:
-    """By the client and by what is typed; of two of one name the project says which."""
+    """By client and command; the project distinguishes two of the same name."""
     settings = {"training": {"steps": 7}}
     kept = client.save_preset("quick", "digits", settings, tags=["a", "b"], priority=3)
     assert (kept["config"], kept["tags"], kept["priority"]) == (settings, ["a", "b"], 3)
@@ -775,7 +775,7 @@ def test_presets_are_saved_and_submitted_from_a_script(
 
 
 def test_notes_are_written_from_a_script(client: Client, address: str, token: str) -> None:
-    """On runs in whatever order, and on a project; what somebody else wrote meanwhile stays."""
+    """On runs in any order, and on a project; another user's concurrent text stays."""
     runs = [client.submit("digits")["id"] for _ in range(2)]
     assert client.note(*runs) == ""
     assert client.write_note("# Why", *runs) == "# Why"
@@ -802,7 +802,7 @@ def test_notes_are_written_from_a_script(client: Client, address: str, token: st
 def test_rules_of_retention_from_a_script(
     client: Client, address: str, token: str, database: Database, running: Run, saved: Path
 ) -> None:
-    """Previewed, set, listed and ended; nothing is set that nobody has agreed to."""
+    """Previewed, set, listed and ended; nothing is set without confirmation."""
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
         session.get_one(Run, running.id).ended_at = 1.0
@@ -810,9 +810,9 @@ def test_rules_of_retention_from_a_script(
             LogLine(run_id=running.id, number=1, attempt=1, time=0.0, stream="stdout", text="x")
         )
     found = client.preview_retention(project="", log_days=30)
-    told = {"run_id": 1, "steps": 0, "stored_bytes": 0, "log_lines": 1, "samples": 0}
+    result = {"run_id": 1, "steps": 0, "stored_bytes": 0, "log_lines": 1, "samples": 0}
     assert (found["runs"], found["not_looked_at"]) == (1, 0)
-    assert found["largest"] == [told | {"name": client.run(1)["name"]}]
+    assert found["largest"] == [result | {"name": client.run(1)["name"]}]
     known = {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
     words = ("--project", "", "--logs", "30")
     assert "1 runs, 0 B of files" in halfstep("retention", "preview", *words, **known).stdout

@@ -35,7 +35,7 @@ def test_a_duration_does_not_follow_a_clock_that_jumps(tmp_path: Path) -> None:
 def test_all_processes_of_a_machine_share_the_clock() -> None:
     """What another process reads meanwhile lies between two readings here."""
     before = clock()
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", READ], check=True, capture_output=True, text=True
     ).stdout
-    assert before <= float(told.split()[1]) <= clock()
+    assert before <= float(result.split()[1]) <= clock()

@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bare virtual environment with the wheel and what it brings; its interpreter."""
+    """A bare virtual environment with the wheel and its dependencies; its interpreter."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder)
     interpreter = folder / "bin" / "python"
@@ -53,14 +53,14 @@ def pip(interpreter: Path) -> tuple[str | Path, ...]:
 
 
 def run(*command: str | Path, folder: Path | None = None) -> str:
-    """Return what a command prints; fail with its complaint."""
+    """Return the output of a command; fail with its stderr."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_wheel_holds_one_import_name(wheel: Path) -> None:
-    """Installed beside somebody's own `trainer`, `app` or `db`, it shadows none of them."""
+    """Installed next to a user's own `trainer`, `app` or `db`, it shadows none of them."""
     with zipfile.ZipFile(wheel) as files:
         tops = {name.partition("/")[0] for name in files.namelist()}
         modules = {name for name in files.namelist() if name.startswith("halfstep/")}
@@ -70,7 +70,7 @@ def test_wheel_holds_one_import_name(wheel: Path) -> None:
 
 
 def test_wheel_brings_what_a_watched_script_needs(python: Path) -> None:
-    """No torch, no server: what it brought is listed, name by name."""
+    """No torch, no server: its dependencies are listed by name."""
     listed = json.loads(run(*pip(python), "list", "--format", "json"))
     http_client = {"httpx2", "httpcore2", "anyio", "h11", "idna", "truststore", "typing_extensions"}
     typer = {"typer", "annotated-doc", "shellingham", "pydantic", "pydantic_core"}
@@ -93,7 +93,7 @@ def test_import_loads_nothing_heavy(python: Path, tmp_path: Path) -> None:
 
 
 def test_command_exists_with_the_client_alone(python: Path, tmp_path: Path) -> None:
-    """The front door opens without the service, and does not offer what is not installed."""
+    """The command works without the service, and does not list missing commands."""
     shown = run(python.with_name("halfstep"), "--help", folder=tmp_path)
     assert "COMMAND" in shown
     assert "submit" in shown

@@ -125,8 +125,8 @@ class Service:
 
 def image_of(name: str) -> dict[str, Any]:
     """Return an image's configuration."""
-    told = json.loads(buildah("inspect", "--type", "image", f"localhost/halfstep-{name}"))
-    config: dict[str, Any] = told["Docker"]["config"]
+    result = json.loads(buildah("inspect", "--type", "image", f"localhost/halfstep-{name}"))
+    config: dict[str, Any] = result["Docker"]["config"]
     return config
 
 
@@ -208,22 +208,22 @@ def test_server_has_no_torch(services: dict[str, Service]) -> None:
     """Neither torch nor what comes with it; the worker has both, and the server's commands."""
     look = "import importlib.util as u; print(*(u.find_spec(n) is not None for n in '{}'.split()))"
     for name, has in (("server", "False"), ("worker", "True")):
-        told = services[name].execute("python", "-c", look.format("torch sklearn psutil app"))
-        assert told.stdout.split() == [has, has, has, "True"]
+        result = services[name].execute("python", "-c", look.format("torch sklearn psutil app"))
+        assert result.stdout.split() == [has, has, has, "True"]
 
 
 def test_services_are_nobody_special(services: dict[str, Service]) -> None:
     """Neither runs as root, nor may change what it runs."""
     for service in services.values():
-        told = service.execute("sh", "-c", "id -u; touch /opt/halfstep/x 2>/dev/null || echo no")
-        assert told.stdout.split() == ["1000", "no"]
+        result = service.execute("sh", "-c", "id -u; touch /opt/halfstep/x 2>/dev/null || echo no")
+        assert result.stdout.split() == ["1000", "no"]
 
 
 def test_nothing_of_this_machine_is_in_the_images(services: dict[str, Service]) -> None:
     """What pip needed to find packages here has left no trace."""
     for service in services.values():
-        told = service.execute("sh", "-c", "ls /opt; ls /etc/pip.conf; env | grep -c ^PIP_")
-        assert told.stdout.split() == ["halfstep", "2"]
+        result = service.execute("sh", "-c", "ls /opt; ls /etc/pip.conf; env | grep -c ^PIP_")
+        assert result.stdout.split() == ["halfstep", "2"]
 
 
 def test_health_checks_notice(services: dict[str, Service]) -> None:
@@ -242,9 +242,9 @@ def test_a_run_trains_and_its_checkpoint_is_whole(services: dict[str, Service]) 
     [documented] = re.findall(
         r"docker compose exec server (halfstep [\w ]+)", (ROOT / "docker-compose.yml").read_text()
     )
-    told = services["server"].execute(*documented.split())
-    link = re.search(r"(http://\S+)/\?token=(\S+)", told.stdout)
-    assert link, told.stderr
+    result = services["server"].execute(*documented.split())
+    link = re.search(r"(http://\S+)/\?token=(\S+)", result.stdout)
+    assert link, result.stderr
     with httpx2.Client(base_url=link[1], follow_redirects=True) as browser:
         signed_in = browser.post("/", data={"token": link[2]}, headers={"Origin": link[1]})
         assert signed_in.url.path == "/runs"

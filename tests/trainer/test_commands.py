@@ -22,7 +22,7 @@ def test_recipe_check_from_the_command() -> None:
 
 
 def test_recipe_train_beside_files_of_our_modules_names(tmp_path: Path) -> None:
-    """The command that is installed does not look for its own modules where it is typed."""
+    """The installed command does not import modules from the working directory."""
     for name in ("trainer", "app", "db", "worker"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('not mine')")
     words = ["recipe", "train", str(TEMPLATE), "--precision", "fp32", "--set", "training.steps=2"]
@@ -36,7 +36,7 @@ def test_recipe_train_beside_files_of_our_modules_names(tmp_path: Path) -> None:
 
 
 def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
-    """One that is added is listed with its class, checked, and told to be outdated once changed."""
+    """A registered one is listed with its class, checked, and marked as outdated once changed."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     file = tmp_path / "mine.py"
     text = TEMPLATE.read_text().replace('return {"val/r2": 1 - unexplained.item()}', "return {}")
@@ -66,7 +66,7 @@ def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
 
 
 def test_two_classes_of_a_file_are_kept_and_checked_each(tmp_path, monkeypatch):
-    """What the check finds in one is not written onto the other."""
+    """The result of one is not stored for the other."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     data = {"HALFSTEP_DATA": str(tmp_path)}
     file = tmp_path / "mine.py"
@@ -92,35 +92,37 @@ class Other(Diabetes):
 
 
 def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
-    """The file, the exception and the line are told; so is a data folder that is not there."""
+    """The file, the exception and the line are printed; so is a missing data folder."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
     broken = tmp_path / "broken.py"
     broken.write_text("import torch\n\nraise RuntimeError('no such thing')\n")
-    told = halfstep("recipe", "add", str(broken), **data)
-    assert told.returncode == 1
-    assert f"{broken} cannot be offered: broken.py:3: RuntimeError: no such thing" in told.stderr
+    result = halfstep("recipe", "add", str(broken), **data)
+    assert result.returncode == 1
+    assert f"{broken} cannot be offered: broken.py:3: RuntimeError: no such thing" in result.stderr
     assert not (tmp_path / "recipes.json").exists()
     checked = halfstep("recipe", "check", str(broken))
-    assert (checked.returncode, checked.stderr) == (1, told.stderr)
+    assert (checked.returncode, checked.stderr) == (1, result.stderr)
     nameless = tmp_path / "nameless.py"
     nameless.write_text(TEMPLATE.read_text().replace('"diabetes"', '"two words"'))
-    told = halfstep("recipe", "add", str(nameless), **data)
-    assert "Diabetes.name is 'two words'; allowed: 1 to 64 letters" in told.stderr
+    result = halfstep("recipe", "add", str(nameless), **data)
+    assert "Diabetes.name is 'two words'; allowed: 1 to 64 letters" in result.stderr
     nowhere = halfstep("recipe", "add", str(TEMPLATE), HALFSTEP_DATA=str(tmp_path / "nowhere"))
     assert f"there is no data folder {tmp_path}/nowhere" in nowhere.stderr
     assert "is no file of Python" in halfstep("recipe", "add", "digits", **data).stderr
 
 
 def test_what_the_check_refuses_is_not_kept(tmp_path):
-    """Errors in the check, and settings that are wrong or lead nowhere, leave the list as it is."""
+    """After errors in the check, and invalid settings, the list is unchanged."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
     typo = tmp_path / "typo.py"
     typo.write_text(TEMPLATE.read_text().replace("torch.tensor(", "torch.tensr(", 1))
-    told = halfstep("recipe", "add", str(typo), **data)
-    assert told.returncode == 1
-    assert "AttributeError" in told.stdout
-    assert "is kept" not in told.stdout
-    assert f"{typo}:Diabetes is not added: the check found 1 error; --no-check adds" in told.stderr
+    result = halfstep("recipe", "add", str(typo), **data)
+    assert result.returncode == 1
+    assert "AttributeError" in result.stdout
+    assert "is kept" not in result.stdout
+    assert (
+        f"{typo}:Diabetes is not added: the check found 1 error; --no-check adds" in result.stderr
+    )
     wrong = halfstep("recipe", "add", str(TEMPLATE), "--set", "nope=1", **data)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "nope" in wrong.stderr
@@ -133,7 +135,7 @@ def test_what_the_check_refuses_is_not_kept(tmp_path):
 
 
 def test_a_recipe_whose_name_is_taken_is_told_so(tmp_path):
-    """It is offered by its path, and whose the name is stands beside; added anew it keeps it."""
+    """It is offered by its path, next to the owner of the name; registered again it keeps it."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
     first, second, third = (tmp_path / f"{name}.py" for name in ("first", "second", "third"))
     for file in (first, second):
@@ -147,9 +149,9 @@ def test_a_recipe_whose_name_is_taken_is_told_so(tmp_path):
     assert f"as {second}:Diabetes. The name diabetes is that of {first}:Diabetes:" in said[1]
     assert said[2] == said[0]
     assert "The name digits is that of a recipe that comes along:" in said[3]
-    told = halfstep("recipe", "add", str(second), "--no-check", "--json", **data)
+    result = halfstep("recipe", "add", str(second), "--no-check", "--json", **data)
     reference = f"{second}:Diabetes"
-    assert json.loads(told.stdout) == {
+    assert json.loads(result.stdout) == {
         "reference": reference,
         "kept_in": str(tmp_path / "recipes.json"),
         "name": reference,

@@ -14,7 +14,7 @@ TEMPLATE = (Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py"
 
 
 def test_help_lists_recipes_and_fields(capsys):
-    """`--help` says what can be trained and what can be set, with defaults."""
+    """`--help` lists recipes and settings, with defaults."""
     main(["--help"])
     text = capsys.readouterr().out
     assert "--precision" in text
@@ -29,7 +29,9 @@ def test_help_of_a_recipe_tells_its_own_defaults(capsys, name):
     """Of every field, one that all share too, and of no other recipe."""
     main([name, "--help"])
     lines = capsys.readouterr().out.splitlines()
-    told = dict(line.strip().split(" = ") for line in lines if re.match(r"  [a-z_.0-9]+ = ", line))
+    result = dict(
+        line.strip().split(" = ") for line in lines if re.match(r"  [a-z_.0-9]+ = ", line)
+    )
     recipe = load_recipe(name)
     config = config_model(recipe).model_construct().model_dump(mode="json")
     expected = {"precision": config["precision"]} | {
@@ -38,7 +40,7 @@ def test_help_of_a_recipe_tells_its_own_defaults(capsys, name):
         if isinstance(fields, dict)
         for field, value in fields.items()
     }
-    assert {name: json.loads(text) for name, text in told.items()} == expected
+    assert {name: json.loads(text) for name, text in result.items()} == expected
     for group, fields in recipe.defaults.items():
         for field, value in fields.items():
             assert expected[f"{group}.{field}"] == value
@@ -77,16 +79,16 @@ def test_help_of_recipes_of_users(capsys, monkeypatch, tmp_path):
 
 
 def test_a_run_tells_its_story_as_json(capsys):
-    """One object a line, with words for floats that JSON lacks; what is wrong is one on stderr."""
+    """One object per line, with texts for floats that JSON lacks; an error is one on stderr."""
     main(["digits", "--precision", "fp16", "--set", "training.steps=30", "--json"])
-    told = [
+    result = [
         json.loads(line, parse_constant=pytest.fail)
         for line in capsys.readouterr().out.splitlines()
     ]
-    assert {"steps", "scaler", "metric"} <= {each["event"] for each in told}
-    drained = [each["step"] for each in told if each["event"] == "steps"]
+    assert {"steps", "scaler", "metric"} <= {each["event"] for each in result}
+    drained = [each["step"] for each in result if each["event"] == "steps"]
     assert (drained[-1], drained) == (30, sorted(drained))
-    assert told[-1] == {"event": "ended", "status": "finished", "step": 30, "ending": None}
+    assert result[-1] == {"event": "ended", "status": "finished", "step": 30, "outcome": None}
     for wrong, message in (("training.steps=x", "training.steps"), ("steps", "FIELD=VALUE")):
         with pytest.raises(SystemExit, match="2"):
             main(["digits", "--set", wrong, "--json"])
@@ -154,7 +156,7 @@ def test_a_run_prints_its_story(capsys, tmp_path):
     ],
 )
 def test_a_mistake_is_one_sentence_and_no_traceback(capsys, arguments, message):
-    """What the user can put right is said in words, with exit code 2."""
+    """Usage errors are messages, with exit code 2."""
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
@@ -167,16 +169,18 @@ def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
     for folder in ("/proc/x", f"{tmp_path}/file", f"{tmp_path}/file/below"):
         with pytest.raises(SystemExit, match="2"):
             main(["digits", "--set", "training.steps=2", "--checkpoints", folder])
-        told = capsys.readouterr()
-        assert told.out == ""
-        assert re.fullmatch(rf"error: --checkpoints is {folder}; allowed: a folder .*\n", told.err)
+        result = capsys.readouterr()
+        assert result.out == ""
+        assert re.fullmatch(
+            rf"error: --checkpoints is {folder}; allowed: a folder .*\n", result.err
+        )
     with pytest.raises(SystemExit, match="2"):
         main(["digits", "--set", "training.steps=0", "--checkpoints", f"{tmp_path}/new"])
     assert not (tmp_path / "new").exists()
 
 
 def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
-    """A second run in the folder is refused; one that resumes goes on there."""
+    """A second run in the folder is rejected; a resumed one continues there."""
     file = tmp_path / "drawing.py"
     file.write_text(
         "from trainer.recipes.digits import Digits\n\n\nclass Drawing(Digits):\n"
@@ -232,14 +236,14 @@ def test_what_a_recipe_raises_is_told_with_its_own_line(
 
 
 @pytest.mark.parametrize(
-    ("precision", "factor", "ending", "why"),
+    ("precision", "factor", "outcome", "why"),
     [
         ("fp32", "torch.nan", "diverged", "the loss is nan"),
-        ("fp16", "torch.inf", "unapplied", "all were skipped"),
+        ("fp16", "torch.inf", "no_updates", "all were skipped"),
     ],
 )
 def test_a_run_that_learned_nothing_ends_as_a_servers_does(
-    capsys, tmp_path, precision, factor, ending, why
+    capsys, tmp_path, precision, factor, outcome, why
 ):
     """With the same word, and exit code 5."""
     file = tmp_path / "mine.py"
@@ -247,15 +251,15 @@ def test_a_run_that_learned_nothing_ends_as_a_servers_does(
     words = [str(file), "--precision", precision, "--set", "training.steps=4"]
     with pytest.raises(SystemExit, match="5"):
         main(words)
-    assert capsys.readouterr().out.splitlines()[-1] == f"{ending} after 4 steps: {why}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"{outcome} after 4 steps: {why}"
     with pytest.raises(SystemExit, match="5"):
         main([*words, "--json"])
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told == {"event": "ended", "status": "finished", "step": 4, "ending": ending}
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result == {"event": "ended", "status": "finished", "step": 4, "outcome": outcome}
 
 
 def test_a_metric_of_each_step_is_printed_with_the_progress_alone(capsys, tmp_path):
-    """The latest of it; with --json all are told."""
+    """The latest one; with --json all are printed."""
     file = tmp_path / "mine.py"
     text = '        self.log({"train/own": 1.0})\n        yield Loss('
     file.write_text(TEMPLATE.replace("        yield Loss(", text, 1))

@@ -8,12 +8,12 @@ from trainer.recipes.corpus import read_pieces
 
 
 def texts(path, field="text", max_bytes=2**20):
-    """What is read, and whether a document ends there."""
+    """Return the pieces, and whether a document ends there."""
     return [(piece.text, piece.is_last) for piece in read_pieces(path, field, max_bytes)]
 
 
 def test_a_text_is_read_in_pieces_of_lines(tmp_path, monkeypatch):
-    """Nothing is lost between them, and the last one alone ends the document."""
+    """Nothing is lost between them, and only the last one ends the document."""
     monkeypatch.setattr(corpus, "PIECE_CHARACTERS", 8)
     (tmp_path / "a.txt").write_text("one two\nthree\nfour\nfive")
     pieces = texts(tmp_path / "a.txt")
@@ -23,7 +23,7 @@ def test_a_text_is_read_in_pieces_of_lines(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_read_in_order_of_its_names(tmp_path):
-    """Text and JSONL, each line of which is a document; other files are left alone."""
+    """Text and JSONL, each line of which is a document; other files are ignored."""
     (tmp_path / "b.jsonl").write_text('{"text": "second", "id": 1}\n\n{"text": "third"}\n')
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "c.png").write_bytes(b"\xff")
@@ -44,7 +44,7 @@ def test_a_folder_is_read_in_order_of_its_names(tmp_path):
     ],
 )
 def test_a_line_that_has_no_text_is_told_by_its_number(tmp_path, line, told):
-    """With the file, and what it has instead; empty lines count."""
+    """With the file, and its actual keys; empty lines count."""
     (tmp_path / "b.jsonl").write_text(f'{{"text": "fine"}}\n\n{line}\n')
     with pytest.raises(ConfigError, match=told):
         texts(tmp_path)

@@ -43,9 +43,7 @@ def test_the_guide_has_a_snippet_for_each_pattern_with_code():
     assert len(SNIPPETS) == Path("docs/explanation/amp.md").read_text().count("```python") >= 12
 
 
-LOADING = (
-    Path("docs/how-to/recipes.md").read_text().partition("## Loading what a run has saved\n")[2]
-)
+LOADING = Path("docs/how-to/recipes.md").read_text().partition("## Loading saved weights\n")[2]
 LINES = re.findall(
     r"^([A-Z][^\n]*)\n\n```python\n(.*?)```", LOADING.partition("\n## ")[0], re.M | re.S
 )

@@ -123,8 +123,8 @@ def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
     """It is told; networks and random numbers are those of the training again."""
     run = run_loop(Raising, WITH)
     plain = run_loop(Raising, {"training": {"steps": 30}})
-    [told] = run.of("failed_diagnosis")
-    assert (told["diagnosis"], told["error"]) == (
+    [result] = run.of("failed_diagnosis")
+    assert (result["diagnosis"], result["error"]) == (
         "evaluation of the average",
         "ValueError: no room",
     )

@@ -12,10 +12,10 @@ def test_layer_norms_are_those_of_the_gradients_before_the_clip(run_loop):
     """In each step that is due, over all optimizers, in forward order; others say nothing."""
     values = {"diagnosis": {"layer_norms_every_steps": 4}, "training": {"max_grad_norm": 1e-3}}
     run = run_loop(Pair, values)
-    told = run.of("layer_norms")
-    assert [event["step"] for event in told] == list(range(4, 41, 4))
-    assert told[0]["layers"] == ["model.0", "model.2", "second"]
-    for event in told:
+    result = run.of("layer_norms")
+    assert [event["step"] for event in result] == list(range(4, 41, 4))
+    assert result[0]["layers"] == ["model.0", "model.2", "second"]
+    for event in result:
         total = run.records["grad_norm"][event["step"] - 1]
         joint = np.sqrt(np.square(event["norms"]).sum())
         assert np.isfinite(total) == np.isfinite(joint)

@@ -12,7 +12,7 @@ SKIPPING = FP16 | {"scaler": {"init_scale": 2.0**24, "growth_interval": 5}}
 
 
 class Telling(Regression):
-    """Tells the loss's double, and a number of the host that counts the micro-batches."""
+    """Logs twice the loss, and a host number that counts the micro-batches."""
 
     batches = 0
 
@@ -35,7 +35,7 @@ def told(run, name):
 
 
 def test_a_number_of_each_step_is_told_once(run_loop):
-    """As a metric of that step, with its time; an evaluation in between tells none."""
+    """As a metric of that step, with its time; an evaluation in between logs none."""
     values = {"training": {"steps": 12}, "evaluation": {"every_steps": 3, "at_start": True}}
     run = run_loop(Telling, values)
     steps, doubles = told(run, "train/double")
@@ -73,7 +73,7 @@ class Showing(Regression):
 
 
 def test_what_is_no_number_is_a_file_of_its_step(run_loop, tmp_path):
-    """Of several micro-batches the last one's; beside it numbers are told as ever."""
+    """Of several micro-batches the last one's; numbers are logged as usual."""
     values = {"training": {"steps": 3, "accumulation_steps": 2}}
     run = run_loop(Showing, values, folder=tmp_path / "checkpoints")
     files = {e["name"]: (tmp_path / e["path"]).read_bytes() for e in run.of("artifact")}
@@ -85,7 +85,7 @@ def test_what_is_no_number_is_a_file_of_its_step(run_loop, tmp_path):
 
 
 def test_a_place_that_takes_no_file_ends_no_run(run_loop, tmp_path):
-    """What could not be kept is told, once; the steps after it are made."""
+    """The failure is reported once; the following steps are made."""
     (tmp_path / "artifacts").write_text("a file where a folder would be")
     run = run_loop(Showing, {"training": {"steps": 6}}, folder=tmp_path / "checkpoints")
     assert run.outcome.step == 6
@@ -109,7 +109,7 @@ def test_a_picture_is_kept_although_its_step_raises_later(run_loop, tmp_path):
 
 
 def test_neither_a_replay_nor_a_retry_tells(run_loop):
-    """A step that is gone through again is told of once."""
+    """A repeated step is logged once."""
     scaler = {"init_scale": 2.0**24, "growth_interval": 30, "retry_in_fp32": True}
     run = run_loop(Telling, FP16 | {"training": {"steps": 80}, "scaler": scaler})
     assert run.of("replay")
@@ -118,7 +118,7 @@ def test_neither_a_replay_nor_a_retry_tells(run_loop):
 
 
 def test_no_bit_of_training_is_different(run_loop):
-    """Whatever a recipe tells, with steps skipped among them."""
+    """For all logged values, with skipped steps among them."""
     values = SKIPPING | {"training": {"steps": 30}}
     run = run_loop(Telling, values)
     assert run.skipped()
@@ -135,7 +135,7 @@ def test_it_never_waits_for_the_device(monkeypatch):
 
 @pytest.mark.parametrize("name", ["x" * 400, "", "a\0b", 7], ids=["long", "empty", "NUL", "7"])
 def test_a_name_that_nobody_can_record_is_left_out(run_loop, name):
-    """It is said once, with what is allowed; what is told beside it is there."""
+    """It is reported once, with the allowed names; other values are recorded."""
 
     class Wrong(Regression):
         def training_step(self, batch):

@@ -110,10 +110,8 @@ def test_the_clip_acts_on_unscaled_gradients(run_loop):
 def test_the_clip_by_value_acts_on_unscaled_gradients_after_the_clip_by_norm(
     run_loop, monkeypatch, max_grad_norm
 ):
-    """No element that reaches the optimizer is larger; the recorded norm is that of what is left.
-
-    Catches a clip of scaled gradients, which at this scale would flatten all of them.
-    """
+    """No element that reaches the optimizer is larger; the recorded norm is that before the clip by
+    value. Catches a clip of scaled gradients, which at this scale would flatten all of them."""
     reached = []
     original = WatchedOptimizer.step
 
@@ -159,7 +157,7 @@ def test_a_compiled_network_trains_and_is_saved_under_its_own_names(
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
 def test_the_compiler_is_asked_for_the_mode(run_loop, monkeypatch, mode):
-    """Once for each network; of CUDA graphs each step is said to be a new one."""
+    """Once for each network; with CUDA graphs each step is marked as a new one."""
     asked, steps = [], []
 
     def compiled(module, mode="default"):
@@ -201,7 +199,7 @@ def test_two_optimizers_share_one_scaler(run_loop):
 
 
 def test_the_second_loss_sees_the_first_step(run_loop):
-    """When training_step goes on after a yield, that optimizer has already stepped."""
+    """When training_step continues after a yield, that optimizer has already stepped."""
     seen = []
 
     class Watching(Pair):
@@ -235,7 +233,7 @@ def test_autocast_covers_the_forward_pass_and_not_the_backward(run_loop):
 
 
 def test_a_nan_loss_is_recorded_and_not_hidden(run_loop):
-    """A step whose loss is NaN keeps its record, with its flag, and is skipped in fp16."""
+    """A step whose loss is NaN is recorded with its flag, and skipped in fp16."""
 
     class Broken(Digits):
         def training_step(self, batch):
@@ -249,7 +247,7 @@ def test_a_nan_loss_is_recorded_and_not_hidden(run_loop):
 
 
 def test_a_norm_that_overflows_is_not_a_skip(run_loop):
-    """Finite gradients whose L2 norm is infinite are flagged, and the step is taken."""
+    """Finite gradients whose L2 norm is infinite are flagged, and the step is applied."""
 
     class Huge(Regression):
         def training_step(self, batch):
@@ -262,7 +260,7 @@ def test_a_norm_that_overflows_is_not_a_skip(run_loop):
 
 
 def test_a_scaler_that_switches_itself_off_is_an_error(recwarn):
-    """fp16 never trains without the scaler that was asked for."""
+    """fp16 never trains without the configured scaler."""
     if torch.cuda.is_available():
         pytest.skip("the scaler stays on where CUDA is available")
     with (
@@ -293,7 +291,7 @@ def test_the_scaler_takes_every_setting():
 
 
 def test_a_batch_larger_than_the_data_is_refused(run_loop):
-    """The message names the field, its value and what is allowed."""
+    """The message names the field, its value and the allowed values."""
     message = (
         "training.batch_size is 5000, but digits has 1437 training examples: choose at most 1437"
     )
@@ -448,7 +446,7 @@ def test_every_record_before_a_checkpoint_is_out_before_it(tmp_path):
 
 
 def test_threads_tell_one_at_a_time():
-    """Steps wait while an event is being told, so that their frames do not lie in each other."""
+    """Steps wait while an event is written, so that their frames do not interleave."""
     order = []
 
     def on_event(event):

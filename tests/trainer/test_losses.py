@@ -98,7 +98,7 @@ def test_several_losses_of_a_shared_graph_as_pytorch_does_it(run_loop):
 
 
 class Adversaries(Shared):
-    """Each loss is its own network's alone, though both are of one graph."""
+    """Each loss is only of its own network, though both share a graph."""
 
     name: ClassVar = "adversaries"
 
@@ -109,7 +109,7 @@ class Adversaries(Shared):
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_losses_yielded_together_reach_their_own_optimizers(run_loop, accumulation_steps):
-    """Either network learns from its loss alone, before either has stepped."""
+    """Either network trains by its own loss, before either has stepped."""
     training = {"steps": 1, "batch_size": 8, "accumulation_steps": accumulation_steps}
     run = run_loop(Adversaries, {"precision": "fp32", "training": training})
     config = parse_config(Adversaries, {"training": training})
@@ -147,7 +147,7 @@ class Split(Regression):
 
 
 def test_one_loss_can_feed_several_optimizers(run_loop):
-    """Two of the same kind and rate do together what one does alone."""
+    """Two of the same kind and rate equal a single one."""
     values = {"precision": "fp16", "training": {"steps": 30}}
 
     class Whole(Regression):
@@ -206,7 +206,7 @@ def test_after_step_comes_once_a_step(run_loop):
 
 
 def test_a_recipes_own_state_is_resumed(run_loop, tmp_path):
-    """What state_dict returned at the checkpoint is what the resumed recipe goes on with."""
+    """The resumed recipe continues with the result of state_dict at the checkpoint."""
     values = {"training": {"steps": 4}, "checkpoints": {"every_steps": 2}}
     whole = run_loop(Averaging, values, tmp_path / "checkpoints")
     half = tmp_path / "checkpoints" / "step-00000002.pt"

@@ -36,9 +36,9 @@ def test_a_diagnosis_that_fails_ends_no_run(run_loop, monkeypatch, owner, moment
 
     monkeypatch.setattr(owner, moment, failing)
     run = run_loop(Pair, VALUES)
-    [told] = run.of("failed_diagnosis")
-    assert told["diagnosis"] == name
-    assert type(error).__name__ in told["error"]
+    [result] = run.of("failed_diagnosis")
+    assert result["diagnosis"] == name
+    assert type(error).__name__ in result["error"]
     assert_same_bits(run.weights(), alone.weights())
     assert run.records["loss"].tolist() == alone.records["loss"].tolist()
 
@@ -57,6 +57,6 @@ def test_artifacts_that_fail_end_no_run(run_loop, tmp_path, made):
             return made
 
     run = run_loop(Showing, {"training": {"steps": 3}}, tmp_path / "checkpoints")
-    [told] = run.of("failed_diagnosis")
-    assert told["diagnosis"] == "creation of artifacts"
+    [result] = run.of("failed_diagnosis")
+    assert result["diagnosis"] == "creation of artifacts"
     assert [event["value"] for event in run.of("metric", name="val/loss")] == [0.5]

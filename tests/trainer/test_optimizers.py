@@ -14,7 +14,7 @@ SKIPPING = {"precision": "fp16", "scaler": {"init_scale": 2.0**40}, "training": 
 
 
 def with_optimizer(make):
-    """A recipe whose optimizer is made so, of the parameters."""
+    """A recipe with this optimizer of its parameters."""
 
     class Made(Regression):
         def __init__(self, config, device):
@@ -27,7 +27,7 @@ def with_optimizer(make):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_of_a_fused_sgd_survives_a_first_step_that_is_skipped(run_loop, nesterov):
-    """Fused and unfused train to the same losses: neither goes on from memory nobody has filled."""
+    """Fused and unfused have the same losses: neither uses uninitialized memory."""
 
     def sgd(fused):
         return with_optimizer(
@@ -45,7 +45,7 @@ def test_momentum_of_a_fused_sgd_survives_a_first_step_that_is_skipped(run_loop,
 
 
 def test_momentum_is_prepared_for_fused_sgd_alone():
-    """Zeros, which a first step turns into the gradient; what begins by itself is left alone."""
+    """Zeros, which a first step turns into the gradient; initialized ones are unchanged."""
     layer = nn.Linear(2, 2)
     sgd = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9, fused=True)
     plain = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
@@ -69,7 +69,7 @@ def test_dampening_of_a_fused_sgd_is_refused(run_loop):
 
 
 def test_what_is_no_optimizer_is_named():
-    """Its kind and what is allowed."""
+    """Its type and the allowed ones."""
     with pytest.raises(RecipeError, match='optimizer "adam" is a Linear; allowed is a torch'):
         check_kind("adam", nn.Linear(1, 1))
     with pytest.raises(RecipeError, match="goes through each step several times"):
@@ -104,7 +104,7 @@ class Scheduled(Regression):
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_recipes_own_schedule_is_obeyed_and_recorded(run_loop, tmp_path):
-    """training.schedule recipe: the loop leaves the rates alone, tells them, and resumes them."""
+    """training.schedule recipe: the loop leaves the rates alone, and records and resumes them."""
     values = {
         "training": {"schedule": "recipe", "steps": 6},
         "checkpoints": {"every_steps": 3},
@@ -126,7 +126,7 @@ def test_a_scheduler_that_would_be_overwritten_is_refused(run_loop):
 
 
 def test_a_rate_set_in_training_step_is_the_one_recorded(run_loop):
-    """Telemetry tells what was applied, whoever set it."""
+    """Telemetry has the applied rate, whoever set it."""
 
     class Setting(Regression):
         def training_step(self, batch):
@@ -175,14 +175,14 @@ def test_examples_come_as_they_are_without_shuffle(run_loop):
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 8), (2.5, 20), (0.01, 1), (3.01, 25)])
 def test_epochs_stand_in_for_steps(run_loop, epochs, steps):
-    """As many steps as see each of 64 examples so often; the page is told how many."""
+    """The number of steps that see each of 64 examples this often; the page shows the number."""
     run = run_loop(Regression, {"training": {"batch_size": 8, "epochs": epochs}})
     assert run.records["step"].tolist() == list(range(1, steps + 1))
     assert run.of("length") == [{"event": "length", "step": 0, "steps": steps}]
 
 
 def test_a_schedule_of_epochs_ends_with_them(run_loop):
-    """A cosine reaches 0 at the last of the steps that the epochs come to."""
+    """A cosine reaches 0 at the last step of the epochs."""
     values = {"batch_size": 8, "epochs": 2, "schedule": "cosine"}
     assert run_loop(Regression, {"training": values}).records["lr"][-1] == 0
 

@@ -28,7 +28,7 @@ FEW = {
 
 
 class Watched(Regression):
-    """A regression whose network says in which types it computed."""
+    """A regression whose network records its compute dtypes."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -56,7 +56,7 @@ def test_autocast_as_a_context_manager(run_loop, precision):
 
 
 class Decorated(nn.Sequential):
-    """A network whose forward has a region of its own, as a decorator."""
+    """A network whose forward has its own region, as a decorator."""
 
     @torch.autocast("cpu", dtype=torch.bfloat16)
     def forward(self, inputs):
@@ -150,9 +150,9 @@ def test_bf16_takes_values_that_overflow_fp16(run_loop):
 
 
 def test_the_device_type_is_always_named(run_loop):
-    """Autocast and scaler work on the run's own device, here the CPU, and on no other.
+    """Autocast and scaler use the run's device, here the CPU.
 
-    Mutation: make_scaler with "cuda" in place of device.type.
+    Mutation: make_scaler with "cuda" instead of device.type.
     """
 
     class Asking(Regression):
@@ -168,12 +168,11 @@ def test_the_device_type_is_always_named(run_loop):
 
 @pytest.mark.parametrize("cache_enabled", [True, False])
 def test_cache_enabled(run_loop, cache_enabled):
-    """A weight changed inside a region is seen in it only with the cache off.
+    """A weight changed inside a region is used there only with the cache off.
 
-    The loop's own region ends before its optimizer steps, so that each step casts anew; without
-    that, in the third assertion, training would go on with the first step's weights.
-
-    Mutation: backward_next_loss keeping one region open over the steps (a stack of contexts).
+    The loop's region ends before its optimizer steps, so each step casts again; otherwise, in the
+    third assertion, training would continue with the first step's weights. Mutation:
+    backward_next_loss keeping one region open over the steps (a stack of contexts).
     """
 
     class Changing(Regression):
@@ -373,9 +372,9 @@ def test_cast_inputs_keeps_a_custom_function_in_fp32(run_loop):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("fused", [True, False])
 def test_master_weights_are_fp32(run_loop, dtype, fused):
-    """A model turned to half precision is refused by name, before its first step.
+    """A half-precision model is rejected by name, before its first step.
 
-    Mutation: `watch` without its look at dtypes; the fused optimizer then trains in silence.
+    Mutation: `watch` without its check of dtypes; the fused optimizer then trains silently.
     """
 
     class Halved(Regression):
@@ -416,7 +415,7 @@ def test_an_unfused_state_is_not_resumed_by_a_fused_optimizer(run_loop, tmp_path
 def test_a_compiled_model_trains_under_its_own_names(run_loop):
     """module.compile() works in place: the same weights, by the same names, as uncompiled.
 
-    Mutation: `torch.compile(model)` in place of `model.compile()`: "_orig_mod" in every name.
+    Mutation: `torch.compile(model)` instead of `model.compile()`: "_orig_mod" in every name.
     """
 
     class Compiled(Regression):

@@ -66,7 +66,7 @@ def start(folder, attempt=1, devices=1):
 
 
 def finish(process):
-    """Wait for a process; return its exit code and what it wrote to stderr."""
+    """Wait for a process; return its exit code and stderr."""
     _, errors = process.communicate(timeout=120)
     return process.returncode, errors
 
@@ -80,7 +80,7 @@ def read(folder, attempt=1):
 
 
 def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
-    """What the supervisor needs is in the folder, and the process ends with 0."""
+    """The folder has all that the supervisor needs, and the exit code is 0."""
     write_job(tmp_path)
     assert finish(start(tmp_path)) == (0, "")
     outcome, records, events = read(tmp_path)
@@ -99,9 +99,9 @@ def test_a_job_is_trained_into_spool_checkpoint_and_outcome(tmp_path):
     ],
 )
 def test_a_recipe_that_raises_leaves_its_traceback(tmp_path, statement, last_line):
-    """The outcome and stderr carry it, the steps before it are kept, the exit code is 1.
+    """The outcome and stderr have it, earlier steps are recorded, the exit code is 1.
 
-    Catches a sys.exit that leaves no outcome, so that the run is taken for killed and tried again.
+    Catches a sys.exit without an outcome, which would be retried as a killed run.
     """
     (tmp_path / "failing.py").write_text(FAILING.replace("STATEMENT", statement))
     write_job(tmp_path, recipe=f"{tmp_path}/failing.py:Failing", config={})
@@ -139,7 +139,7 @@ def test_a_signal_preempts_and_another_attempt_goes_on(tmp_path):
 
 
 def test_the_control_file_stops_a_run(tmp_path):
-    """A cancel written before the start is obeyed after the first step, with a checkpoint."""
+    """A cancel written before the start is applied after the first step, with a checkpoint."""
     write_job(tmp_path)
     (tmp_path / "control-1.json").write_text(
         '{"stop": "cancel", "requests": [{"id": 7, "kind": "checkpoint", "value": 0}]}'
@@ -152,10 +152,10 @@ def test_the_control_file_stops_a_run(tmp_path):
 
 
 def test_each_request_is_obeyed_once(tmp_path):
-    """A request counts once, whatever its value, for as long as it is listed; a stop lasts.
+    """A request counts once, for any value, while it is listed; a stop lasts.
 
-    Catches a scale or a replay that is told from its value, and so ignored when it is asked for
-    again, and a request that is obeyed anew whenever the file changes.
+    Catches a scale or replay compared by value, and thus ignored the second time, and a request
+    applied again whenever the file changes.
     """
     path = tmp_path / "control-1.json"
     control = ControlFile(path)
@@ -179,7 +179,7 @@ def test_each_request_is_obeyed_once(tmp_path):
 
 
 def test_no_training_outlives_its_supervisor(tmp_path):
-    """A process whose supervisor is gone ends before it trains."""
+    """A process without a supervisor ends before it trains."""
     write_job(tmp_path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -292,9 +292,9 @@ with joined(torch.device("cpu")) as (ranks, device):
 
 
 def run_ranks(folder, script):
-    """Run a script in two ranks, with the folder as its argument and what torchrun would tell it.
+    """Run a script in two ranks, with the folder as argument and torchrun's environment.
 
-    Our own start of ranks is in `--devices 2` of the tests above.
+    Our own start of ranks is tested by `--devices 2` above.
     """
     path = folder / "rank.py"
     path.write_text(script)
@@ -321,11 +321,9 @@ def run_ranks(folder, script):
 
 
 def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path):
-    """A stop on rank 1, and a scale and a replay that rank 0 is asked for, reach both at the same
-    step; an overflow on rank 1 makes both skip; the weights stay equal; rank 0 alone records.
-
-    Catches gradients that are unscaled before they are averaged: one rank alone would skip.
-    """
+    """A stop on rank 1, and a scale and a replay requested from rank 0, apply to both at the same
+    step; an overflow on rank 1 makes both skip; the weights stay equal; only rank 0 records.
+    Catches gradients unscaled before they are averaged: one rank would skip."""
     run_ranks(tmp_path, RANK)
     first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
     assert_same_bits(first["weights"], second["weights"])
@@ -338,8 +336,8 @@ def test_ranks_agree_on_weights_scale_and_a_stop_that_one_of_them_hears(tmp_path
     assert [skip["step"] for skip in skips] == [10]
     [replay] = [event for event in first["events"] if event["event"] == "replay"]
     assert (replay["step"], replay["exact"]) == (8, False)
-    told = [event["request"] for event in first["events"] if event["event"] == "obeyed"]
-    assert told == [7, 8]
+    result = [event["request"] for event in first["events"] if event["event"] == "obeyed"]
+    assert result == [7, 8]
     assert second["events"] == []
 
 
@@ -469,7 +467,8 @@ def test_two_ranks_train_every_recipe(tmp_path, recipe):
 
 
 def test_data_workers_leave_the_end_to_the_training(tmp_path):
-    """SIGTERM to all its processes, as systemd sends it: a checkpoint is left, and nobody stays."""
+    """After SIGTERM to all its processes, as from systemd, there is a checkpoint, and no process is
+    left."""
     config = {"training": {"steps": 10**6, "batch_size": 4}, "data": {"workers": 2}}
     write_job(tmp_path, recipe=f"{warm.ROOT}/tests/reading.py:Reading", config=config)
     with start(tmp_path) as training:
@@ -526,7 +525,7 @@ def test_ranks_have_modules_of_their_own_precision_by_their_plain_names(tmp_path
 
 
 def test_data_workers_meet_the_training_however_deep_its_folder_lies(tmp_path, monkeypatch):
-    """Sockets have paths of 107 bytes at most; what lies there goes with the temporary folder."""
+    """Socket paths have at most 107 bytes; the sockets are deleted with the temporary folder."""
     deep = tmp_path / "deep" / ("d" * 120)
     deep.mkdir(parents=True)
     monkeypatch.setenv("TMPDIR", str(deep))

@@ -34,7 +34,7 @@ def own_file(tmp_path):
 
 
 def test_recipes_that_come_along_are_registered():
-    """They are found by the same entry points as anybody's."""
+    """They are found by the same entry points as third-party ones."""
     assert {"digits", "mlp"} <= set(known_recipes())
     assert load_recipe("digits").title == "Handwritten digits"
 
@@ -45,7 +45,7 @@ def test_a_recipe_is_loaded_from_a_file(own_file):
 
 
 def test_an_unknown_recipe_is_told_the_known_ones(own_file):
-    """The message lists what there is."""
+    """The message lists the known ones."""
     with pytest.raises(
         UnknownRecipeError,
         match='no recipe "digit"; known are digits, erfnet, finetune, gpt, images',
@@ -63,13 +63,13 @@ def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{file}:Gone, digitz")
     with pytest.raises(UnknownRecipeError, match=f"cannot be loaded: there is no file {file}$"):
         load_recipe(f"{file}:Gone")
-    with pytest.raises(UnknownRecipeError, match='no recipe "digitz"; known are') as told:
+    with pytest.raises(UnknownRecipeError, match='no recipe "digitz"; known are') as result:
         load_recipe("digitz")
-    assert str(told.value).count("digitz") == 1
+    assert str(result.value).count("digitz") == 1
 
 
 def test_the_probe_prints_devices_recipes_and_versions():
-    """One JSON object on stdout says what a worker advertises."""
+    """One JSON object on stdout has what a worker advertises."""
     output = subprocess.run(
         [sys.executable, "-m", "trainer.probe"], capture_output=True, text=True, check=True
     ).stdout
@@ -91,9 +91,9 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
     unread.write_text("a = 1\nb = (\n")
     monkeypatch.setenv("HALFSTEP_RECIPES", f"{broken}:Gan, {own_file}:Mine,{unread}")
     recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
-    told = recipes[f"{broken}:Gan"]
-    assert told["error"] == "ZeroDivisionError: division by zero"
-    assert (told["place"], told["file"]) == ("broken.py:2", str(broken))
+    result = recipes[f"{broken}:Gan"]
+    assert result["error"] == "ZeroDivisionError: division by zero"
+    assert (result["place"], result["file"]) == ("broken.py:2", str(broken))
     assert recipes[str(unread)]["error"].startswith("SyntaxError")
     assert recipes[str(unread)]["place"] == "unread.py:2"
     mine = recipes["mine"]
@@ -107,7 +107,7 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
 
 
 def test_a_declared_name_is_one_recipes_alone(monkeypatch, tmp_path, own_file):
-    """Of two of one name the later goes by its file; a name that is no name is told."""
+    """Of two with the same name the later is named by its file; an invalid name is reported."""
     taken, nameless = tmp_path / "taken.py", tmp_path / "nameless.py"
     taken.write_text(OWN_RECIPE.replace('"mine"', '"digits"'))
     nameless.write_text(OWN_RECIPE.replace('"mine"', '"a name, with a comma"'))
@@ -117,12 +117,12 @@ def test_a_declared_name_is_one_recipes_alone(monkeypatch, tmp_path, own_file):
     assert recipes[f"{taken}:Mine"]["title"] == "My own"
     assert recipes["mine"]["reference"] == str(own_file)
     assert recipes[f"{own_file}:Mine"]["title"] == "My own"
-    told = recipes[str(nameless)]["error"]
-    assert told.startswith("ValueError: Mine.name is 'a name, with a comma'; allowed: 1 to 64")
+    result = recipes[str(nameless)]["error"]
+    assert result.startswith("ValueError: Mine.name is 'a name, with a comma'; allowed: 1 to 64")
 
 
 def test_a_list_that_cannot_be_read_hides_nothing(monkeypatch, tmp_path):
-    """It is told in the place of a recipe."""
+    """The error is listed instead of a recipe."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
     (tmp_path / "recipes.json").write_text('{"recipes": [{"reference": 1}]}')
     recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
@@ -132,7 +132,7 @@ def test_a_list_that_cannot_be_read_hides_nothing(monkeypatch, tmp_path):
 
 @pytest.fixture
 def lacking(tmp_path, monkeypatch):
-    """A distribution whose recipe has an extra that nobody has installed, and one that is."""
+    """A distribution with one recipe whose extra is not installed, and one that is."""
     folder = tmp_path / "mine-1.0.dist-info"
     folder.mkdir()
     requires = "".join(
@@ -147,14 +147,14 @@ def lacking(tmp_path, monkeypatch):
 
 
 def test_a_recipe_whose_packages_are_missing_says_so(lacking):
-    """It is not imported, and the message names what is missing and how it is installed."""
-    told = r"recipe big needs Nobody.has-this: pip install 'mine\[big\]'"
-    with pytest.raises(MissingRequirementError, match=told):
+    """It is not imported, and the message names the missing packages and how to install them."""
+    result = r"recipe big needs Nobody.has-this: pip install 'mine\[big\]'"
+    with pytest.raises(MissingRequirementError, match=result):
         load_recipe("big")
 
 
 def test_a_recipe_whose_packages_are_missing_is_not_offered(lacking):
-    """It is advertised with what it needs, and without a schema; the others are with theirs."""
+    """It is advertised with its requirements, and without a schema; the others with theirs."""
     recipes = {recipe["name"]: recipe for recipe in probe.recipes()}
     assert recipes["big"] == {
         "name": "big",
@@ -174,7 +174,7 @@ def test_a_recipe_whose_packages_are_missing_is_not_offered(lacking):
     ],
 )
 def test_an_installed_recipe_that_raises_harms_no_other(tmp_path, monkeypatch, text, error, line):
-    """It is told with its package, error, file and line; the rest is offered, and loads."""
+    """It is reported with package, error, file and line; the others are offered, and load."""
     folder = tmp_path / "fallen-2.1.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: fallen\nVersion: 2.1\n")
@@ -186,9 +186,9 @@ def test_an_installed_recipe_that_raises_harms_no_other(tmp_path, monkeypatch, t
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "fallen", raising=False)
     offered = {recipe["name"]: recipe for recipe in probe.recipes()}
-    told = offered.pop("fallen")
-    assert told.pop("error").startswith(error)
-    assert told == {
+    result = offered.pop("fallen")
+    assert result.pop("error").startswith(error)
+    assert result == {
         "name": "fallen",
         "reference": "fallen",
         "package": "fallen 2.1",

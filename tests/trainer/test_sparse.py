@@ -1,4 +1,4 @@
-"""Sparse gradients: those of an embedding, of which a batch reads a few rows."""
+"""Sparse gradients of an embedding, of which a batch reads a few rows."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from trainer.distributed.ranks import Control, Request
 
 
 def with_embedding(make, *, is_sparse=True, factor=1.0):
-    """A recipe that learns a table of numbers by rows, of which each batch holds some twice."""
+    """A recipe that trains a table by rows, some of which each batch has twice."""
 
     class Table(Recipe):
         name: ClassVar = "table"
@@ -64,7 +64,7 @@ def test_the_other_optimizers_of_sparse_gradients_train_too(run_loop, make):
 
 
 def test_a_sparse_overflow_is_counted_and_replayed(run_loop):
-    """The elements that overflowed are told, as of a dense gradient."""
+    """The overflowed elements are reported as for a dense gradient."""
     values = {"scaler": {"init_scale": 2.0**127}, "training": {"steps": 3}}
     asked = iter([Control(None, Request(1, "replay", 2))])
     run = run_loop(with_embedding(sgd, factor=1e3), values, control=lambda: next(asked, Control()))
@@ -86,6 +86,6 @@ def test_a_fused_optimizer_of_sparse_gradients_is_refused(run_loop, precision):
 
 
 def test_a_clip_by_value_of_sparse_gradients_is_refused(run_loop):
-    """torch cannot, and says so with an internal message."""
+    """torch does not support it, with an internal message."""
     with pytest.raises(RecipeError, match="cannot clip its elements"):
         run_loop(with_embedding(sgd), {"training": {"max_grad_value": 1.0}})

@@ -1,4 +1,4 @@
-"""What a step is made of, and what its device could do."""
+"""Cost of a step, and peak of its device."""
 
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ SMALL = {"recipe": {"layers": L, "width": D, "heads": 2, "context": T, "max_byte
 
 
 class Counted(Regression):
-    """Says what it is made of."""
+    """Recipe that reports its size."""
 
     tokens_per_example: ClassVar = 7
 
@@ -43,13 +43,13 @@ def test_a_transformer_takes_what_the_formula_says() -> None:
 
 
 def test_linear_layers_take_six_a_weight_but_the_first_needs_no_gradient_of_its_input() -> None:
-    """What is computed is counted, not what a formula holds for every layer."""
+    """Operations are counted as computed, instead of by a formula per layer."""
     recipe = MLP(parse_config(MLP, {"recipe": {"width": 8, "layers": 3, "batches": 1}}), CPU)
     assert recipe.flops() == 3 * 6 * 64 - 2 * 64
 
 
 def test_a_step_is_of_all_micro_batches_and_devices() -> None:
-    """Examples, tokens and operations are told for the whole step; a CPU has no peak."""
+    """Examples, tokens and operations are those of the whole step; a CPU has no peak."""
     training = {"batch_size": 4, "accumulation_steps": 2}
     config = parse_config(Counted, {"training": training})
     assert workload(Counted(config, CPU), config, CPU, devices=3) == {
@@ -84,7 +84,7 @@ def test_of_a_device_that_is_not_listed_nothing_is_claimed(
 
 
 def test_a_loop_tells_it_once_and_outlives_a_count_that_raises(run_loop) -> None:
-    """It is said before the first step; what cannot be said is told as a failed diagnosis."""
+    """It is reported before the first step; an error is a failed diagnosis."""
     run = run_loop(Counted)
     assert [each["examples"] for each in run.of("workload")] == [8]
     run = run_loop(Raising)

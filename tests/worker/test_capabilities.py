@@ -51,8 +51,8 @@ def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
         assert told_of("mine")["sha256"] != before["sha256"]
         file.write_text("1 / 0\n")
         until(lambda: "mine" not in offered())
-        told = told_of(f"{file}:Mine")
-        assert (told["error"], told["place"]) == (
+        result = told_of(f"{file}:Mine")
+        assert (result["error"], result["place"]) == (
             "ZeroDivisionError: division by zero",
             "mine.py:1",
         )
@@ -85,7 +85,7 @@ def test_what_memory_recipes_take_is_counted_later(
     here = Capabilities(Settings(data=tmp_path))
     mlp = {"name": "mlp", "reference": "mlp", "sha256": "1", "schema": {}}
     broken = {**mlp, "name": "broken", "reference": f"{tmp_path}/none.py", "sha256": "2"}
-    here._offer, here._seen = {"recipes": [mlp, broken]}, here._look()
+    here._offer, here._seen = {"recipes": [mlp, broken]}, here._file_states()
     found: list[Any] = []
     until(lambda: found.extend(filter(None, [here.news()])) or bool(found))
     assert found[0]["recipes"][0]["memory"]["weight_bytes"] > 10**8
@@ -110,19 +110,19 @@ def test_what_is_added_and_removed_stands_in_the_deeds(site: Site, tmp_path: Pat
             )
             return [(row[0], row[1], row[2]) for row in rows]
 
-    told = (f"by worker w1: {file}:Mine", "terminal")
+    result = (f"by worker w1: {file}:Mine", "terminal")
     with site.worker():
         until(lambda: site.offers("digits"))
         assert audit_events() == []
         assert halfstep("recipe", "add", str(file), "--no-check", **known).returncode == 0
         until(lambda: site.offers("mine"))
-        assert audit_events() == [("recipe offered", *told)]
+        assert audit_events() == [("recipe offered", *result)]
         file.write_text("1 / 0\n")
         until(lambda: not site.offers("mine"))
         assert len(audit_events()) == 1
         assert halfstep("recipe", "remove", str(file), **known).returncode == 0
         until(lambda: len(audit_events()) == 2)
-        assert audit_events()[1] == ("recipe withdrawn", *told)
+        assert audit_events()[1] == ("recipe withdrawn", *result)
     with site.worker():
         until(lambda: site.offers("digits"))
     assert len(audit_events()) == 2

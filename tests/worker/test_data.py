@@ -101,11 +101,11 @@ def test_what_ends_a_data_worker_stands_on_the_runs_page(
     run_id = submit(site, recipe)
     with site.worker(HALFSTEP_RECIPES=recipe):
         assert site.wait(run_id).status == Status.FAILED
-    told = browser.get(f"/api/v1/runs/{run_id}").json()
-    last = told["statuses"][-1]
+    result = browser.get(f"/api/v1/runs/{run_id}").json()
+    last = result["statuses"][-1]
     assert (last["status"], last["failure_kind"]) == ("failed", "code")
     assert re.search(why, last["reason"])
-    for text in (told["error"], page(browser, run_id)):
+    for text in (result["error"], page(browser, run_id)):
         assert re.search(why, text)
         assert traceback in text
 

@@ -24,8 +24,8 @@ def test_a_training_sees_its_devices_of_those_that_the_worker_sees(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    told = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}
-    assert gpus.environment(devices) == told
+    result = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}
+    assert gpus.environment(devices) == result
 
 
 def test_numbers_mean_the_same_to_whoever_counts(monkeypatch: pytest.MonkeyPatch) -> None:

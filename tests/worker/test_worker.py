@@ -44,9 +44,9 @@ def test_two_workers_record_every_attempted_step(site: Site) -> None:
 
 
 def test_a_run_that_raises_fails_with_its_traceback_and_the_worker_goes_on(site: Site) -> None:
-    """The traceback is kept, the fault is the code's, and the next run trains.
+    """The traceback is recorded, the failure kind is code, and the next run trains.
 
-    So it does after one that a rule of its configuration has stopped, whose fault is nobody's.
+    So it does after a run stopped by a rule of its configuration, which has its own failure kind.
     """
     training = {"steps": 10, "batch_size": 5000}
     broken = site.submit(config={"precision": "fp16", "training": training})
@@ -103,7 +103,8 @@ def test_a_metric_that_is_no_number_fails_its_run_and_no_other(site: Site, tmp_p
 def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
     site: Site, tmp_path: Path
 ) -> None:
-    """What comes past the writer's check ends that run; its frame is kept, the rest recorded."""
+    """Invalid output that bypasses the writer's check ends that run; its frame is quarantined, the
+    rest recorded."""
     recipe = tmp_path / "spooling.py"
     recipe.write_text(
         "import sys, time\n"
@@ -126,16 +127,15 @@ def test_a_recipe_that_spools_by_itself_is_ended_and_told_what_was_wrong(
     assert "event is 'jump'" in site.log(run_id)
     with site.database.reading() as session:
         assert runs.statuses(session, run_id)[-1].failure_kind == "code"
-    kept = site.data / "runs" / str(run_id) / "unrecorded-1" / "frames"
+    kept = site.data / "runs" / str(run_id) / "quarantine-1" / "frames"
     assert b'{"event": "jump"}' in kept.read_bytes()
     assert site.count_steps(run_id) == 10
 
 
 @pytest.mark.parametrize("told", [b'{"event": "metric", "value": "warm-up"}', b"no header"])
 def test_what_a_dead_supervisors_training_told_ends_that_run_alone(site: Site, told: bytes) -> None:
-    """A run that spooled nonsense fails with the place where it lies; the one beside it is queued
-    again, and the worker goes on.
-    """
+    """A run with invalid output fails with the quarantine folder; the other run is queued again,
+    and the worker continues."""
     worker = site.idle_worker()
     bad, good = site.submit(), site.submit()
     for run_id in (bad, good):
@@ -148,10 +148,10 @@ def test_what_a_dead_supervisors_training_told_ends_that_run_alone(site: Site, t
     assert (site.run(bad).status, site.run(good).status) == (Status.FAILED, Status.QUEUED)
     with site.database.reading() as session:
         last = runs.statuses(session, bad)[-1]
-    aside = site.data / "runs" / str(bad) / "unrecorded-1"
+    quarantine = site.data / "runs" / str(bad) / "quarantine-1"
     assert last.failure_kind == "code"
-    assert str(aside) in (last.reason or "")
-    assert list(aside.iterdir())
+    assert str(quarantine) in (last.reason or "")
+    assert list(quarantine.iterdir())
 
 
 def test_nothing_that_one_run_left_keeps_the_others_from_being_looked_at(site: Site) -> None:
@@ -241,7 +241,7 @@ def test_cancel_is_obeyed_at_a_step_boundary_with_a_checkpoint(site: Site) -> No
 
 
 def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
-    """A checkpoint is saved; the same scale and the same step, asked for twice, count twice."""
+    """A checkpoint is saved; the same scale and the same step, requested twice, count twice."""
     run_id = site.submit(steps=10**6)
     with site.worker():
         site.wait_for_step(run_id, 1)
@@ -267,7 +267,7 @@ def test_requests_are_obeyed_while_a_run_trains_on(site: Site) -> None:
 
 
 def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site) -> None:
-    """SIGTERM leaves a checkpoint and queues the run; a new worker goes on from that step."""
+    """SIGTERM leaves a checkpoint and queues the run; a new worker resumes from that step."""
     run_id = site.submit(steps=200, recipe=GATED)
     with site.gated_worker():
         site.wait_for_step(run_id, 10)
@@ -282,7 +282,7 @@ def test_a_stopped_worker_gives_its_run_back_and_the_next_resumes_it(site: Site)
 
 
 def test_a_killed_training_is_started_again(site: Site) -> None:
-    """SIGKILL of the training process: what it spooled is kept, and attempt 2 ends the run."""
+    """After SIGKILL of the training process its spool is recorded, and attempt 2 ends the run."""
     config = {
         "precision": "fp16",
         "training": {"steps": 200},
@@ -406,7 +406,7 @@ def test_a_worker_tells_whether_it_goes_round_its_loop(site: Site) -> None:
 def test_a_training_that_is_stuck_is_waited_for_no_longer_than_wanted(
     site: Site, tmp_path: Path
 ) -> None:
-    """A stopping worker gives it the grace and no more; a kill ends it at once."""
+    """A stopping worker gives it only the grace period; a kill ends it at once."""
     recipe = tmp_path / "stuck.py"
     recipe.write_text(
         "import time\n"

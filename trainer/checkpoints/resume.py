@@ -17,7 +17,7 @@ from trainer.distributed.shards import maker
 from trainer.schedule import make_schedule
 
 
-def go_on_from(
+def resume_from(
     resume: Path,
     recipe: Recipe,
     modules: Mapping[str, nn.Module],
@@ -39,7 +39,7 @@ def go_on_from(
     state, progress, notes = restored(
         resume, recipe, modules, config, device, ranks, is_checked=is_checked
     )
-    batches.go_on_at(progress.position, checkpoint.in_memory(state.get("data")))
+    batches.seek(progress.position, checkpoint.in_memory(state.get("data")))
     fingerprints = state.get("next_batch", [])
     if len(fingerprints) != ranks.world_size:
         notes.append("which batch came next is not known")

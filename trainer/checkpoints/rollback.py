@@ -39,10 +39,10 @@ class Rollback:
         """Return whether to wait for the device after this step and check for a spike."""
         if not self._is_on:
             return False
-        looks = (self._settings.look_every_steps, self._between)
-        return step == self._last or any(step % every == 0 for every in looks)
+        intervals = (self._settings.check_every_steps, self._between)
+        return step == self._last or any(step % every == 0 for every in intervals)
 
-    def look(self, finish_saves: Callable[[], None]) -> Path | None:
+    def poll(self, finish_saves: Callable[[], None]) -> Path | None:
         """Return the checkpoint to roll back to; None to continue.
 
         finish_saves: waits until pending saves are on the disk. Without a checkpoint, or after the
@@ -72,7 +72,7 @@ class Rollback:
         self._going_from, self._rollbacks = spike, self._spikes.rollbacks + 1
         return path
 
-    def tell(
+    def report(
         self,
         back: Progress,
         step: int,

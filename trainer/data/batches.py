@@ -62,10 +62,10 @@ class Batches:
         """Number of examples per step, over all ranks."""
         return self._sampler.examples_in_a_step
 
-    def go_on_at(self, position: int, state: Any = None) -> None:
+    def seek(self, position: int, state: Any = None) -> None:
         """Set the start of the next step, and the state of a stream."""
         self._sampler.position, self._ahead = position, None
-        self._source.go_on_from(state)
+        self._source.load_state(state)
 
     def step(self) -> Iterator[Any]:
         """Yield the micro-batches of the next step, each drawn on demand."""

@@ -37,7 +37,7 @@ class RemoteTraceback(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error in place of a batch: any error of a worker must be sent through a pipe."""
+    """An error instead of a batch: any error of a worker must be sent through a pipe."""
 
     sentence: str
     trace: str

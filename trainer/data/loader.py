@@ -27,7 +27,7 @@ from trainer.data.examples import DataError, Read, taken
 from trainer.data.to_device import OnTheWay, ToDevice
 from trainer.data.worker_pool import ENDING, WorkerPool
 
-LOOK_SECONDS = 0.5  # between checks whether all workers are alive
+POLL_SECONDS = 0.5  # between checks whether all workers are alive
 #: On a busy machine, a killed process closes its sockets a while before it exits.
 DEATH_SECONDS = 10.0
 AHEAD = 1  # batches on the device, or being copied, besides the one in training
@@ -82,7 +82,7 @@ class Loader:
         self._comes_next = start + self._stride
         return batch
 
-    def go_on_from(self, state: Any) -> None:
+    def load_state(self, state: Any) -> None:
         """Restart, with a stream in this state."""
         self.close()
         self.state = state
@@ -213,7 +213,7 @@ def _begin(
                 sampler=keys,
                 num_workers=worker_pool.size,
                 prefetch_factor=data.prefetch,
-                timeout=LOOK_SECONDS,
+                timeout=POLL_SECONDS,
                 worker_init_fn=worker_pool.join,
                 multiprocessing_context="fork",
                 generator=torch.Generator(),  # otherwise it would use the training's generator
@@ -242,13 +242,13 @@ NOTHING_YET = object()
 
 
 def _next(batches: Iterator[Any], worker_pool: WorkerPool) -> Any:
-    """Return the next batch, or NOTHING_YET after LOOK_SECONDS. Raises a dead worker's error."""
+    """Return the next batch, or NOTHING_YET after POLL_SECONDS. Raises a dead worker's error."""
     started = time.monotonic()
     try:
         return next(batches)
     except RuntimeError:  # DataLoader's exception for a timeout and for a death
         worker_pool.check()
-        if time.monotonic() - started < LOOK_SECONDS:
+        if time.monotonic() - started < POLL_SECONDS:
             raise
         return NOTHING_YET
     except (OSError, EOFError):  # a batch's memory is passed by its worker, which is gone
@@ -261,7 +261,7 @@ def _put(item: "Found", ready: "queue.Queue[Found]", over: threading.Event) -> N
     is_put = False
     while not (is_put or over.is_set()):
         with suppress(queue.Full):
-            ready.put(item, timeout=LOOK_SECONDS)
+            ready.put(item, timeout=POLL_SECONDS)
             is_put = True
 
 

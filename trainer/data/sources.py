@@ -25,7 +25,7 @@ class Source(Protocol):
     def take(self, start: int) -> Any:
         """Return the micro-batch at a position in the run, on the device."""
 
-    def go_on_from(self, state: Any) -> None:
+    def load_state(self, state: Any) -> None:
         """Continue a stream in this state."""
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Drawn:
         """Let the recipe draw the batch."""
         return self._recipe.batch(self._sampler.indices(start), self._sampler.generator(start))
 
-    def go_on_from(self, state: Any) -> None:
+    def load_state(self, state: Any) -> None:
         """Do nothing: only the position matters."""
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class ReadHere:
         self._comes_next = start + self._stride
         return self._to_device.begin(batch).take()
 
-    def go_on_from(self, state: Any) -> None:
+    def load_state(self, state: Any) -> None:
         """Restart, with a stream in this state."""
         self._read, self.state = None, state
 

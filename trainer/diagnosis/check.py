@@ -32,12 +32,12 @@ from trainer.diagnosis.op_recorder import HALF, Finding, OpRecorder
 from trainer.diagnosis.recipe_checks import (
     CPU,
     STEPS,
-    asked_of_a_resume,
-    asked_of_the_batch,
-    asked_of_the_compiler,
-    asked_of_the_device,
-    asked_of_the_loss,
-    asked_of_the_scale,
+    check_batch,
+    check_compiler,
+    check_device,
+    check_loss,
+    check_resume,
+    check_scale,
     optimizers_of,
     small_config,
 )
@@ -76,13 +76,13 @@ def main(reference: str, settings: Sequence[str] = (), *, as_json: bool = False)
 
     Raises SystemExit with 1 if there are errors, with 2 if it cannot be checked.
     """
-    full_reference, report = tell(reference, settings, as_json=as_json)
+    full_reference, report = check_and_print(reference, settings, as_json=as_json)
     note(full_reference, report)
     if report.errors:
         sys.exit(1)
 
 
-def tell(
+def check_and_print(
     reference: str, settings: Sequence[str] = (), *, as_json: bool = False
 ) -> tuple[str, Report]:
     """Check one recipe and print the findings; return its reference and the report.
@@ -138,7 +138,7 @@ def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
 def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
     report = Report()
     configs = {precision: small_config(recipe_class, values, precision) for precision in PRECISIONS}
-    for finding in asked_of_the_compiler(recipe_class, values):
+    for finding in check_compiler(recipe_class, values):
         report.add(finding)
         return report
     zeros_in_fp32: set[str] = set()
@@ -154,11 +154,11 @@ def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
     for finding in _compare(report.steps, configs["fp16"].scaler.init_scale):
         report.add(finding)
     for question in (
-        asked_of_the_loss,
-        asked_of_the_scale,
-        asked_of_the_batch,
-        asked_of_the_device,
-        asked_of_a_resume,
+        check_loss,
+        check_scale,
+        check_batch,
+        check_device,
+        check_resume,
     ):
         if report.errors:  # the further checks need a recipe that runs
             break
@@ -351,8 +351,8 @@ def _watched_scalers(op_recorder: OpRecorder) -> Iterator[None]:
 
     def made(self: GradScaler, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        asked = inspect.signature(original).bind(self, *args, **kwargs).arguments
-        if op_recorder.precision == "fp32" and asked.get("enabled", True):
+        bound = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        if op_recorder.precision == "fp32" and bound.get("enabled", True):
             op_recorder.found(
                 "error",
                 "a GradScaler of the recipe's own is on in an fp32 run: self.scaler is the loop's, "

@@ -66,7 +66,7 @@ class Fp8Ranges(Observer):
         self._host_copies.report(wait=True)
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """Suspend the measurement: the work is not part of the step."""
         self._is_set_aside = True
         try:

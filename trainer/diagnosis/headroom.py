@@ -70,9 +70,9 @@ class Headroom(Observer):
         self._host_copies.report(wait=True)
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """Suspend the measurement: the work is not part of the step."""
-        with self._measuring.set_aside():
+        with self._measuring.suspended():
             yield
 
     def _report(self, step: int, measured: list[headroom.Measured], arrived: list[Tensor]) -> None:

@@ -32,14 +32,18 @@ class _Before(NamedTuple):
     name: str
     weight: nn.Parameter
     values: Tensor  # of this rank's part
-    wanted: Tensor  # bool: where it has a nonzero gradient
+    has_update: Tensor  # bool: where it has a nonzero gradient
     would_stay: list[Tensor]  # bool: where rounding to nearest would not change it
 
     def counts(self) -> Tensor:
         """Return (3,): elements with a gradient, those of them unchanged, and those saved."""
         stayed = local(self.weight.detach()) == self.values
-        saved = [self.wanted & each & ~stayed for each in self.would_stay]
-        counted = [self.wanted, self.wanted & stayed, *(saved or [torch.zeros_like(stayed)])]
+        saved = [self.has_update & each & ~stayed for each in self.would_stay]
+        counted = [
+            self.has_update,
+            self.has_update & stayed,
+            *(saved or [torch.zeros_like(stayed)]),
+        ]
         return torch.stack([each.sum() for each in counted])
 
 

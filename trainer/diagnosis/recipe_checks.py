@@ -65,7 +65,7 @@ def small_config(
     )
 
 
-def asked_of_the_loss(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+def check_loss(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
     """Check that losses are means over the batch, not divided by accumulation_steps."""
     config = small_config(recipe_class, values, "fp32")
     count = config.training.batch_size // 2 or 1
@@ -129,7 +129,7 @@ class _Inner(NamedTuple):
     place: str
 
 
-def asked_of_the_scale(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+def check_scale(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
     """Check that losses and unscaled gradients do not depend on the scale."""
     fp32, fp16 = (small_config(recipe_class, values, each) for each in ("fp32", "fp16"))
     small, large = (_run_step(recipe_class, fp32, scale) for scale in (1.0, LARGE_SCALE))
@@ -243,7 +243,7 @@ def _has_half_precision(output: Tensor) -> bool:
     return False
 
 
-def asked_of_the_compiler(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+def check_compiler(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
     """Check that torch.compile works on this machine, if it is enabled."""
     if not small_config(recipe_class, values, "fp32").training.compile:
         return
@@ -257,7 +257,7 @@ def asked_of_the_compiler(recipe_class: type[Recipe], values: dict[str, Any]) ->
             )
 
 
-def asked_of_the_batch(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+def check_batch(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
     """Check that the indices determine the batch, as a resumed run requires."""
     config = small_config(recipe_class, values, "fp32")
     seed_everything(0)
@@ -295,7 +295,7 @@ def asked_of_the_batch(recipe_class: type[Recipe], values: dict[str, Any]) -> It
         )
 
 
-def asked_of_a_resume(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+def check_resume(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
     """Check that a run with a resume in between gives bit-identical results."""
     # At a scale of 1 steps are applied: skipped ones would make every resume exact.
     scaler = values.get("scaler", {}) | {"init_scale": 1.0}
@@ -354,7 +354,7 @@ def _fingerprints(state: Any, place: str = "") -> Iterator[tuple[str, str]]:
 def _ignore(_: object) -> None: ...
 
 
-def asked_of_the_device(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
+def check_device(recipe_class: type[Recipe], values: dict[str, Any]) -> Iterator[Finding]:
     """Check for synchronisation with the device, on the meta device, which has no values."""
     # Unfused, because the meta device has no fused kernels; no optimizer steps here.
     config = small_config(recipe_class, values, "fp16", fused=False)

@@ -99,7 +99,7 @@ class _Flags:
 
 @dataclass
 class _Step:
-    """What is needed to repeat a step."""
+    """Data needed to repeat a step."""
 
     number: int
     position: int  # of the sampler, before the step
@@ -125,15 +125,15 @@ class Replay(Observer):
         device: torch.device,
         on_event: Callable[[Event], None],
         left_out: list[tuple[int, int]],
-        set_aside: Callable[[], AbstractContextManager[None]] = nullcontext,
+        suspended: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """left_out: for each rollback a step and the number of examples skipped after it.
 
         May grow.
 
-        set_aside: suspends the observers of a step's work.
+        suspended: suspends the observers of a step's work.
         """
-        self._left_out, self._set_aside = left_out, set_aside
+        self._left_out, self._suspended = left_out, suspended
         self._context, self._modules = context, dict(modules)
         self._batches, self._device, self._on_event = batches, device, on_event
         is_possible = context.scaler.is_enabled() and batches.can_be_repeated
@@ -248,7 +248,7 @@ class Replay(Observer):
         step, self._lost_at = self._lost_at, None
         if step is None:
             return
-        with self._set_aside(), self._restored_afterwards():
+        with self._suspended(), self._restored_afterwards():
             nonfinite = self._nonfinite(step, coming)
             by_design = {each["name"] for each in self._nonfinite(step - 1, coming)}
         if inputs := [each for each in nonfinite if each["name"] not in by_design]:
@@ -300,7 +300,7 @@ class Replay(Observer):
             return
         past = _Step(step, position, None, [], None)
         past.scale = self._scales.get(step) or self._context.scaler.get_scale()
-        notes = [f"the weights are those after step {self._now}", "dropout draws anew"]
+        notes = [f"the weights are those after step {self._now}", "dropout masks differ"]
         if step not in self._scales:
             notes.append("the scale is the present one")
         self._replay(past, notes, [request])
@@ -318,7 +318,7 @@ class Replay(Observer):
         if any(networks[name] is not module for name, module in self._modules.items()):
             notes = [*notes, "the plain network was replayed, on this process's examples"]
         scale = float(stored.scale)  # from here on the host may wait
-        with self._set_aside(), self._restored_afterwards():
+        with self._suspended(), self._restored_afterwards():
             recipe.modules = self._modules
             # A gradient penalty needs the scale of this step, not of the next one.
             recipe.scaler = GradScaler(

@@ -68,7 +68,7 @@ def _origin(recipe_class: type[Recipe], values: dict[str, Any]) -> Event | None:
         origin.add(prefixed | {module: name})
     losses = iter(recipe.training_step(batch))
     while not events:
-        origin.look()
+        origin.check()
         try:
             with make_autocast(config, CPU):
                 yielded = next(losses, None)

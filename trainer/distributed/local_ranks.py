@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from halfstep.telemetry.attempt_files import AttemptFiles
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def start_ranks(files: AttemptFiles, place: NodeRank) -> int:
         failed = [code for code in codes if code]
         if failed or None not in codes:
             break
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     for rank in ranks:
         rank.kill()
         rank.wait()

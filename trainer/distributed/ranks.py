@@ -40,16 +40,16 @@ KINDS: tuple[Kind, ...] = ("checkpoint", "scale", "replay")
 AGREE_SECONDS = 0.2  # between two polls of control requests
 MOST_STEPS_ALONE = 1000  # maximum number of steps between two polls
 LONGEST_SAVE = timedelta(days=1)
-LOOK_SECONDS = 0.05  # between two polls for the rendezvous file
+POLL_SECONDS = 0.05  # between two polls for the rendezvous file
 
 
 @dataclass(frozen=True)
 class Request:
-    """A one-time request. value: the new scale, or the step to replay."""
+    """A one-time request."""
 
     id: int
     kind: Kind
-    value: float = 0.0
+    value: float = 0.0  # the new scale, or the step to replay
 
 
 @dataclass(frozen=True)
@@ -258,11 +258,11 @@ def rendezvous(files: AttemptFiles, host: str) -> Store:
     """
     if os.environ["RANK"] == "0":
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        write_file(files.meeting, {"host": host, "port": store.port})
+        write_file(files.rendezvous, {"host": host, "port": store.port})
     else:
-        while not files.meeting.exists():
-            time.sleep(LOOK_SECONDS)
-        place = json.loads(files.meeting.read_text())
+        while not files.rendezvous.exists():
+            time.sleep(POLL_SECONDS)
+        place = json.loads(files.rendezvous.read_text())
         store = TCPStore(place["host"], place["port"], wait_for_workers=False)
     return PrefixStore(f"attempt-{files.attempt}", store)
 

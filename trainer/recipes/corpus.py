@@ -14,10 +14,10 @@ PIECE_CHARACTERS = 2**16  # or a line, if it is longer
 
 @dataclass(frozen=True)
 class Piece:
-    """Some lines of a document. is_last: they end it."""
+    """Some lines of a document."""
 
     text: str
-    is_last: bool
+    is_last: bool  # they end it
 
 
 def read_pieces(path: Path, field: str, max_bytes: int) -> Iterator[Piece]:

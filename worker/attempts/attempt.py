@@ -10,7 +10,7 @@ from obstore.store import ObjectStore
 
 from db.settings import Settings
 from db.tables import Run, Status
-from halfstep.sandbox import can_stand
+from halfstep.sandbox import is_supported
 from halfstep.sidecar.log_file import LogFile
 from halfstep.telemetry.attempt_files import AttemptFiles
 from worker.sandbox import sandbox
@@ -34,33 +34,26 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Attempt:
-    """Claimed attempt of a run on one node.
-
-    node: number of this machine's node within the run.  recipe: path or name of the recipe that
-    the training loads.  recipe_file: path of its source, if known.  started_at: the run's first
-    start, by halfstep.clock.  remark: adds a line to the run's log.  keep_up: renews the lease
-    during a long operation.  check_wanted: renews it too, and raises if the attempt should no
-    longer begin.  user: its exclusive user, if any.  group: its cgroup, if any.  log: everything
-    that it prints.
-    """
+    """Claimed attempt of a run on one node."""
 
     settings: Settings
     store: ObjectStore
     files: AttemptFiles
     run: Run
     devices: list[int]
-    node: int
+    node: int  # number of this machine's node within the run
     is_cuda: bool
-    recipe: str
-    recipe_file: Path | None
-    started_at: float
+    recipe: str  # path or name of the recipe that the training loads
+    recipe_file: Path | None  # path of its source, if known
+    started_at: float  # the run's first start, by halfstep.clock
     seconds_before: float
-    remark: Callable[[str], None]
-    keep_up: Callable[[], None]
-    check_wanted: Callable[[], None]
-    user: RunUser | None = None
-    group: RunGroup | None = None
-    log: LogFile | None = None
+    append_log: Callable[[str], None]  # adds a line to the run's log
+    renew_lease: Callable[[], None]  # renews the lease during a long operation
+    # Renews it too, and raises if the attempt should no longer begin.
+    check_not_stopped: Callable[[], None]
+    user: RunUser | None = None  # its exclusive user, if any
+    group: RunGroup | None = None  # its cgroup, if any
+    log: LogFile | None = None  # everything that it prints
 
     def temporary(self) -> dict[str, str]:
         """Create the run's temporary folder and return the variables that name it.
@@ -77,7 +70,7 @@ class Attempt:
         name = f"run-{self.user.number}"
         return {**variables, "HOME": str(folder), "USER": name, "LOGNAME": name}
 
-    def lent(self, path: str) -> str:
+    def staged(self, path: str) -> str:
         """Return a path where the run can read a file: a copy if it has its own user.
 
         Files in the attempt's folder, and folders, are not copied.
@@ -85,7 +78,7 @@ class Attempt:
         if self.user is None or Path(path).is_relative_to(self.files.folder) or Path(path).is_dir():
             return path
         self.temporary()
-        copy = self.files.temporary / f"lent-{len(list(self.files.temporary.iterdir()))}"
+        copy = self.files.temporary / f"staged-{len(list(self.files.temporary.iterdir()))}"
         copy = copy.with_suffix(Path(path).suffix)
         shutil.copyfile(path, copy)
         return str(copy)
@@ -109,30 +102,32 @@ class Attempt:
             )
         return [*sandbox.ISOLATED, *argv], isolation.variable()
 
-    def wall(self, read: Sequence[str] = (), free: Sequence[Path] = ()) -> dict[str, str]:
+    def sandbox_variable(
+        self, read: Sequence[str] = (), free: Sequence[Path] = ()
+    ) -> dict[str, str]:
         """Return the variable with which the run's process applies its sandbox.
 
-        Empty if the sandbox is disabled or unsupported here.  read, free: as in `sandbox.wall`.
+        Empty if the sandbox is disabled or unsupported here.  read, free: see `sandbox_of_run`.
         """
-        if not (self.settings.sandbox and can_stand()):
+        if not (self.settings.sandbox and is_supported()):
             return {}
-        return sandbox.wall(self.settings, self.files, read, free).variable()
+        return sandbox.sandbox_of_run(self.settings, self.files, read, free).variable()
 
 
 @dataclass(frozen=True)
-class Ending:
-    """Outcome of an attempt. status: None if it was killed and may be retried."""
+class Outcome:
+    """Outcome of an attempt."""
 
-    status: Status | None
+    status: Status | None  # None if it was killed and may be retried
     reason: str | None = None
     error: str | None = None
     failure_kind: str | None = None
 
 
-def disk_full(folder: Path, error: str = "") -> Ending:
+def disk_full(folder: Path, error: str = "") -> Outcome:
     """Return the outcome for a full disk. error: the reported error, if any."""
     reason = f"no space left on the disk that holds {folder}"
-    return Ending(Status.FAILED, reason, error or reason, "infrastructure")
+    return Outcome(Status.FAILED, reason, error or reason, "infrastructure")
 
 
 def death(exit_code: int, what: str) -> str:

@@ -47,12 +47,12 @@ EXCLUDED_BYTES = 100_000
 
 @dataclass(frozen=True)
 class Started:
-    """Command to start. file: the recipe or script; hidden: texts never shown."""
+    """Command to start."""
 
     command: Sequence[str]
     folder: Path | None
-    file: Path | None
-    hidden: Sequence[str] = ()
+    file: Path | None  # the recipe or script
+    hidden: Sequence[str] = ()  # texts never shown
 
 
 def described(

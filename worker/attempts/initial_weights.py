@@ -25,15 +25,15 @@ def bring_weights(attempt: Attempt, saved: Sequence[CheckpointFile]) -> dict[str
 
     saved: files of another run, if its weights are used.  Raises CannotStart.
     """
-    wanted = wanted_weights(attempt.run.settings)
-    if wanted.get("path"):
-        return {"": str(allowed(wanted["path"], attempt.settings))}
-    if upload := wanted.get("upload"):
+    names = wanted_weights(attempt.run.settings)
+    if names.get("path"):
+        return {"": str(allowed(names["path"], attempt.settings))}
+    if upload := names.get("upload"):
         sha256, _, name = upload.partition("/")
         return {"": _fetch(attempt, uploads.key(upload), sha256, f"the uploaded weights {name}")}
-    if not wanted.get("run"):
+    if not names.get("run"):
         return {}
-    source = f"the weights of run {wanted['run']} at step {wanted['step']}"
+    source = f"the weights of run {names['run']} at step {names['step']}"
     if not saved:
         raise CannotStart(f"{source} no longer exist", "settings")
     return {
@@ -79,7 +79,7 @@ def allowed(path: str, settings: Settings) -> Path:
 def _fetch(attempt: Attempt, key: str, sha256: str, source: str) -> str:
     path = attempt.settings.data / key
     try:
-        wait_for(partial(get_file, attempt.store, key, path, sha256=sha256), attempt.keep_up)
+        wait_for(partial(get_file, attempt.store, key, path, sha256=sha256), attempt.renew_lease)
     except (FileNotFoundError, ValueError) as error:
         text = f"{source} that it was to start from are missing or damaged: {error}"
         raise CannotStart(text, "settings") from error

@@ -24,7 +24,7 @@ from db.telemetry import telemetry
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
 from halfstep.telemetry.attempt_files import AttemptFiles, write_file
-from worker.attempts.attempt import LOST_LEASE, Ending
+from worker.attempts.attempt import LOST_LEASE, Outcome
 from worker.attempts.published_log import published
 from worker.attempts.renew_lease import wait_for
 
@@ -65,7 +65,7 @@ class NodeGroup:
 
     def _exchange_rendezvous(self, database: Database) -> None:
         """Publish the rendezvous address as node 0; pass it to the ranks as another."""
-        run_id, attempt, path = self._run_id, self._files.attempt, self._files.meeting
+        run_id, attempt, path = self._run_id, self._files.attempt, self._files.rendezvous
         if self._node == 0 and path.exists():
             address = json.loads(path.read_text())
             with database.writing() as session:
@@ -99,7 +99,7 @@ class NodeLog:
         self.problem: str | None = None  # always None: lines can always be recorded
         self.lost_bytes = 0  # always 0: there is no spool to damage
 
-    def remark(self, text: str) -> None:
+    def append_log(self, text: str) -> None:
         """Add a line from Halfstep to the run's log."""
         self._take([{"time": time.time(), "stream": "halfstep", "text": text}])
 
@@ -132,7 +132,7 @@ class NodeLog:
         Raises StaleAttempt.
         """
         has_parts = False
-        for event in published(self.log, self._folder, self.remark, meanwhile):
+        for event in published(self.log, self._folder, self.append_log, meanwhile):
             has_parts = True
             path = self._folder / event["path"]
             key = path.relative_to(self._settings.data).as_posix()
@@ -151,32 +151,32 @@ class NodeLog:
         ]
 
 
-def reported_outcome(ending: Ending) -> node_groups.NodeOutcome:
+def reported_outcome(outcome: Outcome) -> node_groups.NodeOutcome:
     """Return the outcome that is reported to other nodes; without a failure they continue."""
-    is_fine = ending.status not in (None, Status.FAILED) and not (
-        ending.status == Status.QUEUED and ending.reason == LOST_LEASE
+    is_fine = outcome.status not in (None, Status.FAILED) and not (
+        outcome.status == Status.QUEUED and outcome.reason == LOST_LEASE
     )
-    failure_kind = None if is_fine else ending.failure_kind or "infrastructure"
-    return node_groups.NodeOutcome(ending.reason, ending.error, failure_kind)
+    failure_kind = None if is_fine else outcome.failure_kind or "infrastructure"
+    return node_groups.NodeOutcome(outcome.reason, outcome.error, failure_kind)
 
 
 def combined_outcome(
-    ending: Ending, blamed: node_groups.NodeOutcome, trouble: str | None
-) -> Ending:
+    outcome: Outcome, blamed: node_groups.NodeOutcome, trouble: str | None
+) -> Outcome:
     """Return how an attempt ended, from the first node's and the blamed node's outcome.
 
     trouble: the reason for which this node ended its training, if it did.
     """
-    if ending.status == Status.QUEUED and blamed.reason:
-        return replace(ending, reason=blamed.reason)
-    if ending.status not in (None, Status.FAILED):  # as users requested, or normally
-        return ending
-    is_own = ending.status == Status.FAILED and ending.failure_kind != node_groups.RANK
+    if outcome.status == Status.QUEUED and blamed.reason:
+        return replace(outcome, reason=blamed.reason)
+    if outcome.status not in (None, Status.FAILED):  # as users requested, or normally
+        return outcome
+    is_own = outcome.status == Status.FAILED and outcome.failure_kind != node_groups.RANK
     if is_own and trouble is None:
-        return ending
+        return outcome
     if blamed.failure_kind and blamed.failure_kind != "infrastructure":
-        return Ending(Status.FAILED, blamed.reason, blamed.error, blamed.failure_kind)
-    return Ending(None, trouble or blamed.reason or ending.reason)
+        return Outcome(Status.FAILED, blamed.reason, blamed.error, blamed.failure_kind)
+    return Outcome(None, trouble or blamed.reason or outcome.reason)
 
 
 def close(
@@ -184,7 +184,7 @@ def close(
     settings: Settings,
     run_id: int,
     attempt: int,
-    ending: node_groups.NodeOutcome,
+    outcome: node_groups.NodeOutcome,
 ) -> node_groups.NodeOutcome | None:
     """Report the outcome of node 0 and check whether the other nodes have ended.
 
@@ -192,7 +192,7 @@ def close(
     while some may still be training. Raises StaleAttempt.
     """
     with database.writing() as session:
-        node_groups.record_outcome(session, run_id, attempt, 0, ending)
+        node_groups.record_outcome(session, run_id, attempt, 0, outcome)
         queue.renew(session, run_id, attempt, settings.lease_seconds)
         if not node_groups.others_have_ended(session, run_id, attempt):
             return None

@@ -10,7 +10,7 @@ from worker.attempts.renew_lease import wait_for
 
 
 def published(
-    log: LogFile, folder: Path, remark: Callable[[str], None], meanwhile: Callable[[], None]
+    log: LogFile, folder: Path, append_log: Callable[[str], None], meanwhile: Callable[[], None]
 ) -> Iterator[dict[str, Any]]:
     """Compress complete parts and yield their artifact events.
 
@@ -22,7 +22,7 @@ def published(
             event = wait_for(partial(compress, part, folder), meanwhile)
         except OSError as error:
             log.take(part)
-            remark(f"the log stays in {part}, which cannot be downloaded: {error}")
+            append_log(f"the log stays in {part}, which cannot be downloaded: {error}")
             continue
         log.take(part)
         yield event

@@ -49,8 +49,8 @@ def may_pass(error: Exception) -> bool:
 
 def in_short(error: Exception) -> str:
     """Return an error's type and first line, without a database error's statement."""
-    said = str(error.orig if isinstance(error, DBAPIError) else error)
-    return f"{type(error).__name__}: {shown(said.partition(chr(10))[0])}"
+    message = str(error.orig if isinstance(error, DBAPIError) else error)
+    return f"{type(error).__name__}: {shown(message.partition(chr(10))[0])}"
 
 
 class Recorder:
@@ -105,10 +105,10 @@ class Recorder:
         """
         self._monitor, self._started_at, self._policy = monitor, started_at, policy
 
-    def remark(self, text: str) -> None:
+    def append_log(self, text: str) -> None:
         """Add a line from Halfstep to the run's log."""
-        self._recording.remark(text)
-        self.log.remark(text)
+        self._recording.append_log(text)
+        self.log.append_log(text)
 
     def flush(
         self,
@@ -165,7 +165,7 @@ class Recorder:
             for line in take_lines():
                 recording.log(line)
             self._collect()
-            parts = published(self.log, self._folder, recording.remark, meanwhile)
+            parts = published(self.log, self._folder, recording.append_log, meanwhile)
             recording.artifacts += parts
             self._has_sent_off = False
         if not self._has_sent_off:
@@ -202,9 +202,9 @@ class Recorder:
         return False
 
     @property
-    def aside(self) -> Path:
+    def quarantine(self) -> Path:
         """Folder of this attempt's items that could not be recorded."""
-        return self._folder / f"unrecorded-{self._attempt}"
+        return self._folder / f"quarantine-{self._attempt}"
 
     def clear(self) -> None:
         """Delete the spool of this and earlier attempts, which is fully recorded."""
@@ -227,15 +227,15 @@ class Recorder:
     def _send_off(self, meanwhile: Callable[[], None]) -> None:
         """Send files to a bucket; publish those already sent.
 
-        If a training went back to an earlier step, waits for its files: earlier events come first.
+        After a rollback, waits for its files: earlier events come first.
         """
         recording, uploads = self._recording, self._uploads
-        told = recording.files
+        files = recording.files
         if self._monitor is None or not self._is_own or recording.goes_back:
             recording.publish([*self._awaited(meanwhile), *recording.files])
             return
-        if told and not self._is_in_place:
-            uploads.add(told, self._read_from or Position(0, 0, 0))
+        if files and not self._is_in_place:
+            uploads.add(files, self._read_from or Position(0, 0, 0))
             recording.publish([])
         if uploads.can_begin:
             self._check_fence()
@@ -261,7 +261,7 @@ class Recorder:
         put_file(self._store, self._key(file), self._folder / str(file["path"]))
 
     def _is_for_rows(self, item: Any) -> bool:
-        """Return whether to record an item; puts unrecordable ones aside.
+        """Return whether to record an item; moves unrecordable ones to quarantine.
 
         Skips files that are not the run's.
         """
@@ -274,7 +274,7 @@ class Recorder:
         kind = item["event"] if isinstance(item, dict) else "steps"
         # Not for events that a dead supervisor may have reported.
         if kind == "resumed" and self._monitor:
-            self.remark(in_words(item))
+            self.append_log(in_words(item))
         # Read a second time, after a crash, a checkpoint may have been retired by now.
         has_files = kind in ("artifact", "checkpoint")
         return all(self._is_ours(file) for file in (files_of(item) if has_files else []))
@@ -292,35 +292,35 @@ class Recorder:
     def _report_damage(self, damaged: Unrecordable) -> None:
         """Log spool damage in the run's log; the training itself may be healthy."""
         self.lost_bytes += damaged.damaged_bytes
-        self.remark(f"{damaged.problem}: what they held is lost")
+        self.append_log(f"{damaged.problem}: what they held is lost")
 
     def _quarantine_frame(self, item: Unrecordable) -> None:
         """Save an unrecordable frame unchanged, and continue with the next one."""
         try:
-            self.aside.mkdir(exist_ok=True)
-            with (self.aside / "frames").open("ab") as file:
+            self.quarantine.mkdir(exist_ok=True)
+            with (self.quarantine / "frames").open("ab") as file:
                 file.write(frame(item.kind, item.payload))
-            self._report_problem(f"{item.problem} (kept in {self.aside})")
+            self._report_problem(f"{item.problem} (kept in {self.quarantine})")
         except OSError as problem:
-            self._report_problem(f"{item.problem} (not kept in {self.aside}: {problem})")
+            self._report_problem(f"{item.problem} (not kept in {self.quarantine}: {problem})")
 
     def _report_problem(self, problem: str) -> None:
         """Mark the run to end for unrecordable output; only the first fault is reported."""
         if self.problem is None:
-            self.problem = f"it told what cannot be recorded: {problem}"
-            self.remark(self.problem)
+            self.problem = f"its output cannot be recorded: {problem}"
+            self.append_log(self.problem)
 
     def _quarantine_spool(self, error: Exception) -> str:
         """Move the spool away, as it would fail again; return a message about it."""
         traceback.print_exception(error)  # into the supervisor's log, or the worker's
-        text = f"what it told could not be recorded: {in_short(error)}"
+        text = f"its output could not be recorded: {in_short(error)}"
         try:
-            self.aside.mkdir(exist_ok=True)
+            self.quarantine.mkdir(exist_ok=True)
             for path in self._spooled():
-                path.rename(self.aside / path.name)
+                path.rename(self.quarantine / path.name)
         except OSError as problem:
-            return f"{text}; nor could it be put aside in {self.aside}: {problem}"
-        return f"{text}; it was put aside in {self.aside}"
+            return f"{text}; nor could it be moved to {self.quarantine}: {problem}"
+        return f"{text}; it was moved to {self.quarantine}"
 
     def _spooled(self) -> list[Path]:
         """List what this attempt and those before it spooled: a later one may be writing."""

@@ -31,7 +31,7 @@ from halfstep.process import close_to_others
 from halfstep.sidecar.system import SystemMonitor
 from halfstep.telemetry.attempt_files import AttemptFiles, write_file
 from worker.attempts import environment
-from worker.attempts.attempt import Attempt, CannotStart, Ending, disk_full
+from worker.attempts.attempt import Attempt, CannotStart, Outcome, disk_full
 from worker.attempts.child import Child
 from worker.attempts.node_group import NodeGroup, NodeLog, close, combined_outcome, reported_outcome
 from worker.attempts.recorder import CannotRecord, Recorder, may_pass
@@ -53,7 +53,7 @@ OUTAGE_SECONDS = 2.0  # longest wait before retrying the database
 ASK_SHARE, KILL_SHARE = 0.5, 0.7
 
 
-class Unwanted(Exception):
+class StopRequested(Exception):
     """Attempt that should no longer begin, cancelled while waiting to start."""
 
 
@@ -85,7 +85,7 @@ class Supervisor:
         self.group: RunGroup | None = None
         self.trouble: str | None = None  # failure of another node that made this one end
         self.lease = {"ask": 0.0, "kill": 0.0}
-        self.wanted = "run"  # state requested by users at the last lease renewal
+        self.desired_state = "run"  # state requested by users at the last lease renewal
         self.has_lost_lease = False  # when the training ended
         self.is_recorded = False  # everything in the spool
         self.preempted = threading.Event()
@@ -94,14 +94,14 @@ class Supervisor:
     def run(self) -> None:
         """Run this node's part of the attempt, unless another attempt has begun."""
         try:
-            self._close(self._ending())
+            self._close(self._outcome())
         except StaleAttempt:
             logger.warning("fenced: another attempt may be running")
         finally:
             if isinstance(self.recorder, Recorder):
                 self.recorder.stop()
 
-    def _ending(self) -> Ending:
+    def _outcome(self) -> Outcome:
         """Start the training, record it to its end, and return its outcome.
 
         Raises StaleAttempt.
@@ -122,11 +122,11 @@ class Supervisor:
                 self.ended.set()
                 shutil.rmtree(self.files.temporary, ignore_errors=True)
         except CannotStart as error:
-            return Ending(Status.FAILED, str(error), str(error), error.failure_kind)
+            return Outcome(Status.FAILED, str(error), str(error), error.failure_kind)
         except CannotRecord as error:
-            return Ending(Status.FAILED, str(error), traceback.format_exc(), "code")
-        except Unwanted as error:
-            return Ending(Status.QUEUED, str(error))
+            return Outcome(Status.FAILED, str(error), traceback.format_exc(), "code")
+        except StopRequested as error:
+            return Outcome(Status.QUEUED, str(error))
 
     def preempt(self, *_signal: Any) -> None:
         """Request that the training save a checkpoint and the run be requeued."""
@@ -135,7 +135,7 @@ class Supervisor:
     def _begin(self) -> None:
         """Prepare the training, waiting out a database or store outage.
 
-        Raises CannotStart, CannotRecord, StaleAttempt, and Unwanted if stopped while waiting.
+        Raises CannotStart, CannotRecord, StaleAttempt, and StopRequested if stopped while waiting.
         """
         while True:
             try:
@@ -150,13 +150,13 @@ class Supervisor:
                 if not may_pass(error):
                     raise
                 logger.warning("waiting: %s", error)
-                if self.preempted.is_set() or self.wanted != "run":
-                    raise Unwanted(f"stopped before it could start: {error}") from error
+                if self.preempted.is_set() or self.desired_state != "run":
+                    raise StopRequested(f"stopped before it could start: {error}") from error
             time.sleep(OUTAGE_SECONDS)
 
     def _recover(self) -> None:
-        """Record what an earlier attempt left unrecorded in the spool."""
-        while not self.recorder.flush(meanwhile=self._keep_up):
+        """Record the rest of an earlier attempt's spool."""
+        while not self.recorder.flush(meanwhile=self._renew_lease):
             self._renew()
         if self.recorder.problem:
             raise CannotRecord(self.recorder.problem)
@@ -182,9 +182,9 @@ class Supervisor:
                 recipe_file=workers.recipe_file(worker, run.recipe),
                 started_at=started_at,
                 seconds_before=queue.seconds_in_training(session, self.run_id),
-                remark=self.recorder.remark,
-                keep_up=self._keep_up,
-                check_wanted=self._check_wanted,
+                append_log=self.recorder.append_log,
+                renew_lease=self._renew_lease,
+                check_not_stopped=self._check_not_stopped,
                 user=self.user,
                 group=self.group,
                 log=self.recorder.log,
@@ -215,7 +215,7 @@ class Supervisor:
         Raises StaleAttempt.
         """
         describing = partial(environment.described, self.work.started(), worker, devices)
-        described = wait_for(describing, self._keep_up)
+        described = wait_for(describing, self._renew_lease)
         if described is None:
             return
         content, texts = described
@@ -223,7 +223,7 @@ class Supervisor:
             queue.lock_active_attempt(session, self.run_id, self.attempt)
             environments.record(session, self.run_id, self.attempt, content, texts)
 
-    def _follow(self, child: Child) -> Ending:
+    def _follow(self, child: Child) -> Outcome:
         """Record until the training ends and all its output is in the database."""
         renewal_due = 0.0
         pause = TICK_SECONDS
@@ -243,7 +243,7 @@ class Supervisor:
                     self._acknowledge(self._renew(), child)
                     renewal_due = clock() + RENEWAL_SECONDS
                 is_drained = self.recorder.flush(
-                    child.take_lines, meanwhile=partial(self._keep_up, child)
+                    child.take_lines, meanwhile=partial(self._renew_lease, child)
                 )
                 if code is not None and is_drained and not self.recorder.finish():
                     self.is_recorded = True
@@ -268,20 +268,20 @@ class Supervisor:
         lease = self.settings.lease_seconds
         with self.database.writing() as session:
             requested = queue.renew(session, self.run_id, self.attempt, lease, self.node)
-        self.wanted = requested.desired_state
+        self.desired_state = requested.desired_state
         self.lease = {"ask": before + ASK_SHARE * lease, "kill": before + KILL_SHARE * lease}
         write_file(self.files.lease, self.lease)
         if self.node_group:
             self.trouble = self.trouble or self.node_group.poll(self.database)
         return requested
 
-    def _check_wanted(self) -> None:
-        """Renew the lease during preparation. Raises StaleAttempt, Unwanted."""
-        self._keep_up()
-        if self.preempted.is_set() or self.wanted != "run":
-            raise Unwanted("stopped before it could start")
+    def _check_not_stopped(self) -> None:
+        """Renew the lease during preparation. Raises StaleAttempt, StopRequested."""
+        self._renew_lease()
+        if self.preempted.is_set() or self.desired_state != "run":
+            raise StopRequested("stopped before it could start")
 
-    def _keep_up(self, child: Child | None = None) -> None:
+    def _renew_lease(self, child: Child | None = None) -> None:
         """Renew the lease if the database responds, and apply user requests.
 
         Raises StaleAttempt.
@@ -311,38 +311,38 @@ class Supervisor:
             if clock() > self.lease["kill"]:
                 child.kill()
 
-    def _how_ended(self, exit_code: int, child: Child) -> Ending:
+    def _how_ended(self, exit_code: int, child: Child) -> Outcome:
         """Return the outcome: a recording failure, or what the work reports."""
         if self.recorder.problem:
-            return Ending(Status.FAILED, self.recorder.problem, self.recorder.problem, "code")
-        ending = self.work.ending(
+            return Outcome(Status.FAILED, self.recorder.problem, self.recorder.problem, "code")
+        outcome = self.work.outcome(
             exit_code,
             child,
             is_preempted=self.preempted.is_set(),
             has_lost_lease=self.has_lost_lease,
         )
-        if self.recorder.lost_bytes and ending.status == Status.FINISHED:
+        if self.recorder.lost_bytes and outcome.status == Status.FINISHED:
             lost = f"{self.recorder.lost_bytes:,} bytes of its spool were damaged"
             text = f"{lost}: what they held is lost; the training itself finished"
-            return Ending(Status.FAILED, text, text, "infrastructure")
-        return ending
+            return Outcome(Status.FAILED, text, text, "infrastructure")
+        return outcome
 
-    def _close(self, ending: Ending) -> None:
+    def _close(self, outcome: Outcome) -> None:
         """Close this node's part; the first node closes the whole attempt.
 
         Raises StaleAttempt.
         """
         if self.node_group:
-            ending = self._settled(ending)
+            outcome = self._settled(outcome)
         if self.node:
             return
         with self.database.writing() as session:
-            if ending.status is None:
+            if outcome.status is None:
                 queue.end_killed(
                     session,
                     self.run_id,
                     self.attempt,
-                    reason=ending.reason or "",
+                    reason=outcome.reason or "",
                     max_attempts=self.settings.max_attempts,
                     max_stalled_attempts=self.settings.max_stalled_attempts,
                 )
@@ -351,20 +351,20 @@ class Supervisor:
                     session,
                     self.run_id,
                     self.attempt,
-                    ending.status,
-                    reason=ending.reason,
-                    error=ending.error,
-                    failure_kind=ending.failure_kind,
+                    outcome.status,
+                    reason=outcome.reason,
+                    error=outcome.error,
+                    failure_kind=outcome.failure_kind,
                 )
         if self.is_recorded and isinstance(self.recorder, Recorder):
             self.recorder.clear()
 
-    def _settled(self, ending: Ending) -> Ending:
+    def _settled(self, outcome: Outcome) -> Outcome:
         """Report this node's outcome; as the first node, wait for all and combine them.
 
         Raises StaleAttempt.
         """
-        own = reported_outcome(ending)
+        own = reported_outcome(outcome)
         while True:
             try:
                 if self.node:
@@ -372,10 +372,10 @@ class Supervisor:
                         node_groups.record_outcome(
                             session, self.run_id, self.attempt, self.node, own
                         )
-                    return ending
+                    return outcome
                 blamed = close(self.database, self.settings, self.run_id, self.attempt, own)
                 if blamed is not None:
-                    return combined_outcome(ending, blamed, self.trouble)
+                    return combined_outcome(outcome, blamed, self.trouble)
             except Exception as error:
                 if not may_pass(error):
                     raise

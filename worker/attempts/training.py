@@ -17,7 +17,7 @@ from halfstep import data_paths
 from halfstep.telemetry.attempt_files import write_file
 from worker import gpus
 from worker.attempts import node_group
-from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
+from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, death, disk_full
 from worker.attempts.child import Child
 from worker.attempts.environment import Started
 from worker.attempts.initial_weights import bring_weights
@@ -56,8 +56,8 @@ class Training:
             text = f"the checkpoint of run {run.parent_id} at step {run.parent_step} that it was to"
             raise CannotStart(f"{text} start from is missing or damaged")
         weights = bring_weights(attempt, self._weights) if resume is None else {}
-        resume = attempt.lent(resume) if resume else None
-        weights = {module: attempt.lent(path) for module, path in weights.items()}
+        resume = attempt.staged(resume) if resume else None
+        weights = {module: attempt.staged(path) for module, path in weights.items()}
         job = {
             "run": run.id,
             "attempt": run.attempt,
@@ -94,7 +94,7 @@ class Training:
         """Start the process. Call it from the main thread."""
         attempt = self._attempt
         env = {**gpus.environment(attempt.devices if attempt.is_cuda else [])}
-        env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary() | attempt.wall(self._read)
+        env |= {"OMP_NUM_THREADS": "1"} | attempt.temporary() | attempt.sandbox_variable(self._read)
         if attempt.settings.sandbox:
             roots = (attempt.settings.data_roots, str(attempt.files.temporary))
             env[data_paths.ROOTS] = os.pathsep.join(filter(None, roots))
@@ -122,9 +122,9 @@ class Training:
             self._control = control
             write_file(self._attempt.files.control, control)
 
-    def ending(
+    def outcome(
         self, exit_code: int, _child: Child, *, is_preempted: bool, has_lost_lease: bool
-    ) -> Ending:
+    ) -> Outcome:
         """Return the outcome that the training wrote, or how it died."""
         path = self._attempt.files.outcome
         outcome: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
@@ -132,15 +132,15 @@ class Training:
         if outcome and not (exit_code < 0 and outcome["status"] == "failed"):
             return self._as_reported(outcome, is_preempted)
         if self._attempt.node and exit_code == 0:  # the first rank reports the outcome
-            return Ending(Status.FINISHED, STOPPED if is_preempted else None)
+            return Outcome(Status.FINISHED, STOPPED if is_preempted else None)
         if exit_code == errno.ENOSPC:  # even its outcome could not be written
             return disk_full(self._attempt.files.folder)
         reason = LOST_LEASE if has_lost_lease else death(exit_code, "the training process")
         if is_preempted:
-            return Ending(Status.QUEUED, reason, failure_kind="infrastructure")
-        return Ending(None, reason)
+            return Outcome(Status.QUEUED, reason, failure_kind="infrastructure")
+        return Outcome(None, reason)
 
-    def _as_reported(self, outcome: dict[str, Any], is_preempted: bool) -> Ending:
+    def _as_reported(self, outcome: dict[str, Any], is_preempted: bool) -> Outcome:
         status, error = OUTCOMES[outcome["status"]], outcome["error"]
         if status == Status.FAILED and os.strerror(errno.ENOSPC) in error:
             return disk_full(self._attempt.files.folder, error)
@@ -148,11 +148,11 @@ class Training:
             failure_kind = outcome.get("failure_kind") or "code"
             if failure_kind == node_groups.RANK and self._attempt.run.nodes == 1:
                 failure_kind = "code"  # the other rank's error would be known here
-            return Ending(status, error.splitlines()[-1], error, failure_kind)
+            return Outcome(status, error.splitlines()[-1], error, failure_kind)
         if status == Status.QUEUED:
             reason = STOPPED if is_preempted else LOST_LEASE
-            return Ending(status, reason, error, "infrastructure")
-        return Ending(status, error=error)
+            return Outcome(status, reason, error, "infrastructure")
+        return Outcome(status, error=error)
 
     def _argv(self) -> list[str]:
         files, devices = self._attempt.files, len(self._attempt.devices)
@@ -162,15 +162,15 @@ class Training:
         return [*argv, *(["--nodes", str(nodes), "--node", str(node)] if nodes > 1 else [])]
 
     def _fetch(self, state: CheckpointFile) -> str | None:
-        """Return the local path of a checkpoint; log what is missing and return None."""
+        """Return the local path of a checkpoint; log the missing file and return None."""
         attempt = self._attempt
         try:
             for row in (*self._shards[state.id], state):
                 path = attempt.settings.data / row.key
                 fetch = partial(get_file, attempt.store, row.key, path, sha256=row.sha256)
-                wait_for(fetch, attempt.keep_up)
+                wait_for(fetch, attempt.renew_lease)
         except (FileNotFoundError, ValueError) as error:
-            attempt.remark(f"{error}; trying the checkpoint before it")
+            attempt.append_log(f"{error}; trying the checkpoint before it")
             return None
         return str(path)
 

@@ -33,7 +33,7 @@ STORE_SECONDS = 10.0
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1"}
 
 
-def look(settings: Settings) -> Iterator[Finding]:
+def findings(settings: Settings) -> Iterator[Finding]:
     """Check the requirements of a node on this machine."""
     for what, ask in LOOKS.items():
         try:
@@ -123,7 +123,7 @@ def of_placement(settings: Settings) -> Iterator[Finding]:
 
 
 def _all(settings: Settings, *, is_here_alone: bool) -> Iterator[Finding]:
-    yield from look(settings)
+    yield from findings(settings)
     if settings.placement != "boxes" and not is_here_alone:
         yield from of_placement(settings)
 

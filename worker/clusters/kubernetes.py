@@ -19,7 +19,7 @@ from db.settings import Settings
 from worker.clusters import kubernetes_check
 from worker.clusters.cluster_check import Finding
 from worker.clusters.kubernetes_check import said
-from worker.clusters.placement import Look, Pilots, PlacementRejected, installation
+from worker.clusters.placement import Pilots, PilotStatus, PlacementRejected, installation
 
 REQUEST_SECONDS = 30.0
 LOG_BYTES = 64 * 1024
@@ -28,7 +28,7 @@ MOST_LISTED = 1000
 #: Time after which Kubernetes deletes a finished job.
 RETENTION_SECONDS = 24 * 3600
 #: Status codes of `place` that concern the request, not the cluster.
-REFUSALS = {400, 403, 404, 409, 422}
+REJECTIONS = {400, 403, 404, 409, 422}
 CONTAINER = "worker"
 INSTALLATION, QUEUE = "halfstep/installation", "kueue.x-k8s.io/queue-name"
 #: Container states that need no message.
@@ -64,27 +64,27 @@ class Kubernetes:
                     self._namespace, self.manifest(pilots), _request_timeout=REQUEST_SECONDS
                 )
             except client.ApiException as error:
-                if error.status not in REFUSALS:
+                if error.status not in REJECTIONS:
                     raise
                 raise PlacementRejected(said(error)) from error
 
-    def look(self, pilots: Pilots) -> Look:
+    def poll(self, pilots: Pilots) -> PilotStatus:
         """Return the state of the Job, with the reason why its pods wait or failed."""
         with _translated_errors():
             job = self._own_job(pilots)
             if job is None:
-                return Look("gone", "Kubernetes does not know it")
+                return PilotStatus("gone", "Kubernetes does not know it")
             pods = self._pods(job)
             failed = next(filter(None, map(_failure, pods)), "")
             if end := _end(job):
                 why = failed or end.message or end.reason or end.type
-                return Look("gone", f"Kubernetes job {pilots.name} ended: {why}")
+                return PilotStatus("gone", f"Kubernetes job {pilots.name} ended: {why}")
             up = [pod for pod in pods if pod.status.phase in ("Running", "Succeeded")]
             if len(up) >= pilots.nodes:
                 names = ", ".join(sorted({pod.spec.node_name or "" for pod in up}))
-                return Look("running", f"Kubernetes job {pilots.name} on {names}")
+                return PilotStatus("running", f"Kubernetes job {pilots.name} on {names}")
             why = failed or self._obstacle(job, pods)
-            return Look("waiting", f"Kubernetes job {pilots.name} waits: {why}")
+            return PilotStatus("waiting", f"Kubernetes job {pilots.name} waits: {why}")
 
     def cancel(self, pilots: Pilots) -> None:
         """Delete the Job; its pods get SIGTERM and their grace period."""

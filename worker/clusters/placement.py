@@ -51,7 +51,7 @@ class Pilots:
 
 
 @dataclass(frozen=True)
-class Look:
+class PilotStatus:
     """State of pilots as reported by the engine, with its reason."""
 
     state: State
@@ -69,7 +69,7 @@ class Placement(Protocol):
     def place(self, pilots: Pilots) -> None:
         """Start pilots, unless they were started. Raises PlacementRejected."""
 
-    def look(self, pilots: Pilots) -> Look:
+    def poll(self, pilots: Pilots) -> PilotStatus:
         """Return whether pilots wait, run, or are gone."""
 
     def cancel(self, pilots: Pilots) -> None:

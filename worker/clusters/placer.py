@@ -27,7 +27,7 @@ from worker.expired_leases import ExpiredLeases
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 
 
 class Placer:
@@ -45,7 +45,7 @@ class Placer:
         """Poll and place until stopped; jobs continue without the placer."""
         self._register()
         is_away = False
-        while not self.stopping.wait(LOOK_SECONDS):
+        while not self.stopping.wait(POLL_SECONDS):
             try:
                 self.turn()
                 is_away = False
@@ -70,14 +70,14 @@ class Placer:
 
         Also requeues lost runs: a pilot lost with its machine may have been the only worker.
         """
-        with self.database.touching() as session:
-            pulse = workers.heartbeat(session, self.id)
-        self.lost.check(is_lost=pulse.is_lost)
+        with self.database.single_write() as session:
+            pending = workers.heartbeat(session, self.id)
+        self.lost.check(is_lost=pending.is_lost)
         self._update_recipes()
         with self.database.reading() as session:
             unended = placements.unended(session)
         for placement, is_wanted in unended:
-            self._look(
+            self._poll(
                 Pilots(placement.run_id, placement.attempt, placement.nodes, placement.devices),
                 is_wanted=is_wanted,
             )
@@ -105,7 +105,7 @@ class Placer:
             words = "%d x %d devices requested"
             logger.info(words, pilots.nodes, pilots.devices, extra={"run": pilots.run_id})
 
-    def _look(self, pilots: Pilots, *, is_wanted: bool) -> None:
+    def _poll(self, pilots: Pilots, *, is_wanted: bool) -> None:
         """Record the state of pilots; cancel those that are no longer needed.
 
         Pilots that were never submitted, because the placer died in between, are gone, and placed
@@ -113,8 +113,8 @@ class Placer:
         """
         if not is_wanted:
             self.engine.cancel(pilots)
-        look = self.engine.look(pilots)
-        self._note(pilots, look.state, look.reason)
+        status = self.engine.poll(pilots)
+        self._note(pilots, status.state, status.reason)
 
     def _note(self, pilots: Pilots, state: str, reason: str) -> None:
         with self.database.writing() as session:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from db.settings import Settings
-from worker.clusters.cluster_check import Finding, told
-from worker.clusters.placement import Look, Pilots, installation
+from worker.clusters.cluster_check import Finding, findings_of_node
+from worker.clusters.placement import Pilots, PilotStatus, installation
 
 ANSWER_SECONDS = 60.0
 #: Timeout of a task on a node, which has to be free.
@@ -38,9 +38,9 @@ class Ray:
         """Create a placement group with one actor per node, unless it exists."""
         self._ask("place", pilots, devices=pilots.devices, command=pilots.command)
 
-    def look(self, pilots: Pilots) -> Look:
+    def poll(self, pilots: Pilots) -> PilotStatus:
         """Return the state of the actors; resources of an ended run are released."""
-        return Look(**self._ask("look", pilots, devices=pilots.devices))
+        return PilotStatus(**self._ask("poll", pilots, devices=pilots.devices))
 
     def cancel(self, pilots: Pilots) -> None:
         """Request the actors to send SIGTERM to their workers, with which they end."""
@@ -61,7 +61,7 @@ class Ray:
         has = ", ".join(f"{each:g}" for each in devices if each)
         yield Finding("ray", f"{address} answers; {resource} of its nodes: {has}")
         command = [sys.executable, "-m", "worker.clusters.cluster", "check", "--here", "--json"]
-        yield from told(self._call("check", seconds=NODE_SECONDS, command=command))
+        yield from findings_of_node(self._call("check", seconds=NODE_SECONDS, command=command))
 
     def close(self) -> None:
         """Disconnect; actors continue."""

@@ -61,7 +61,7 @@ class Driver:
                 .remote(actor, command, self._environment)
             )
 
-    def look(self, name: str, nodes: int, devices: int) -> dict[str, str]:
+    def poll(self, name: str, nodes: int, devices: int) -> dict[str, str]:
         """Return state and reason."""
         group = _group(name)
         if group is None:
@@ -131,7 +131,7 @@ class Driver:
         """Query each actor: return hosts of running ones, ends of others, and unresponsive ones."""
         hosts, ends, missing = [], [], []
         answers = {
-            actor: handle and handle.look.remote()
+            actor: handle and handle.poll.remote()
             for actor, handle in self._actors(name, nodes).items()
         }
         waited = [each for each in answers.values() if each]

@@ -15,7 +15,7 @@ import ray
 
 from worker.detached_process import Detached
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 LOG_BYTES = 64 * 1024
 
 
@@ -29,7 +29,7 @@ class Pilot:
         self._actor = ray.get_runtime_context().current_actor
         threading.Thread(target=self._end_with_it, daemon=True).start()
 
-    def look(self) -> str:
+    def poll(self) -> str:
         """Return the node's address."""
         return str(ray.util.get_node_ip_address())
 
@@ -43,7 +43,7 @@ class Pilot:
 
     def _end_with_it(self) -> None:
         while self._worker.is_alive:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         ray.kill(self._actor)
 
 

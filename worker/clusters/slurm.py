@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from db.settings import Settings
-from worker.clusters.cluster_check import Finding, told
-from worker.clusters.placement import Look, Pilots, PlacementRejected, installation
+from worker.clusters.cluster_check import Finding, findings_of_node
+from worker.clusters.placement import Pilots, PilotStatus, PlacementRejected, installation
 
 COMMAND_SECONDS = 60.0
 #: Timeout of a check on a node, which has to be free.
@@ -53,7 +53,7 @@ class Slurm:
 
     def place(self, pilots: Pilots) -> None:
         """Submit a job with one task per node, unless it exists. Raises PlacementRejected."""
-        if self.look(pilots).state != "gone":
+        if self.poll(pilots).state != "gone":
             return
         self._logs.mkdir(parents=True, exist_ok=True)
         own = {
@@ -72,19 +72,19 @@ class Slurm:
         if done.returncode:
             raise PlacementRejected(_error_of(done))
 
-    def look(self, pilots: Pilots) -> Look:
+    def poll(self, pilots: Pilots) -> PilotStatus:
         """Return the state by squeue, which lists a job for some minutes after its end."""
         jobs = self._jobs(pilots)
         if not jobs:
-            return Look("gone", "Slurm does not know it")
+            return PilotStatus("gone", "Slurm does not know it")
         job = next((each for each in jobs if each.state in WAITING | RUNNING), jobs[-1])
         if job.state in WAITING:
             words = REASONS.get(job.reason, job.reason)
-            return Look("waiting", f"Slurm job {job.id} is {job.state.lower()}: {words}")
+            return PilotStatus("waiting", f"Slurm job {job.id} is {job.state.lower()}: {words}")
         if job.state in RUNNING:
-            return Look("running", f"Slurm job {job.id} on {job.nodes}")
+            return PilotStatus("running", f"Slurm job {job.id} on {job.nodes}")
         why = "" if job.reason in ("None", "") else f": {job.reason}"
-        return Look("gone", f"Slurm job {job.id} ended as {job.state.lower()}{why}")
+        return PilotStatus("gone", f"Slurm job {job.id} ended as {job.state.lower()}{why}")
 
     def cancel(self, pilots: Pilots) -> None:
         """Cancel the job; its workers get SIGTERM and Slurm's KillWait."""
@@ -105,7 +105,7 @@ class Slurm:
         here = [sys.executable, "-m", "worker.clusters.cluster", "check", "--here", "--json"]
         command = ["srun", "--quiet", "--nodes=1", "--ntasks=1", *options, *here]
         done = _run(command, seconds=NODE_SECONDS)
-        findings = list(told(done.stdout.splitlines()))
+        findings = list(findings_of_node(done.stdout.splitlines()))
         yield from findings
         if done.returncode and all(each.is_fine for each in findings):
             yield Finding("slurm", _error_of(done), is_fine=False)

@@ -20,7 +20,7 @@ from halfstep.sandbox import deferred
 from halfstep.session import queued_run
 from halfstep.telemetry.attempt_files import write_file
 from worker import gpus
-from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Ending, death, disk_full
+from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, death, disk_full
 from worker.attempts.child import Child
 from worker.attempts.environment import Started
 from worker.commands.checkout import CannotCheckOut, check_out
@@ -57,8 +57,8 @@ class Command:
         argv = self._started(words)
         if attempt.files.attempt > 1:
             text = "The command starts again; resuming is up to its script."
-            attempt.remark(f"Attempt {attempt.files.attempt}. {text}")
-        attempt.remark(f"$ {spec['line']}" if words == argv else f"$ {' '.join(words)}")
+            attempt.append_log(f"Attempt {attempt.files.attempt}. {text}")
+        attempt.append_log(f"$ {spec['line']}" if words == argv else f"$ {' '.join(words)}")
         self._places = (str(folder), spec["venv"])
         job = {"argv": argv, "folder": str(folder), "started_at": attempt.started_at}
         write_file(attempt.files.job, job)
@@ -67,7 +67,7 @@ class Command:
         self._to_start = Started(words, folder, script, self._hidden)
 
     def started(self) -> Started:
-        """Return what is started; call it after `prepare`."""
+        """Return the process to start; call it after `prepare`."""
         return self._to_start
 
     def start(self) -> Child:
@@ -82,7 +82,7 @@ class Command:
             str(files.attempt),
         ]
         try:
-            ours = run_environment.of_commands() | self._attempt.wall()
+            ours = run_environment.of_commands() | self._attempt.sandbox_variable()
             argv, isolation = self._attempt.isolated(argv, *self._places)
             environment = ours | deferred(self._environment) | isolation
             return Child(argv, environment, self._hidden, self._attempt.log)
@@ -100,20 +100,20 @@ class Command:
         if self._asked_at is not None and clock() > self._asked_at + grace:
             child.kill()
 
-    def ending(
+    def outcome(
         self, exit_code: int, child: Child, *, is_preempted: bool, has_lost_lease: bool
-    ) -> Ending:
+    ) -> Outcome:
         """Return the outcome by its exit code, or by the request that ended it."""
         if self._asked_at is not None and self._wanted == "cancel":
-            return Ending(Status.CANCELLED)
+            return Outcome(Status.CANCELLED)
         if self._asked_at is not None or is_preempted:
-            return Ending(Status.QUEUED, "its worker was stopped", failure_kind="infrastructure")
+            return Outcome(Status.QUEUED, "its worker was stopped", failure_kind="infrastructure")
         if has_lost_lease or asked_for_lease(self._attempt.files).exists():
-            return Ending(None, LOST_LEASE)
+            return Outcome(None, LOST_LEASE)
         if exit_code < 0:
-            return Ending(None, death(exit_code, "the command"))
+            return Outcome(None, death(exit_code, "the command"))
         if exit_code == 0:
-            return Ending(Status.FINISHED)
+            return Outcome(Status.FINISHED)
         # Two threads read the two streams: the error is on stderr, whichever line was read last.
         lines = [*child.last_lines["stdout"], *child.last_lines["stderr"]]
         error = self._traceback() or "\n".join(lines)
@@ -122,7 +122,7 @@ class Command:
             return disk_full(self._attempt.files.folder, error)
         last = error.splitlines()[-1] if error else "it printed nothing"
         reason = f"exit code {exit_code}: {last[:500]}"
-        return Ending(Status.FAILED, reason, error or reason, "code")
+        return Outcome(Status.FAILED, reason, error or reason, "code")
 
     def _traceback(self) -> str:
         """Return the traceback in the outcome that the script's own watch wrote, if it failed."""
@@ -188,13 +188,13 @@ class Command:
                 spec["commit"],
                 folder,
                 self._environment,
-                attempt.check_wanted,
+                attempt.check_not_stopped,
                 user=attempt.user.number if attempt.user else None,
-                sandbox=lambda folder: attempt.wall(free=[folder]),
+                sandbox=lambda folder: attempt.sandbox_variable(free=[folder]),
             )
         except CannotCheckOut as error:
             raise CannotStart(str(error), failure_kind="settings") from error
-        attempt.remark(f"In a checkout of {spec['git']} at {commit}")
+        attempt.append_log(f"In a checkout of {spec['git']} at {commit}")
 
     def _started(self, words: list[str]) -> list[str]:
         """Return the arguments to execute: the program's path, with torchrun on several devices."""

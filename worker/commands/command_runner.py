@@ -23,12 +23,12 @@ import psutil
 
 from halfstep.clock import clock
 from halfstep.process import end_with_parent
-from halfstep.sandbox import Wall, apply_deferred
+from halfstep.sandbox import Sandbox, apply_deferred
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.socket_folder import short_path
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 NOT_STARTED = 127  # as in a shell
 
 
@@ -72,7 +72,7 @@ class CommandRunner:
         while command.poll() is None:
             self._check_lease()
             with suppress(subprocess.TimeoutExpired):
-                command.wait(LOOK_SECONDS)
+                command.wait(POLL_SECONDS)
         _end_what_is_left()
         return command.returncode
 
@@ -135,8 +135,8 @@ def main() -> None:
     """Run the command of the attempt on the command line."""
     files = AttemptFiles(Path(sys.argv[1]), int(sys.argv[2]))
     supervisor_pid = int(os.environ.pop("HALFSTEP_PARENT_PID"))
-    if wall := Wall.taken(os.environ):
-        wall.build()
+    if sandbox := Sandbox.from_environment(os.environ):
+        sandbox.apply()
     apply_deferred(os.environ)
     _end_as(CommandRunner(files, supervisor_pid).run())
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from halfstep import sandbox
-from halfstep.sandbox import Wall
+from halfstep.sandbox import Sandbox
 
 VARIABLE = "HALFSTEP_ISOLATION"
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18  # linux/mount.h
@@ -23,25 +23,20 @@ CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18  # l
 
 @dataclass(frozen=True)
 class Isolation:
-    """Isolation of a run's process.
+    """Isolation of a run's process."""
 
-    user: user id to switch to; None: no change.  temporary: a folder mounted at each of `places`.
-    processes: limit of its user, including threads; 0: none.  group: folder of the cgroup to join,
-    or "".
-    """
-
-    user: int | None = None
-    temporary: str = ""
+    user: int | None = None  # user id to switch to; None: no change
+    temporary: str = ""  # a folder mounted at each of `places`
     places: tuple[str, ...] = ()
-    processes: int = 0
-    group: str = ""
+    processes: int = 0  # limit of its user, including threads; 0: none
+    group: str = ""  # folder of the cgroup to join, or ""
 
     def variable(self) -> dict[str, str]:
         """Return the environment variable that describes the isolation."""
         return {VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
-    def taken(cls) -> Self:
+    def from_environment(cls) -> Self:
         """Remove the description from the environment and return it."""
         return cls(**json.loads(os.environ.pop(VARIABLE)))
 
@@ -51,8 +46,9 @@ class Isolation:
             Path(self.group, "cgroup.procs").write_text(str(os.getpid()))
         if self.user is None:
             return
-        wall = Wall.taken(os.environ)
-        rules = wall.rules() if wall else None  # before switching: only root can open the paths
+        described = Sandbox.from_environment(os.environ)
+        # Opened before switching: only root can open the paths.
+        rules = described.rules() if described else None
         self._hide_temporary_files()
         if self.processes:
             resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
@@ -88,7 +84,7 @@ def _libc() -> ctypes.CDLL:
 
 def main() -> None:
     """Isolate this process, and execute the program on the command line."""
-    Isolation.taken().build()
+    Isolation.from_environment().build()
     os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the supervisor wrote the command
 
 

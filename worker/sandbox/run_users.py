@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from db.settings import Settings
-from halfstep.sandbox import can_stand
+from halfstep.sandbox import is_supported
 from halfstep.telemetry.folder_lock import FolderLock
 from worker.sandbox.isolation import Isolation
 
@@ -94,7 +94,7 @@ def obstacle(settings: Settings, devices: int) -> str:
     users = settings.run_user_range
     if os.geteuid() != 0:
         return "the worker is not root"
-    if not (settings.sandbox and can_stand()):
+    if not (settings.sandbox and is_supported()):
         return "it requires HALFSTEP_SANDBOX=yes, and a Linux with Landlock"
     if len(users) < devices:
         return f"{len(users)} users are fewer than {devices} devices"

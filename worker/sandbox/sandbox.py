@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 
 from db.settings import Settings
 from halfstep.api_client import credentials
-from halfstep.sandbox import NEEDED_VERSION, Wall, version
+from halfstep.sandbox import NEEDED_VERSION, Sandbox, version
 from halfstep.telemetry.attempt_files import AttemptFiles
 from worker.sandbox.isolation import Isolation
 from worker.sandbox.run_users import PLACES, hidden
@@ -70,18 +70,18 @@ def private_paths(settings: Settings) -> list[Path]:
     return [*settings.private_paths, *of_user, *readable]
 
 
-def wall(
+def sandbox_of_run(
     settings: Settings, files: AttemptFiles, read: Sequence[str] = (), free: Sequence[Path] = ()
-) -> Wall:
+) -> Sandbox:
     """Return the sandbox of an attempt.
 
-    read: private files that it may read, besides those of its folder.  free: further folders where
+    read: private files that it may read, in addition to its folder.  free: further folders where
     it may write and make links.
     """
     cache = settings.data / "cache"
     cache.mkdir(exist_ok=True)
     own = [each for each in (files.temporary, files.work) if each.is_dir()]
-    return Wall(
+    return Sandbox(
         private=[str(each) for each in private_paths(settings)],
         own=str(files.folder),
         free=[str(each) for each in (*own, *settings.write_folders, *free)],
@@ -98,7 +98,7 @@ def caches(folder: Path) -> dict[str, str]:
 def obstacle(settings: Settings, recipe_files: Iterable[str] = ()) -> str:
     """Probe the sandbox of runs; return why it is ineffective, or "".
 
-    recipe_files: files that the worker loads outside of the sandbox, besides its own code.
+    recipe_files: files that the worker loads outside of the sandbox, in addition to its own code.
     """
     if version() < NEEDED_VERSION:
         return "this kernel has no Landlock, or an older one than Linux 6.2 has"
@@ -137,7 +137,7 @@ def executed(settings: Settings, recipe_files: Iterable[str] = ()) -> list[Path]
 def _probe(settings: Settings, folder: Path, other: Path, places: list[Path]) -> str:
     files = AttemptFiles(folder, 1)
     files.temporary.mkdir()
-    start, environment = START, {"PATH": os.defpath} | wall(settings, files).variable()
+    start, environment = START, {"PATH": os.defpath} | sandbox_of_run(settings, files).variable()
     for user in settings.run_user_range[:1]:
         for each in (folder, files.temporary):
             os.chown(each, user, user)

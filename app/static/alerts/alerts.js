@@ -5,8 +5,8 @@ import { toast } from 'page'
 import { still } from 'dom_updates'
 
 const FOLLOW_MS = 2000
-/** Tries, after which whoever looks may reload the page. */
-const MOST_LOOKS = 30
+/** Polls after which the user may reload the page. */
+const MAX_POLLS = 30
 
 const form = document.querySelector('[data-rule-form]')
 const [scope, condition] = [form.querySelector('[data-scope]'), form.querySelector('[data-condition]')]
@@ -20,16 +20,16 @@ form.addEventListener('change', show)
 show()
 
 const deliveries = document.querySelector('[data-deliveries]')
-let looks = 0
+let polls = 0
 /** @param {Element} news */
 const draw = (news) => {
   deliveries.innerHTML = news.innerHTML
   localTimes(deliveries)
   const [channel, what, state] = deliveries.querySelectorAll('tbody tr:first-child td')
-  if (state) document.querySelector('[data-told]').textContent = `${channel.textContent}, ${what.textContent}: ${state.textContent}`
+  if (state) document.querySelector('[data-message]').textContent = `${channel.textContent}, ${what.textContent}: ${state.textContent}`
 }
 const follow = async () => {
-  if (!deliveries.querySelector('[data-waiting]') || looks++ === MOST_LOOKS) return
+  if (!deliveries.querySelector('[data-waiting]') || polls++ === MAX_POLLS) return
   try {
     const answer = await fetch(location.href, { headers: { Accept: 'text/html' } })
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html')
@@ -49,6 +49,6 @@ if ('Notification' in window) {
     if (button.getAttribute('aria-pressed') === 'true') wish.set(false)
     else wish.set(await Notification.requestPermission() === 'granted')
     press()
-    if (Notification.permission === 'denied') toast('This browser does not let this page show notices: its settings for this site say so.')
+    if (Notification.permission === 'denied') toast('This browser does not let this page show notifications: its settings for this site say so.')
   })
 }

@@ -18,7 +18,7 @@ let attended = () => null
 
 const isInUse = () => isDown || (document.activeElement?.matches(CONTROL) && performance.now() - usedAt < PATIENCE_MS)
 
-/** Change the document when it disturbs nobody; the same function asked for twice is done once. @param {() => void} change */
+/** Change the document when the user is not interacting; a function that is pending already is called once. @param {() => void} change */
 export const still = (change) => {
   waiting.add(change)
   if (!isInUse()) flush()

@@ -19,7 +19,7 @@ export const scale = (value) => {
 /** @type {Record<string, string>} */
 const ENTITIES = { '&': '&amp;', '<': '&lt;', '>': '&gt;', '%': '&#37;' }
 
-/** What somebody called something, for Plotly, which takes tags for markup and %{…} for a place to fill. @param {string} text */
+/** Escape a name for Plotly, which interprets tags as markup and %{…} as a template. @param {string} text */
 export const escaped = (text) => String(text).replace(/[&<>%]/g, (each) => ENTITIES[each])
 
 /** Bytes of a file in the unit that fits. @param {number} bytes @returns {string} */

@@ -17,34 +17,34 @@ export const patience = () => {
 const SAID_EVERY = 10
 /** @type {Intl.DateTimeFormatOptions} */
 const TO_THE_SECOND = { hour: '2-digit', minute: '2-digit', second: '2-digit' }
-/** What a page says that hears nothing. Both in milliseconds. @param {number} heardAt @param {number} now */
-export const silence = (heardAt, now) => {
-  const seconds = Math.floor((now - heardAt) / 1000 / SAID_EVERY) * SAID_EVERY
+/** Text of the badge while the server does not answer. Both in milliseconds. @param {number} receivedAt @param {number} now */
+export const silence = (receivedAt, now) => {
+  const seconds = Math.floor((now - receivedAt) / 1000 / SAID_EVERY) * SAID_EVERY
   if (!seconds) return 'reconnecting…'
   const long = seconds < 120 ? `${seconds} s` : `${Math.floor(seconds / 60)} min`
-  return `the server has not answered for ${long}; numbers are of ${new Date(heardAt).toLocaleTimeString('en-GB', TO_THE_SECOND)}`
+  return `the server has not answered for ${long}; numbers are of ${new Date(receivedAt).toLocaleTimeString('en-GB', TO_THE_SECOND)}`
 }
 
-class Refusal extends Error {}
+class FinalError extends Error {}
 /** Asking again leads nowhere: the server has understood, and will not. @param {number} status */
 const isFinal = (status) => status >= 400 && status < 500 && status !== 408 && status !== 429
 
 /** @param {string} url @returns {Promise<Response>} */
 export const fetched = async (url) => {
   const answer = await fetch(url)
-  if (isFinal(answer.status)) throw new Refusal(`${url}: ${answer.status}`)
+  if (isFinal(answer.status)) throw new FinalError(`${url}: ${answer.status}`)
   if (!answer.ok) throw new Error(`${url}: ${answer.status}`)
   return answer
 }
 
-/** Ask until there is an answer, or a refusal. @param {string} url @returns {Promise<Response>} */
+/** Fetch; retry until the server answers, with an error too. @param {string} url @returns {Promise<Response>} */
 export const insisted = async (url) => {
   const waits = patience()
   for (;;) {
     try {
       return await fetched(url)
     } catch (error) {
-      if (error instanceof Refusal) throw error
+      if (error instanceof FinalError) throw error
       await pause(waits.next())
     }
   }

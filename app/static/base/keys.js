@@ -1,5 +1,5 @@
 // Keys of every page: j, k and x go through the list of runs, / leads to its filter, ? says what there
-// is, Ctrl+K leads anywhere. A key alone does nothing while somebody types or a dialog is open, and
+// is, Ctrl+K leads anywhere. A single key does nothing while the user types or a dialog is open, and
 // can be switched off, as WCAG 2.1.4 asks.
 import { openPalette } from 'palette'
 
@@ -15,7 +15,7 @@ wish.addEventListener('change', () => { kept(() => (wish.checked ? localStorage.
 
 const links = () => [...document.querySelectorAll('[data-rows] .name a')]
 const row = () => document.activeElement?.closest('[data-rows] tr')
-/** Where the cursor was, should nothing have the focus any more, also before somebody came back to the page. @type {string|undefined} */
+/** Last position of the cursor if nothing has the focus, also before a return to the page. @type {string|undefined} */
 let last = history.state?.cursor
 document.addEventListener('focusin', ({ target }) => {
   if (!target.matches('[data-rows] .name a')) return

@@ -1,20 +1,20 @@
-// The only place that opens an EventSource. A hidden page lets go of its stream, since browsers
-// allow six connections to a server, and takes it up again at the cursor that it had.
+// The only place that opens an EventSource. A hidden page closes its stream, because browsers allow
+// six connections per server, and reopens it at its last cursor.
 
 import { patience, silence } from 'http'
 
-/** Answers after which asking again leads nowhere: signed out, or there is no such thing. */
+/** Final responses: a retry would fail too. */
 const FINAL = { 401: 'signed out: sign in again', 403: 'not allowed', 404: 'this is gone' }
 
-/** How often the badge tells for how long the server has been away. */
-const TELL_MS = 1000
+/** Update interval of the badge while the server is away. */
+const BADGE_MS = 1000
 
 /**
  * @param {string} url
- * @param {string} cursor of what the page shows already
- * @param {(news: any) => void} onNews news that say is_over are the last
- * @param {Record<string, string|string[]>} [query] what of the news is asked for, if not all: parts, columns, metrics
- * @returns {{ask: (query: Record<string, string|string[]>) => void}} to ask for something else from now on
+ * @param {string} cursor of the page's present state
+ * @param {(news: any) => void} onNews is called with each message; one with is_over is the last
+ * @param {Record<string, string|string[]>} [query] requested parts, columns and metrics; default: all
+ * @returns {{ask: (query: Record<string, string|string[]>) => void}} changes the query from now on
  */
 export const follow = (url, cursor, onNews, query = {}) => {
   const badge = document.querySelector('[data-connection]')
@@ -22,8 +22,8 @@ export const follow = (url, cursor, onNews, query = {}) => {
   let source = null
   let retry = 0
   let [isOver, isOpen] = [false, false]
-  let heardAt = Date.now() // until when the page is up to date
-  let telling = 0
+  let receivedAt = Date.now() // until when the page is up to date
+  let timer = 0
   const waits = patience()
 
   const open = () => {
@@ -33,7 +33,7 @@ export const follow = (url, cursor, onNews, query = {}) => {
     source = new EventSource(address)
     source.onopen = () => {
       isOpen = true
-      clearInterval(telling)
+      clearInterval(timer)
       badge.hidden = true
     }
     source.onmessage = (event) => {
@@ -43,20 +43,20 @@ export const follow = (url, cursor, onNews, query = {}) => {
       if (news.is_over) end()
       onNews(news)
     }
-    // The browser's own reconnection repeats the first address; ours knows the latest cursor, and
-    // comes back after an error too.
+    // The browser's own reconnection repeats the first URL; this one uses the latest cursor, and
+    // retries after an error too.
     source.onerror = () => {
       const wasRefused = source?.readyState === EventSource.CLOSED
       close()
-      clearInterval(telling)
-      telling = setInterval(tell, TELL_MS)
-      tell()
+      clearInterval(timer)
+      timer = setInterval(showSilence, BADGE_MS)
+      showSilence()
       badge.hidden = false
       retry = setTimeout(() => (wasRefused ? ask(address) : open()), waits.next())
     }
   }
-  const tell = () => { badge.textContent = silence(heardAt, Date.now()) }
-  /** An EventSource does not tell why it was refused; it may be for good. @param {string} address */
+  const showSilence = () => { badge.textContent = silence(receivedAt, Date.now()) }
+  /** An EventSource does not expose the status of a failure, which may be final. @param {string} address */
   const ask = async (address) => {
     const control = new AbortController()
     const status = await fetch(address, { signal: control.signal }).then((answer) => answer.status, () => 0)
@@ -71,14 +71,14 @@ export const follow = (url, cursor, onNews, query = {}) => {
   }
   const close = () => {
     clearTimeout(retry)
-    if (isOpen) heardAt = Date.now()
+    if (isOpen) receivedAt = Date.now()
     isOpen = false
     source?.close()
     source = null
   }
   const end = () => {
     isOver = true
-    clearInterval(telling)
+    clearInterval(timer)
     close()
   }
   const takeUp = () => {

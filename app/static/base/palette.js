@@ -11,7 +11,7 @@ const MOST_RUNS = 8
 const dialog = document.querySelector('[data-palette]')
 const box = dialog.querySelector('input')
 const list = dialog.querySelector('[role=listbox]')
-const said = dialog.querySelector('[data-palette-said]')
+const status = dialog.querySelector('[data-palette-status]')
 /** Those of the page, and what is shown. @type {[Entry[], Entry[]]} */
 let [here, shown] = [[], []]
 let active = 0
@@ -34,7 +34,7 @@ export const openPalette = (showKeys) => {
 const show = (entries) => {
   shown = entries
   list.replaceChildren(...entries.map(item))
-  said.textContent = entries.length ? `${entries.length} found` : 'Nothing is called so.'
+  status.textContent = entries.length ? `${entries.length} found` : 'Nothing is called so.'
   point(0)
 }
 
@@ -85,7 +85,7 @@ const findRuns = inTurn(async () => {
     show([...own(), ...found])
     point(at)
   } catch {
-    said.textContent = 'The server does not answer: runs are not looked for.'
+    status.textContent = 'The server does not answer: runs are not looked for.'
   }
 })
 

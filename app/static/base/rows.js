@@ -13,7 +13,7 @@ const parsed = (html) => {
   return template.content
 }
 
-/** Timers of rows with a cell that waits until nobody uses it. @type {WeakMap<Element, number>} */
+/** Timers of rows with a cell that waits until it is no longer in use. @type {WeakMap<Element, number>} */
 const waiting = new WeakMap()
 const WAIT_MS = 500
 

@@ -1,4 +1,4 @@
-// Boxes that end with their newest row show it, unless somebody looks at others.
+// Boxes whose last row is the newest stay scrolled to it, unless the user scrolled up.
 
 /** Boxes that were scrolled away from their end. @type {WeakSet<Element>} */
 const left = new WeakSet()

@@ -2,7 +2,7 @@
 
 /**
  * @param {HTMLElement} article
- * @param {(name: string) => void} onSelect is told each tab that comes to be shown, the first one too
+ * @param {(name: string) => void} onSelect is called with each tab that is shown, including the first
  */
 export const createTabs = (article, onSelect) => {
   const list = article.querySelector('[data-tabs]')

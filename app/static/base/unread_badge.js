@@ -1,15 +1,15 @@
-// The bell of every page: how many notices are not read, and, by wish, the browser's own.
+// The bell of every page: the number of unread alerts, and browser notifications if enabled.
 
 import { root } from 'root'
 
-const LOOK_MS = 20000
+const POLL_MS = 20000
 const [WISH, LAST] = ['alerts-in-browser', 'last-notice']
 const badge = document.querySelector('[data-unread]')
 
 /** A browser may keep nothing for pages. @param {() => any} use */
 const kept = (use) => { try { return use() } catch { return null } }
 
-/** Whether notices are shown by the browser too. */
+/** Whether browser notifications are enabled. */
 export const wish = {
   is: () => kept(() => localStorage.getItem(WISH)) === 'yes',
   /** @param {boolean} is */
@@ -17,10 +17,10 @@ export const wish = {
 }
 
 /** @param {{id: number, text: string, run_id: number}[]} newest */
-const tell = (newest) => {
+const notify = (newest) => {
   const before = kept(() => localStorage.getItem(LAST))
   if (newest.length || before === null) kept(() => localStorage.setItem(LAST, String(newest.at(-1)?.id ?? 0)))
-  // What there was before anyone looked is on the page, and no news.
+  // Alerts from before the first poll are on the page already.
   if (before === null || !wish.is() || !('Notification' in window) || Notification.permission !== 'granted') return
   for (const each of newest) {
     const shown = new Notification('Halfstep', { body: each.text, tag: `halfstep-${each.id}` }) // of two tabs' the tag makes one
@@ -28,7 +28,7 @@ const tell = (newest) => {
   }
 }
 
-const look = async () => {
+const poll = async () => {
   if (document.hidden && !wish.is()) return
   try {
     const than = Number(kept(() => localStorage.getItem(LAST)) ?? 0)
@@ -37,12 +37,12 @@ const look = async () => {
     const { unread, newest } = await answer.json()
     badge.hidden = !unread
     badge.querySelector('b').textContent = unread < 100 ? unread : '99+'
-    tell(newest)
+    notify(newest)
   } catch { /* the server is away: later */ }
 }
 
 if (badge) {
-  look()
-  setInterval(look, LOOK_MS)
-  document.addEventListener('visibilitychange', look)
+  poll()
+  setInterval(poll, POLL_MS)
+  document.addEventListener('visibilitychange', poll)
 }

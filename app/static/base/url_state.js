@@ -1,4 +1,4 @@
-// How somebody looks at the charts: kept in the address, so a reload or a link shows the same.
+// View of the charts, stored in the URL, so that a reload or a link shows the same.
 
 /**
  * rows: of those rows that were zoomed, by name, from where to where y goes; exponents on a log axis.

@@ -23,8 +23,8 @@ export const marksOf = (points, view, inner, colors, screen, { isTicked, isLoss 
       vertical(resumedAt, [0, 1], { color: colors.quiet, width: 1, dash: 'dot' }),
     ].filter(({ path }) => path),
     traces: [
-      said('skipped', skips.map(({ x }) => x), skips.map((tick) => told(tick, 'step', 'steps from'))),
-      said('resumed', resumedAt, [...resumed].map(([step, attempts]) => `attempt ${attempts.join(', ')}, after step ${countText(step)}`)),
+      hoverTrace('skipped', skips.map(({ x }) => x), skips.map((tick) => tickText(tick, 'step', 'steps from'))),
+      hoverTrace('resumed', resumedAt, [...resumed].map(([step, attempts]) => `attempt ${attempts.join(', ')}, after step ${countText(step)}`)),
       ...(isLoss ? [
         skipCounts(skips, inner, colors, screen),
         spikesOf(spikes, points.x(spikes.map(({ step }) => step), view.x), inner, colors),
@@ -42,20 +42,20 @@ const resumedSteps = ({ resumptions, first, last }) => {
   return steps
 }
 
-/** Lines at x, over a stretch of the height, as one path: were each a part of a trace, it would be an element of its own, at ten times the cost. */
+/** Vertical lines as one path: one trace element each costs ten times as much. */
 const vertical = (at, [low, high], line) => ({
   type: 'path', xref: 'x', yref: 'paper', line, path: at.map((x) => `M${x},${low}V${high}`).join(''),
 })
 
-/** Nothing to see: what the crosshair says at these places. */
-const said = (name, x, text) => ({ x, y: x.map(() => 0), text, name, mode: 'none', type: 'scatter', hoverinfo: 'skip' })
+/** Invisible trace with the crosshair's texts at these positions. */
+const hoverTrace = (name, x, text) => ({ x, y: x.map(() => 0), text, name, mode: 'none', type: 'scatter', hoverinfo: 'skip' })
 
 /** @param {import('decimation').Tick} tick @param {string} one @param {string} many */
-const told = ({ count, first, last }, one, many) => (count === 1
+const tickText = ({ count, first, last }, one, many) => (count === 1
   ? `${one} ${countText(first)}`
   : `${countText(count)} ${many} ${countText(first)}${last > first ? ` to ${countText(last)}` : ''}`)
 
-/** The number on ticks that are several, as far as there is room; hovering tells the others'. */
+/** Counts of ticks that stand for several skips, where there is room; hovering shows the others. */
 const skipCounts = (ticks, inner, colors, { range, pixels }) => {
   const pixel = (range[1] - range[0]) / pixels || 1
   let free = -Infinity
@@ -86,7 +86,7 @@ const nonfiniteLosses = (ticks, words, inner, colors) => ({
   x: ticks.map(({ x }) => x),
   y: ticks.map(() => 1 - 6 / inner),
   text: ticks.map((tick) => (tick.count === 1 && words.has(tick.first)
-    ? `loss ${words.get(tick.first)} at step ${tick.first}` : told(tick, 'step', 'steps from'))),
+    ? `loss ${words.get(tick.first)} at step ${tick.first}` : tickText(tick, 'step', 'steps from'))),
   name: 'loss not finite', mode: 'markers', type: 'scatter', hoverinfo: 'skip',
   marker: { symbol: 'triangle-up', size: 9, color: colors.skip },
 })

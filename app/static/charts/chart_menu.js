@@ -80,7 +80,7 @@ export const arrangementOf = (recipe) => {
   const texts = (list) => (Array.isArray(list) ? list.filter((each) => typeof each === 'string').slice(0, 200) : [])
   /** @type {any} */
   let kept = null
-  try { kept = JSON.parse(localStorage.getItem(key) ?? 'null') } catch { /* somebody else's, or storage is off */ }
+  try { kept = JSON.parse(localStorage.getItem(key) ?? 'null') } catch { /* invalid content, or storage is disabled */ }
   const arrangement = { pinned: texts(kept?.pinned), collapsed: texts(kept?.collapsed) }
   const keep = () => { try { localStorage.setItem(key, JSON.stringify(arrangement)) } catch { /* it holds for this page */ } }
   return { arrangement, keep }

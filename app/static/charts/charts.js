@@ -84,7 +84,7 @@ export const painter = (plot, compose, onFirst = () => {}) => {
     wanted ??= shown
     draw()
   }
-  // What it tells at once may be several changes, the newest last.
+  // It may report several changes at once, the newest last.
   new IntersectionObserver((entries) => { isVisible = entries.at(-1).isIntersecting; draw() }, { rootMargin: '100px' }).observe(plot)
   // Plotly's own way would forget the height, and leave as many points as there were.
   new ResizeObserver(() => { if (plot.clientWidth && (plot.clientWidth !== width || plot.clientHeight !== height)) redraw() }).observe(plot)
@@ -98,7 +98,7 @@ export const painter = (plot, compose, onFirst = () => {}) => {
 export const savePicture = (plot, name, layout = {}, format = 'png', data = plot.data) => window.Plotly.downloadImage(
   { data, layout: { ...plot.layout, ...layout } }, { format, scale: format === 'png' ? 2 : 1, filename: name })
 
-/** The axes that a person changed: x, and rows by name; null: all there is. @param {Record<string, any>} change as Plotly tells of it @param {string[]} rows */
+/** Axes changed by the user: x, and rows by name; null: the whole range. @param {Record<string, any>} change as Plotly reports it @param {string[]} rows */
 export const zoomed = (change, rows) => {
   /** @param {string} axis @returns {Range|null|undefined} */
   const of = (axis) => {

@@ -14,7 +14,7 @@ import { position } from 'points'
  */
 export const folded = ({ x, y }, { range: [low, high], pixels }) => {
   const span = high - low
-  const begin = Math.max(position(x, low - span / 2) - 1, 0) // half a screen more, for whoever drags
+  const begin = Math.max(position(x, low - span / 2) - 1, 0) // half a screen more, for dragging
   const end = Math.min(position(x, high + span / 2) + 1, x.length)
   if (end - begin <= pixels) return { x: x.slice(begin, end), y: y.slice(begin, end) }
   const column = 2 ** Math.ceil(Math.log2(2 * span / pixels || 1))

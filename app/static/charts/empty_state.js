@@ -3,11 +3,11 @@
 const WORDS = {
   queued: 'In the queue',
   starting: 'Starting: its process loads torch, the recipe and the data',
-  running: 'Running; no step was heard of yet',
+  running: 'Running; no step received yet',
   pausing: 'Pausing before its first step',
   paused: 'Paused before its first step',
   stopping: 'Stopping before its first step',
-  unreachable: 'Its worker cannot be reached, and no step was heard of yet',
+  unreachable: 'Its worker cannot be reached, and no step received yet',
 }
 const OVER = 'No step was recorded' // whenever that was
 
@@ -16,15 +16,15 @@ const duration = (seconds) => (seconds < 100 ? `${Math.floor(seconds)} s` : `${M
 
 /** @param {HTMLElement} section */
 export const createStarting = (section) => {
-  const said = section.querySelector('[data-starting]')
-  const part = (name) => said.querySelector(`[data-${name}]`)
+  const note = section.querySelector('[data-starting]')
+  const part = (name) => note.querySelector(`[data-${name}]`)
   const article = section.closest('[data-run]')
   let status = article.dataset.status
   let since = performance.now() - 1000 * Number(article.dataset.statusSeconds)
   let timer = 0
   const say = () => {
     clearTimeout(timer)
-    if (said.hidden) return
+    if (note.hidden) return
     const words = WORDS[status] ?? OVER
     if (part('words').textContent !== words) part('words').textContent = words
     part('seconds').textContent = status in WORDS ? `, ${duration((performance.now() - since) / 1000)}` : ''
@@ -35,8 +35,8 @@ export const createStarting = (section) => {
     const isNew = run.status !== status
     if (isNew) [status, since] = [run.status, performance.now()]
     const isHidden = run.step > 0
-    if (said.hidden === isHidden && !isNew) return
-    said.hidden = isHidden
+    if (note.hidden === isHidden && !isNew) return
+    note.hidden = isHidden
     say()
   }
   say()

@@ -26,7 +26,7 @@ export class Legend {
   shown(differences, by) {
     const values = by === undefined ? undefined : differences[by]
     const groups = new Map()
-    const groupOf = (place) => (by !== undefined && values ? said(by, values[place]) : null)
+    const groupOf = (place) => (by !== undefined && values ? settingText(by, values[place]) : null)
     if (values) this.ids.forEach((_, i) => { const key = groupOf(i); groups.set(key, groups.get(key) ?? groups.size) })
     const runs = this.ids.map((id, place) => {
       const group = groupOf(place)
@@ -49,7 +49,7 @@ export class Legend {
     }
   }
 
-  /** Mark the run that somebody points at. @param {string} [id] */
+  /** Highlight the run at the pointer. @param {string} [id] */
   point(id) {
     for (const box of this.boxes) box.closest('li').classList.toggle('pointed', box.value === id)
   }
@@ -68,4 +68,4 @@ export class Legend {
 }
 
 /** @param {string} path @param {any} value */
-const said = (path, value) => `${path} ${value === null || value === undefined ? 'off' : String(value).slice(0, 60)}`
+const settingText = (path, value) => `${path} ${value === null || value === undefined ? 'off' : String(value).slice(0, 60)}`

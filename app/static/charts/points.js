@@ -53,7 +53,7 @@ export class Points {
   resumptions = {}
   /** Where the loss rose suddenly. @type {Spike[]} */
   spikes = []
-  /** What a loss was that is not finite, by step; in buckets it is not told. @type {Map<number, string>} */
+  /** Text of each non-finite loss by step; unknown in buckets. @type {Map<number, string>} */
   words = new Map()
   /** What steps are in examples. @type {{before: number, each: number}|null} */
   examples = null

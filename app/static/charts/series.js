@@ -1,4 +1,4 @@
-// The charts of a run: their numbers, fetched when somebody looks at them, and the bar above.
+// Charts of a run: numbers, fetched when visible, and the bar above.
 import { fetched, insisted, pause } from 'http'
 import { arrangementOf, createPanelMenu, metricsShown } from 'chart_menu'
 import { count } from 'formats'
@@ -6,7 +6,7 @@ import { createPanels } from 'panels'
 import { Points } from 'points'
 import { createStarting } from 'empty_state'
 
-/** An overview that live steps made so long is fetched anew. */
+/** Points of an overview above which it is fetched again. */
 const POINTS_KEPT = 10000
 
 /**
@@ -17,7 +17,7 @@ const POINTS_KEPT = 10000
 export const createSeries = (section, api, { name, recipe, skipped, view, onView }) => {
   // Steps that were retried in fp32 are both skipped and applied: such a run has no axis of the latter.
   if (!section.querySelector(`[data-view=x][value="${CSS.escape(view.x)}"]`)) Object.assign(view, { x: 'step', range: null })
-  /** Undefined until they were asked for. @type {Points} */
+  /** Undefined until they were requested. @type {Points} */
   let points
   let newest = 0 // step that is known
   let isAsked = false
@@ -81,7 +81,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
 
   let [fetches, answered] = [0, 0]
   /** Steps that came by news while a fetch was under way. @type {Record<string, any[]>[]} */
-  const heard = []
+  const received = []
   let isOutdated = false // by steps that ran again, or too long; until a page came
   /** A zoom into buckets fetches finer ones or raw steps; back from it, the whole. */
   const refetch = async () => {
@@ -97,7 +97,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     const query = queryOf({ first: String(asked[0]), ...(range ? { last: String(asked[1]) } : {}) })
     let page = null
     while (!page) {
-      heard.length = 0
+      received.length = 0
       try {
         page = await (await fetched(`${api}/series?${query}`)).json()
       } catch {
@@ -107,7 +107,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
       if (number !== fetches) return
     }
     points.setPage(page, asked)
-    for (const steps of heard) points.addSteps(steps) // which the page may be too old to hold
+    for (const steps of received) points.addSteps(steps) // which the page may be too old to hold
     answered = number
     isOutdated = false
   }
@@ -160,7 +160,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
     // After a resume steps run again, and a bucket cannot be cut.
     const runsAgain = points.bucket > 1 && news.steps.step[0] <= newest
     newest = news.steps.step.at(-1)
-    if (answered !== fetches) heard.push(news.steps)
+    if (answered !== fetches) received.push(news.steps)
     points.addSteps(news.steps)
     if (runsAgain || points.count > POINTS_KEPT) renew()
   }

@@ -1,4 +1,4 @@
-// The page of runs side by side: their series in one figure, their table, fetched anew while they change.
+// Comparison page: the series of runs in one figure, and their table, fetched again while they change.
 import { inTurn, insisted, pause } from 'http'
 import { createPlot, zoomed } from 'charts'
 import { comparisonFigure, stepAt, titleOf } from 'comparison'
@@ -15,7 +15,7 @@ import { addressOf, readView, writeView } from 'url_state'
 
 /** Rows of the figure: no more fit on a page, or into an address. */
 const MOST_DRAWN = 12
-/** Asking anew may take this share of the time. */
+/** Share of the time that repeated requests may take. */
 const SHARE = 0.25
 
 const article = document.querySelector('[data-runs]')

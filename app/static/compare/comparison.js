@@ -22,7 +22,7 @@ const SCALED = { step_us: 1 / 1000, data_us: 1 / 1000 }
  * place: among all runs, which its colour and its dashes go by; group: what it has in common with others of one mean.
  * @typedef {{id: string, label: string, place: number, points: import('points').Points, group: string|null}} Drawn
  * @typedef {{name: string, title: string}} Row a series of steps, or a metric
- * @typedef {{trace: any, run: Drawn|null, label: string, steps: number[], at: number[]}} Told a trace, and what is said of it where somebody points
+ * @typedef {{trace: any, run: Drawn|null, label: string, steps: number[], at: number[]}} Told a trace, and its texts at the pointer
  */
 
 /** Colour and dashes of the n-th run. @param {number} place @param {Record<string, string>} colors */
@@ -161,5 +161,5 @@ const skipsOf = (run, i, rows, view, screen, colors) => {
   return { trace, run, label: run.label, steps: [], at: [] }
 }
 
-/** The step of a point that somebody points at. @param {Told} told @param {number} x */
+/** The step of the point at the pointer. @param {Told} told @param {number} x */
 export const stepAt = ({ steps, at }, x) => steps[Math.min(position(at, x), steps.length - 1)]

@@ -23,21 +23,21 @@ const fill = async (pre) => {
 const SVG = 'http://www.w3.org/2000/svg'
 
 /**
- * Return bars if a text is a histogram that was logged: counts, and between what.
+ * Return bars if a text is a logged histogram: its counts and range.
  * @param {string} text
  */
 const drawn = (text) => {
-  const told = parsed(text)
-  if (!Array.isArray(told?.counts) || !told.counts.every(Number.isFinite)) return null
-  const most = Math.max(1, ...told.counts)
+  const histogram = parsed(text)
+  if (!Array.isArray(histogram?.counts) || !histogram.counts.every(Number.isFinite)) return null
+  const most = Math.max(1, ...histogram.counts)
   const svg = document.createElementNS(SVG, 'svg')
-  svg.setAttribute('viewBox', `0 0 ${told.counts.length} 100`)
+  svg.setAttribute('viewBox', `0 0 ${histogram.counts.length} 100`)
   svg.setAttribute('preserveAspectRatio', 'none')
   svg.setAttribute('role', 'img')
-  const range = `from ${Number(told.lowest).toPrecision(4)} to ${Number(told.highest).toPrecision(4)}`
-  const others = told.nonfinite ? `, ${told.nonfinite} not finite` : ''
+  const range = `from ${Number(histogram.lowest).toPrecision(4)} to ${Number(histogram.highest).toPrecision(4)}`
+  const others = histogram.nonfinite ? `, ${histogram.nonfinite} not finite` : ''
   svg.setAttribute('aria-label', `Histogram ${range}${others}`)
-  told.counts.forEach((count, x) => {
+  histogram.counts.forEach((count, x) => {
     const bar = document.createElementNS(SVG, 'rect')
     const height = 100 * count / most
     for (const [name, value] of Object.entries({ x, y: 100 - height, width: 0.9, height })) bar.setAttribute(name, String(value))

@@ -3,11 +3,11 @@ import { isFound } from 'find_setting'
 
 /**
  * @param {HTMLElement} section
- * @param {(kept: {setting: string, changed: string}) => void} onChange is told what the address is to keep
+ * @param {(kept: {setting: string, changed: string}) => void} onChange is called with the URL's parameters
  */
 export const createConfiguration = (section, onChange) => {
   const part = (name) => section.querySelector(`[data-${name}]`)
-  const [search, found, onlyChanged] = ['settings-search', 'settings-found', 'only-changed'].map(part)
+  const [search, counter, onlyChanged] = ['settings-search', 'settings-count', 'only-changed'].map(part)
   const rows = [...section.querySelectorAll('.config tbody tr')]
 
   /** Whether only what differs is shown at first: where something does. */
@@ -19,7 +19,7 @@ export const createConfiguration = (section, onChange) => {
       row.hidden = !isFound(sought, row.textContent) || (onlyChanged.checked && !row.matches('.changed'))
     }
     const shown = rows.filter((row) => !row.hidden).length
-    found.textContent = sought || onlyChanged.checked ? `${shown} of ${rows.length} settings` : ''
+    counter.textContent = sought || onlyChanged.checked ? `${shown} of ${rows.length} settings` : ''
     onChange({ setting: sought, changed: onlyChanged.checked === isUsual ? '' : onlyChanged.checked ? 'yes' : 'no' })
   }
   const query = new URLSearchParams(location.search)

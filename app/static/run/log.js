@@ -1,4 +1,4 @@
-// The log: follows its end unless somebody scrolled up, searches, fetches earlier lines.
+// The log: follows its end unless the user scrolled up, searches, fetches earlier lines.
 
 /** Codes for a terminal's colours, cursor, links and titles, which formats.py takes out too. */
 const CODES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])/g

@@ -13,7 +13,7 @@ export const asOf = (all, step) => new Map(all.filter((each) => each.step <= ste
  */
 export const createMedia = (box, table, preview) => {
   const slider = box.querySelector('input')
-  const told = box.querySelector('output')
+  const output = box.querySelector('output')
   const grid = box.querySelector('.media-grid')
   /** @type {Shown[]} */
   let all = []
@@ -24,7 +24,7 @@ export const createMedia = (box, table, preview) => {
 
   const draw = () => {
     const step = steps[Number(slider.value)]
-    told.textContent = count(step)
+    output.textContent = count(step)
     slider.setAttribute('aria-valuetext', `step ${count(step)}`)
     const shown = asOf(all, step)
     for (const [name, card] of cards) card.hidden = !shown.has(name)

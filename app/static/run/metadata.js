@@ -9,7 +9,7 @@ const asTags = (text) => text.split(',').map((tag) => tag.trim()).filter(Boolean
 /**
  * @param {HTMLElement} article
  * @param {string} api the run's address
- * @returns {(mark: number) => void} to be told the mark of the labels that there are
+ * @returns {(mark: number) => void} to call with the mark of the current labels
  */
 export const createLabels = (article, api) => {
   const view = article.querySelector('[data-fragment=labels]')

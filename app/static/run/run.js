@@ -119,7 +119,7 @@ const diagnosed = (kind) => {
 if (article.dataset.over === 'false') {
   const parts = isCharted ? `${CHARTED},${SHOWN}` : SHOWN
   stream = follow(`${api}/live`, article.dataset.cursor, (news) => {
-    if (!news.run) return // it is over, and all was told
+    if (!news.run) return // it is over, and everything was received
     words = {
       run: news.run,
       fragments: { ...words?.fragments, ...news.fragments },

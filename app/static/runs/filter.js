@@ -12,7 +12,7 @@ const form = document.querySelector('[data-filter]')
 /** The words that are chips. */
 const valid = form?.querySelector('[data-valid]')
 const REFOCUS = 'filter-focus'
-/** Asked for when somebody first comes to the box. @type {Promise<any>|null} */
+/** Requested when the box is first focused. @type {Promise<any>|null} */
 let vocabulary = null
 /** What is shown: the words, and the stretch of the line that each would replace. @type {[import('completion').Proposal[], number, number, number]} */
 let [shown, start, end, active] = [[], 0, 0, -1]

@@ -1,4 +1,4 @@
-// The list of runs by groups: fetched anew whenever a run has changed, since any may be in any group.
+// The grouped list: fetched again after each change of a run, because any group may change.
 import { inTurn, insisted, pause } from 'http'
 import { follow } from 'live'
 import { root } from 'root'

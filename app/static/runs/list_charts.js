@@ -158,7 +158,7 @@ export const createListCharts = (section, list) => {
   list.addEventListener('selection', choose)
   choose()
   return {
-    /** @param {string[]} changed ids of runs whose rows came anew */
+    /** @param {string[]} changed ids of runs whose rows were replaced */
     update: (changed) => {
       for (const id of changed) stale.add(id)
       choose()

@@ -56,7 +56,7 @@ const hasMoved = (rows) => Object.entries(rows).some(([id, html]) => {
   return row && body?.querySelector('.band') && 'active' in row.dataset !== / data-active[ >]/.test(html)
 })
 
-/** Fetch this very page again if it lacks the newest run that news told of. */
+/** Fetch this very page again if it lacks the newest reported run. */
 const refresh = inTurn(async () => {
   if (newest <= shown) return
   const asked = newest

@@ -74,9 +74,9 @@ const askSome = async (action, runs, to) => {
     headers: { 'X-CSRF-Token': document.querySelector('meta[name=csrf-token]').content, 'Content-Type': 'application/json' },
     body: JSON.stringify({ action, runs, ...to }),
   })
-  const said = await answer.json()
-  if (!answer.ok) throw new Error(said.detail)
-  return said
+  const result = await answer.json()
+  if (!answer.ok) throw new Error(result.detail)
+  return result
 }
 
 /**
@@ -123,12 +123,12 @@ export const createSelection = (list, refetch) => {
       box.checked = chosen.length > 0 && chosen.length === all.length
       box.indeterminate = chosen.length > 0 && chosen.length < all.length
     }
-    const said = ids.length ? `${count(ids.length)} selected` : ''
+    const text = ids.length ? `${count(ids.length)} selected` : ''
     if (every) every.hidden = chosen.length < all.length || elsewhere.length > 0
     const cancel = bar.querySelector('[data-act=cancel]')
     if (cancel) cancel.hidden = !chosen.some((box) => box.closest('[data-can-cancel]')) && !elsewhere.some(({ canCancel }) => canCancel)
-    const told = bar.querySelector('[data-ticked]')
-    if (told.textContent !== said) told.textContent = said // so that it is announced when it changes
+    const counter = bar.querySelector('[data-ticked]')
+    if (counter.textContent !== text) counter.textContent = text // so that it is announced when it changes
     if (!chosen.length) refused.replaceChildren()
     showQueue(chosen)
     const addresses = bar.querySelector('[data-addresses]')
@@ -152,7 +152,7 @@ export const createSelection = (list, refetch) => {
     try {
       const { done, refused: others } = await ask(action, ids, action === 'move' ? { project: text } : isTagging ? { tag: text } : {})
       if (!isTagging) elsewhere = []
-      tell(action, done, others, text)
+      showResult(action, done, others, text)
       if (!bar.contains(document.activeElement)) list.focus() // its own button may go, and a cell in use stays
       await refetch()
     } catch (error) {
@@ -164,7 +164,7 @@ export const createSelection = (list, refetch) => {
   }
 
   /** @param {string} action @param {number[]} done @param {{id: number, detail: string}[]} others @param {string} text */
-  const tell = (action, done, others, text) => {
+  const showResult = (action, done, others, text) => {
     if (!action.endsWith('_tag')) for (const box of ticked()) if (done.includes(Number(box.value))) box.checked = false
     refused.replaceChildren(...others.map(({ detail }) => Object.assign(document.createElement('p'), { textContent: detail })))
     const undo = { label: 'Undo', act: () => act('restore', done) }
@@ -226,7 +226,7 @@ export const createSelection = (list, refetch) => {
     act('add_tag', selected().map(Number))
   })
   list.tabIndex = -1
-  addEventListener('pageshow', refresh) // after Back a browser ticks the boxes again, and tells nobody
+  addEventListener('pageshow', refresh) // after Back a browser ticks the boxes again without an event
   refresh()
   return refresh
 }

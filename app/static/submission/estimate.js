@@ -1,11 +1,11 @@
-// What a run is likely to cost, beside the button that starts it: asked anew as the form changes.
+// Estimated cost of a run next to the submit button, requested again as the form changes.
 
 import { root } from 'root'
 
 const PAUSE_MS = 400
-const LONGEST = 200 // of what is told: it goes into an address
+const LONGEST = 200 // of a setting: it goes into a URL
 const form = /** @type {Found} */ (globalThis.document?.querySelector('[data-run-form]'))
-const told = form?.querySelector('[data-cost]')
+const output = form?.querySelector('[data-cost]')
 
 /** What is asked for, by the names of the form's inputs. @type {Record<string, string>} */
 const ASKED = {
@@ -23,7 +23,7 @@ export const question = (typed) => {
   const number = (name) => Number(typed.get(name) || 0)
   const query = new URLSearchParams()
   for (const [name, input] of Object.entries(ASKED)) if (typed.get(input)) query.set(name, String(typed.get(input)))
-  // Of so many epochs nobody knows the steps before the data is read.
+  // The steps of epochs are unknown before the data are read.
   if (!typed.get('training.epochs')) query.set('steps', String(Math.max(number('training.steps') - number('parent_step'), 0)))
   if (number('checkpoints.every_steps') && !typed.get('checkpoints.keep_last')) query.set('every_steps', String(number('checkpoints.every_steps')))
   for (const [name, value] of typed.entries()) if (name.startsWith('recipe.') && String(value).length < LONGEST) query.append('size', `${name}=${value}`)
@@ -43,14 +43,14 @@ const ask = async () => {
   let words = []
   try {
     const answer = await fetch(`${root}/api/v1/estimates?${query}`)
-    if (answer.ok) words = (await answer.json()).told
+    if (answer.ok) words = (await answer.json()).sentences
   } catch {
     asked = '' // the server is away: at the next change
   }
-  if (query === asked || !asked) told.replaceChildren(...words.map((line) => Object.assign(document.createElement('p'), { textContent: line })))
+  if (query === asked || !asked) output.replaceChildren(...words.map((line) => Object.assign(document.createElement('p'), { textContent: line })))
 }
 
-if (told) {
+if (output) {
   form.addEventListener('input', () => { clearTimeout(timer); timer = setTimeout(ask, PAUSE_MS) })
   ask()
 }

@@ -7,10 +7,10 @@ export const isFound = (sought, text) => {
   return sought.toLowerCase().split(/\s+/).every((word) => lower.includes(word))
 }
 
-/** @param {Found} box the search box, with its label and what it tells @param {Found} form */
+/** @param {Found} box the search box, with its label and its result @param {Found} form */
 const attach = (box, form) => {
   const input = box.querySelector('input')
-  const told = box.querySelector('[data-found]')
+  const output = box.querySelector('[data-found]')
   const groups = [...form.querySelectorAll('.group')]
   const fields = groups.flatMap((group) => [...group.querySelectorAll('.field')].map((field) => {
     const names = [...field.querySelectorAll('[name]')].map((each) => each.name)
@@ -32,7 +32,7 @@ const attach = (box, form) => {
       group.open = sought ? hasSome : Boolean(before?.get(group))
     }
     if (!sought) before = null
-    told.textContent = sought ? (found.length ? `${found.length} of ${fields.length} settings` : 'No setting has these words.') : ''
+    output.textContent = sought ? (found.length ? `${found.length} of ${fields.length} settings` : 'No setting has these words.') : ''
   }
 
   input.addEventListener('input', show)

@@ -14,18 +14,18 @@ export const objection = (file, most) => {
 
 /** @param {Found} box @param {Found} input what the server calls it */
 const createUpload = (box, input) => {
-  const [bar, stop, told] = [box.querySelector('progress'), box.querySelector('[data-stop]'), box.querySelector('[data-told]')]
+  const [bar, stop, message] = [box.querySelector('progress'), box.querySelector('[data-stop]'), box.querySelector('[data-message]')]
   /** @type {XMLHttpRequest | null} */
   let request = null
   /** @param {string} text */
   const over = (text) => {
     request = null
     bar.hidden = stop.hidden = true
-    told.textContent = text
+    message.textContent = text
   }
   /** @param {File} file */
   const send = (file) => {
-    const sent = new XMLHttpRequest() // fetch tells of no progress
+    const sent = new XMLHttpRequest() // fetch reports no progress
     request = sent
     sent.open('PUT', `${root}/api/v1/uploads/${encodeURIComponent(file.name)}`)
     sent.setRequestHeader('X-CSRF-Token', document.querySelector('meta[name=csrf-token]').content)
@@ -43,7 +43,7 @@ const createUpload = (box, input) => {
     sent.send(file)
     bar.value = '0'
     bar.hidden = stop.hidden = false
-    told.textContent = `Uploading ${file.name}, ${size(file.size)}.`
+    message.textContent = `Uploading ${file.name}, ${size(file.size)}.`
   }
   box.querySelector('[data-file]').addEventListener('change', (/** @type {any} */ { target }) => {
     request?.abort()
@@ -51,7 +51,7 @@ const createUpload = (box, input) => {
     const [file] = target.files
     if (!file) return
     const text = objection(file, Number(box.dataset.upload))
-    if (text) told.textContent = text
+    if (text) message.textContent = text
     else send(file)
   })
   stop.addEventListener('click', () => request?.abort())
@@ -59,7 +59,7 @@ const createUpload = (box, input) => {
   box.closest('form').addEventListener('submit', (/** @type {Event} */ event) => {
     if (!request) return
     event.preventDefault()
-    told.textContent = 'The file is still on its way: wait for it, or stop it.'
+    message.textContent = 'The file is still on its way: wait for it, or stop it.'
     box.closest('details').open = true
     box.scrollIntoView({ block: 'center' })
   })

@@ -1,4 +1,4 @@
-// A sweep's page: fetched anew, and its charts drawn, whenever something has changed.
+// A sweep's page: fetched again, with its charts, after each change.
 import { inTurn, insisted, pause } from 'http'
 import { createPlot } from 'charts'
 import { follow } from 'live'

@@ -1,4 +1,4 @@
-// The grid of workers, live, and below it the queue: fetched anew when a worker takes or ends something, and now and then.
+// The live grid of workers and the queue: fetched again when a worker starts or ends a run, and at intervals.
 import { inTurn, insisted, pause } from 'http'
 import { follow } from 'live'
 import { root } from 'root'

@@ -48,9 +48,7 @@ def add(
         int | None, typer.Option("--run", help="Only this run; default: all of yours")
     ] = None,
     project: Annotated[str | None, typer.Option(help="All runs of this project")] = None,
-    everybody: Annotated[
-        bool, typer.Option("--everybody", help="All runs that you may see")
-    ] = False,
+    all_runs: Annotated[bool, typer.Option("--all", help="All runs that you may see")] = False,
     channels: Annotated[
         list[int] | None,
         typer.Option(
@@ -63,8 +61,8 @@ def add(
 
     The conditions are in docs/how-to/alerts.md.
     """
-    if sum((run_id is not None, project is not None, everybody)) > 1:
-        raise typer.BadParameter("allowed is one of --run, --project and --everybody")
+    if sum((run_id is not None, project is not None, all_runs)) > 1:
+        raise typer.BadParameter("allowed is one of --run, --project and --all")
     with connect() as client:
         rule = client.alert(
             condition,
@@ -72,7 +70,7 @@ def add(
             metric=metric,
             run_id=run_id,
             project=project or "",
-            everybody=everybody,
+            all_runs=all_runs,
             channels=channels or None,
         )
     print_result(rule, f"rule {rule['id']}: {rule['text']}", as_json=as_json)

@@ -16,7 +16,7 @@ app = App("List projects; for admins: rename or delete one.", group=ListingGroup
 
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
-    """List the projects that you may see, with what they use."""
+    """List visible projects with their usage."""
     with connect() as client:
         projects = client.projects()
     columns = ("Project", "Devices used", "Queued runs")

@@ -58,7 +58,7 @@ def preview(
     logs: LogDays = None,
     as_json: AsJson = False,
 ) -> None:
-    """Preview what a rule deletes: `retention preview --project vision --checkpoints 30`."""
+    """Preview a rule's deletions: `retention preview --project vision --checkpoints 30`."""
     _check_scope(project, everything=everything)
     with connect() as client:
         _print_preview(client, project, checkpoints, logs, as_json=as_json)
@@ -76,7 +76,7 @@ def add(
     """Set a rule, after a preview; replaces the previous one."""
     _check_scope(project, everything=everything)
     if not yes and (as_json or not sys.stdin.isatty()):
-        raise typer.BadParameter("there is nobody to ask for confirmation; allowed: with --yes")
+        raise typer.BadParameter("there is no terminal to confirm on; allowed: with --yes")
     with connect() as client:
         if not yes:
             _print_preview(client, project, checkpoints, logs, as_json=False)
@@ -112,21 +112,21 @@ def _print_preview(
     *,
     as_json: bool,
 ) -> None:
-    found = client.preview_retention(project=project, checkpoint_days=checkpoints, log_days=logs)
+    preview = client.preview_retention(project=project, checkpoint_days=checkpoints, log_days=logs)
     if as_json:
-        print_json([found])
+        print_json([preview])
         return
     from halfstep.cli.tables import print_table
 
-    if found["largest"]:
+    if preview["largest"]:
         rows = [
             (formats.size(run["stored_bytes"]), str(run["run_id"]), run["name"])
-            for run in found["largest"]
+            for run in preview["largest"]
         ]
         print_table(("Size", "Run", "Name"), rows)
-    if found["not_looked_at"]:
-        print(f"{found['not_looked_at']:,} more runs have old files, and were not examined")
-    print(f"{found['runs']:,} runs, {formats.size(found['stored_bytes'])} of files", flush=True)
+    if preview["not_looked_at"]:
+        print(f"{preview['not_looked_at']:,} more runs have old files, and were not examined")
+    print(f"{preview['runs']:,} runs, {formats.size(preview['stored_bytes'])} of files", flush=True)
 
 
 def _scope(rule: dict[str, Any]) -> str:

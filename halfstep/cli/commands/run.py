@@ -109,7 +109,7 @@ def _with_uploaded_weights(client: "Client", config: dict[str, Any], path: Path)
     from halfstep.session.nesting import merged
 
     with Progress(path.name, in_bytes=True) as progress:
-        upload = client.upload_weights(path, told=progress)["upload"]
+        upload = client.upload_weights(path, on_progress=progress)["upload"]
     return merged(config, {"weights": {"upload": upload}})
 
 
@@ -175,7 +175,7 @@ def show(run_id: RunId, as_json: AsJson = False) -> None:
 
 
 def _fields_of(run: dict[str, Any], address: str) -> dict[str, str]:
-    verdict = run["verdict"]
+    health = run["health"]
     recipe = run["recipe"] or run["source"]
     left = run["seconds_left"]
     return {
@@ -186,8 +186,8 @@ def _fields_of(run: dict[str, Any], address: str) -> dict[str, str]:
         "Loss": formats.number(run["loss"]),
         "Scale": formats.scale(run["scale"]),
         "Skipped": f"{run['skipped']:,}",
-        "Health": verdict["word"] if verdict else formats.MISSING,
-        "Health reason": verdict["reason"] if verdict else "",
+        "Health": health["word"] if health else formats.MISSING,
+        "Health reason": health["reason"] if health else "",
         "ETA": "" if left is None else formats.duration(left),
         "Steps/s": formats.number(run["steps_per_second"]),
         "Duration": formats.duration(run["seconds"]),
@@ -269,7 +269,7 @@ def download(
     from halfstep.api_client.progress import Progress
 
     with connect() as client, Progress(f"run {run_id}", in_bytes=True) as progress:
-        path = client.download(run_id, folder, step=step, kind=kind, told=progress)
+        path = client.download(run_id, folder, step=step, kind=kind, on_progress=progress)
     print_result({"path": str(path)}, str(path), as_json=as_json)
 
 

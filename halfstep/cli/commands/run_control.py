@@ -156,7 +156,7 @@ def _bulk(
         result = client.bulk(action, run_ids, project=project)
     lines = [f"run {run_id} {outcome}" for run_id in result["done"]]
     print_result(result, "\n".join(lines), as_json=as_json)
-    for refusal in result["refused"]:
+    for failure in result["refused"]:
         if not as_json:
-            warn(refusal["detail"])
+            warn(failure["detail"])
     raise typer.Exit(int(bool(result["refused"])))

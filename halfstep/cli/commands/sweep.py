@@ -108,7 +108,7 @@ def begin(
             sweep = client.begin_sweep(recipe, space, configuration(fields, precision), **options)
         _print_sweep(sweep, as_json=as_json)
         if wait:
-            sweep = client.wait_for_sweep(sweep["id"], told=warn)
+            sweep = client.wait_for_sweep(sweep["id"], on_outage=warn)
             _print_sweep(sweep, as_json=as_json)
             raise typer.Exit(EXIT_CODES[sweep["status"]])
 
@@ -137,7 +137,7 @@ def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
     """Show a sweep and its runs with settings and values, the best first."""
     with connect() as client:
         sweep, trials = client.sweep(sweep_id), client.trials(sweep_id)
-        found = [] if as_json else client.runs(f"sweep:{sweep_id}", limit=1000)
+        newest = [] if as_json else client.runs(f"sweep:{sweep_id}", limit=1000)
     if as_json:
         print_json([sweep, *trials])
         return
@@ -156,7 +156,7 @@ def show(sweep_id: SweepId, as_json: AsJson = False) -> None:
     }
     paths = list(dict.fromkeys(path for trial in trials for path in trial["params"]))
     columns = ("Run", "Status", sweep["metric"], *paths, *LIVE)
-    runs = {run["id"]: run for run in found}
+    runs = {run["id"]: run for run in newest}
     is_loss = sweep["metric"] == "loss"  # which is there as the value
     rows = [_trial_row(row, paths, runs.get(row["run_id"]), is_loss=is_loss) for row in trials]
     print_tables(field_table(fields), table(columns, rows))

@@ -1,4 +1,4 @@
-"""Deliveries: what receivers get, what becomes of their answers, and where alerts may not go."""
+"""Deliveries: requests to receivers, handling of their responses, and rejected addresses."""
 
 import asyncio
 import email
@@ -75,7 +75,7 @@ def test_slack_gets_its_own_words(inside: Settings, hook: Receiver) -> None:
 
 
 def test_answers_are_short_and_hold_no_address(inside: Settings, hook: Receiver) -> None:
-    """A redirect is not followed; what a page shows of an answer is bounded, and printable."""
+    """A redirect is not followed; the shown part of a response is bounded, and printable."""
     hook.answer = (302, {"Location": hook.url}, b"")
     assert sent(inside, "slack", hook.url) == Outcome(False, "302")
     assert len(hook.got) == 1
@@ -90,7 +90,7 @@ def test_answers_are_short_and_hold_no_address(inside: Settings, hook: Receiver)
 def test_a_receiver_that_says_nothing_is_left(
     inside: Settings, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has so many seconds for all of it; and nobody at all is an answer too."""
+    """The whole exchange has a timeout; a refused connection is a result too."""
     monkeypatch.setattr(alert_senders, "SECONDS", 0.05)
     hook.silent = threading.Event()
     assert "no response within" in sent(inside, "slack", hook.url).answer
@@ -135,7 +135,7 @@ def test_addresses_of_the_internet() -> None:
 def test_nothing_goes_into_ones_own_network(
     tmp_path: Path, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a name, a number in any spelling, or a name of which one address is there."""
+    """By a name, a number in any notation, or a name with one such address."""
     outside = Settings(data=tmp_path)
     for host in ("localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]"):
         outcome = sent(outside, "slack", f"http://{host}:{hook.port}/")
@@ -208,7 +208,7 @@ def test_mail_goes_to_a_domain_and_no_number(browser: TestClient) -> None:
 def test_the_connection_goes_to_the_address_that_was_judged(
     inside: Settings, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name is resolved once; the receiver hears the name all the same."""
+    """A name is resolved once; the receiver gets the name in the request."""
     known, asked = socket.getaddrinfo, []
 
     def rebound(host: Any, port: int, *rest: Any, **more: Any) -> Any:
@@ -260,7 +260,7 @@ def test_no_password_leaves_without_tls(inside: Settings, caplog: pytest.LogCapt
 def test_channels_are_checked_and_keep_their_secrets(
     database: Database, ada: User, tmp_path: Path
 ) -> None:
-    """A row has no URL that could be read; what is refused is not repeated if it may be secret."""
+    """A row has no readable URL; a rejected value is not repeated if it may be secret."""
     key = tmp_path / "key"
     with database.writing() as session:
         for kind, address, message in (
@@ -344,7 +344,7 @@ def test_attempts_are_bounded_with_growing_pauses(
 def test_what_a_server_took_and_never_answered_is_tried_again(
     database: Database, ada: User, inside: Settings, hook: Receiver
 ) -> None:
-    """After a while; and what the one before says then comes too late."""
+    """After a while; a late response of the first attempt is ignored."""
     with database.writing() as session:
         what = {"kind": "slack", "name": "n", "address": hook.url}
         channel, _secret = channels.make(session, inside.secrets_key, ada, **what)
@@ -380,7 +380,7 @@ def test_one_that_fails_keeps_no_other(
     hook: Receiver,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One whose channel cannot be decrypted says so, and the one beside it arrives."""
+    """One whose channel cannot be decrypted reports it, and the next one arrives."""
     with database.writing() as session:
         for name in "ab":
             what = {"kind": "slack", "name": name, "address": hook.url}

@@ -242,7 +242,7 @@ def test_completion_and_hints_know_no_other_project(
     assert f"did you mean {MARK}_setting?" in member.get("/api/v1/runs", params=asked).text
     for name in (f"{MARK}_setting", f"{MARK}/metric"):  # which is as if nothing were called so
         notes = outsider.get("/api/v1/runs", params={"sort": name}).json()["notes"]
-        assert notes == [f"no setting or metric is called {name}"]
+        assert notes == [f"there is no setting or metric {name}"]
 
 
 def _is_of(row: Any, side: Side) -> bool:

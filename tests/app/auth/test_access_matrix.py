@@ -61,7 +61,7 @@ class Route:
 
 
 def routes_of(app: FastAPI) -> Iterator[Route]:
-    """Yield what the server serves to those who have signed in."""
+    """Yield the routes for signed-in users."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route
         if not context.path or context.path in PUBLIC or not hasattr(route, "dependant"):
@@ -85,7 +85,7 @@ def _dependants(dependant: Dependant) -> Iterator[Dependant]:
 
 
 def values(side: Side, user: str, variant: int) -> dict[str, Any]:
-    """Return what an attacker sends, by name of the field: ids and names of a project."""
+    """Return an attacker's values by field name: ids and names of a project."""
     run, other = side.runs[0], side.runs[-1]
     return {
         **side.ids,
@@ -101,7 +101,7 @@ def values(side: Side, user: str, variant: int) -> dict[str, Any]:
         **{"address": "https://8.8.8.8/x", "new_name": "stolen", "viewers_download": True},
         **{"is_on": False, "priority": 1, "scale": 1024.0, "step": 1, "days": 7, "stop": False},
         **{"checkpoint_days": 1.0, "log_days": 1.0, "up_to": 2**31 - 1, "parent_step": 5},
-        **{"value": "stolen", "change": "operator", "on": "", "confirmed": "1", "secret": "s"},
+        **{"value": "stolen", "change": "admin", "on": "", "confirmed": "1", "secret": "s"},
     }
 
 
@@ -149,10 +149,8 @@ def installed(settings: Settings, database: Database, ada: User, offered: None) 
 
 
 def rows_of(database: Database, side: Side, *, but: int) -> dict[str, list[tuple[Any, ...]]]:
-    """Return all rows of a project, its runs and its owner; but: whose own are left out.
-
-    Neither the audit log, which records refusals, nor when a token was used.
-    """
+    """Return all rows of a project, its runs and its owner; but: a user whose own rows are left
+    out. Neither the audit log, which records rejected requests, nor the last use of tokens."""
     found: dict[str, list[tuple[Any, ...]]] = {}
     with database.reading() as session:
         for table in tables():
@@ -182,7 +180,7 @@ def _is_of(table: str, row: Any, side: Side) -> bool:
 
 @dataclass
 class Caller:
-    """Who asks. user: whose rows may change; sees: whether the hidden project's texts."""
+    """A caller. user: may change own rows; sees: whether the hidden project's texts are visible."""
 
     client: TestClient
     user: User | None = None

@@ -70,7 +70,7 @@ def test_the_current_password_is_asked_for(browser: TestClient, stranger: TestCl
 def test_guesses_of_the_current_password_have_to_wait(
     monkeypatch: pytest.MonkeyPatch, browser: TestClient
 ) -> None:
-    """As at the sign-in, whoever was wrong a few times is told when to try again."""
+    """As at the sign-in, several wrong ones require a wait."""
     monkeypatch.setattr(
         "db.access.login_attempts.now", lambda: literal(0.0)
     )  # however long they take here
@@ -81,7 +81,7 @@ def test_guesses_of_the_current_password_have_to_wait(
 
 
 def test_a_link_is_fresh_for_ten_minutes(browser: TestClient, database: Database) -> None:
-    """Later the password is asked for; who has none yet is told to use a new link."""
+    """Later the password is required; without one, a new link."""
     with database.writing() as session:
         aged = update(SignInSession).values(created_at=SignInSession.created_at - 601)
         session.execute(aged)
@@ -137,14 +137,14 @@ def test_token_is_shown_once(browser: TestClient) -> None:
 def test_account_shows_when_a_token_was_last_used(
     browser: TestClient, script: TestClient, method: str, path: str
 ) -> None:
-    """A token that nobody used says so; reading and writing both count as a use."""
+    """An unused token is shown as such; reading and writing count as use."""
     assert "<td>never</td>" in browser.get("/account").text
     script.request(method, path)
     assert "<td>never</td>" not in browser.get("/account").text
 
 
 def test_a_token_that_writes_is_made_and_named_as_such(browser: TestClient) -> None:
-    """The page offers the kind, says of each token what it may, and refuses other kinds."""
+    """The page offers the kind, shows each token's scope, and rejects other kinds."""
     made = browser.post("/account/tokens", data={"name": "gpu-7", "kind": "write"})
     assert "<td>gpu-7</td><td>upload watched runs</td>" in made.text
     wrong = browser.post("/account/tokens", data={"name": "x", "kind": "root"})
@@ -163,7 +163,7 @@ def test_a_token_for_one_run_names_a_watched_run_of_ones_own(
     running: Run,
     tmp_path: Path,
 ) -> None:
-    """Neither none, nor a run of a worker's, nor somebody else's, and no other kind names one."""
+    """Not a missing one, nor a worker's, nor another user's, and no other kind names one."""
     uploader = Uploader(stranger, write_token(database, ada), tmp_path)
     mine = uploader.begin().json()["run"]
     with database.writing() as session:

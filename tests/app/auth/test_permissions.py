@@ -44,7 +44,7 @@ PROJECT, HIDDEN = "vision", "hush-hush"
 
 @pytest.fixture
 def people(database: Database, ada: User, offered: None) -> dict[str, User]:
-    """One of each role in a project, and one who has a role in another alone."""
+    """One user of each role in a project, and one with a role only in another."""
     with database.writing() as session:
         projects.make(session, PROJECT)
         projects.make(session, "speech")
@@ -102,8 +102,9 @@ def test_streams_count_against_the_limit_of_streams(app: FastAPI) -> None:
 def test_a_role_allows_what_it_says_on_every_route(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """Refused is what the role does not allow, with 403 and a sentence; what one may not see is not
-    there. Roles come in order of what they may, so that nothing is deleted before all have asked.
+    """Actions without permission get 403 with a message; hidden objects get 404.
+
+    Roles are tried in order of permissions, so that nothing is deleted before all requests.
     """
     for role, user in people.items():
         client = _script(app, database, user)
@@ -122,20 +123,20 @@ def test_a_role_allows_what_it_says_on_every_route(
                 ids = {"run_id": run.id, "sweep_id": sweeps[i].id}
                 address = re.sub(r"\{(\w+)[^}]*\}", lambda m, ids=ids: str(ids.get(m[1], 1)), path)
                 answer = client.request(method, address)
-                told = f"{role} {method} {address}: {answer.status_code} {answer.text[:200]}"
+                result = f"{role} {method} {address}: {answer.status_code} {answer.text[:200]}"
                 is_placed = need not in (RUN_COMMANDS, ADMIN)
                 missing = f"There is no {'run' if 'run_id' in path else 'sweep'} "
                 is_hidden = answer.status_code == 404 and missing in answer.text
                 if need == ANY_SUBMITTER:  # an outsider submits to a project of their own
-                    assert (answer.status_code == 403) == (role == VIEWER), told
+                    assert (answer.status_code == 403) == (role == VIEWER), result
                 elif role == "outsider" and is_placed:
-                    assert is_hidden or (method, answer.status_code) == ("HEAD", 404), told
+                    assert is_hidden or (method, answer.status_code) == ("HEAD", 404), result
                 elif is_placed and need in ALLOWED[role][i]:
-                    assert answer.status_code != 403, told
-                    assert not is_hidden, told
+                    assert answer.status_code != 403, result
+                    assert not is_hidden, result
                 else:
-                    assert answer.status_code == 403, told
-                    assert method == "HEAD" or answer.json()["code"] == "forbidden", told
+                    assert answer.status_code == 403, result
+                    assert method == "HEAD" or answer.json()["code"] == "forbidden", result
 
 
 def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: User) -> None:
@@ -180,7 +181,8 @@ def test_what_one_may_not_see_is_on_no_page(
 def test_a_refusal_names_what_was_asked_for(
     app: FastAPI, database: Database, people: dict[str, User]
 ) -> None:
-    """One right allows several deeds; who may submit nowhere is told that, and no project."""
+    """One permission allows several actions; a user without any project gets a message without
+    one."""
     member = _script(app, database, people[MEMBER])
     refused = f"Your role does not let you {{}} the project {PROJECT!r}."
     rule = {"scope": f"in:{PROJECT}", "log_days": 3}
@@ -200,7 +202,7 @@ def test_a_refusal_names_what_was_asked_for(
 def test_runs_go_where_one_may_submit(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """A run, a sweep, a watched run; the others are refused by name, with what is allowed."""
+    """A run, a sweep, a watched run; others are rejected by name, with the allowed values."""
     hidden = submit(database, ada, project="speech")
     for role, is_allowed in ((VIEWER, False), (MEMBER, True), ("outsider", False)):
         client = _script(app, database, people[role])
@@ -213,8 +215,8 @@ def test_runs_go_where_one_may_submit(
                 why = NO_SUBMITTING if role == VIEWER else "'vision' is not allowed; allowed: "
                 assert why in answer.json()["errors"]["project"]
         rule = {"condition": "ended", "scope": "project", "project": "speech"}
-        told = client.post("/api/v1/alerts/rules", json=rule)
-        assert told.status_code == (201 if role == "outsider" else 422), (role, told.text)
+        result = client.post("/api/v1/alerts/rules", json=rule)
+        assert result.status_code == (201 if role == "outsider" else 422), (role, result.text)
     for given in (
         {"project": "nowhere"},
         {"project": PROJECT, "after_id": hidden.id},
@@ -255,7 +257,7 @@ def test_weights_are_uploaded_by_whoever_may_submit(
 def test_many_runs_are_each_asked_for(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """What one may is done, and of the rest it is said why not."""
+    """Permitted ones are done, and the others have their reason."""
     own = submit(database, people[MEMBER], project=PROJECT)
     others = submit(database, ada, project=PROJECT)
     hidden = submit(database, ada, project="speech")
@@ -308,7 +310,7 @@ def test_nothing_is_got_round_by_submitting(
 def test_a_token_of_one_project_is_no_operators(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
-    """Whoever made it."""
+    """For every owner."""
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, ada, "script", project=PROJECT)
     headers = {"Authorization": f"Bearer {token}"}

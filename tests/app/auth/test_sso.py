@@ -28,7 +28,7 @@ from db.tables import User
 from tests.site import free_port, until
 
 CAROL = {"sub": "1", "preferred_username": "Carol", "groups": ["ml", "leads"]}
-ROLES = "ml=member, leads=maintainer@vision, *=viewer, admins=operator"
+ROLES = "ml=member, leads=maintainer@vision, *=viewer, admins=admin"
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_rules_that_are_none_are_refused(settings: Settings, database: Database,
 
 def test_the_strongest_of_several_groups_counts(database: Database, ada: User) -> None:
     """And what no group gives any more is taken away, in the projects that rules name alone."""
-    rules = oidc_role_mapping.parsed("a=viewer@p, b=maintainer@p, c=member@p, o=operator")
+    rules = oidc_role_mapping.parsed("a=viewer@p, b=maintainer@p, c=member@p, o=admin")
     cases: list[tuple[set[str], Any]] = [
         ({"a", "b", "c"}, "maintainer"),
         ({"a", "c"}, "member"),

@@ -1,4 +1,4 @@
-"""Accounts, projects, tokens with limits, and what is written down of who did what."""
+"""Accounts, projects, limited tokens, and the audit log."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def _script(app: FastAPI, database: Database, user: User, **of: Any) -> TestClie
 
 
 def browser_of(app: FastAPI, database: Database, user: User) -> TestClient:
-    """Somebody's browser."""
+    """Return a user's browser."""
     with database.writing() as session:
         secret, row = accounts.start_session(session, user)
         token = row.csrf_token
@@ -42,9 +42,8 @@ def browser_of(app: FastAPI, database: Database, user: User) -> TestClient:
 def test_an_operator_invites_and_shuts_out(
     app: FastAPI, database: Database, browser: TestClient, stranger: TestClient
 ) -> None:
-    """The link is shown once and signs in; a deactivated account's sessions, tokens and links end
-    at once, and come back with a new link alone.
-    """
+    """The link is shown once and signs in; sessions, tokens and links of a deactivated account end
+    at once, and only a new link restores access."""
     page = browser.post("/people", data={"name": "Bob", "role": "viewer"})
     assert "Send Bob this link" in page.text
     token = page.text.partition("token=")[2].partition('"')[0].partition("<")[0]
@@ -72,11 +71,11 @@ def test_an_operator_invites_and_shuts_out(
 
 
 def test_the_last_operator_stays(database: Database, ada: User, browser: TestClient) -> None:
-    """Else nobody could invite anybody any more."""
-    for change in ("plain", "deactivate", "remove"):
+    """Otherwise no user could invite others."""
+    for change in ("no-admin", "deactivate", "remove"):
         answer = browser.post(f"/people/{ada.id}/{change}")
         assert answer.status_code == 422
-        assert "the last operator" in answer.text
+        assert "the last admin" in answer.text
     with database.writing() as session, pytest.raises(Conflict):
         accounts.set_admin(session, people.named(session, "ada"), is_admin=False)
 
@@ -108,8 +107,8 @@ def test_maintainers_give_roles_in_their_projects(
     script = browser_of(app, database, carol)
     given = {"project": "vision", "user": "dave", "role": "viewer"}
     assert script.put("/api/v1/projects/roles", json=given).status_code == 204
-    told = script.get("/api/v1/projects/roles", params={"project": "vision"}).json()
-    assert {each["user"]: each["role"] for each in told} == {"carol": MAINTAINER, "dave": VIEWER}
+    result = script.get("/api/v1/projects/roles", params={"project": "vision"}).json()
+    assert {each["user"]: each["role"] for each in result} == {"carol": MAINTAINER, "dave": VIEWER}
     wrongs: tuple[tuple[dict[str, str], int], ...] = (
         ({"project": "speech"}, 404),
         ({"role": "king"}, 422),
@@ -135,7 +134,7 @@ def test_maintainers_give_roles_in_their_projects(
 def test_a_token_may_no_more_than_it_says(
     app: FastAPI, database: Database, ada: User, offered: None
 ) -> None:
-    """Of an operator's too: by kind, in its project alone, until it ends."""
+    """An admin's token too: by kind, only in its project, until it expires."""
     with database.writing() as session:
         projects.make(session, "vision")
     run = submit(database, ada)
@@ -170,7 +169,7 @@ def test_a_token_may_no_more_than_it_says(
 
 
 def test_tokens_are_asked_for_with_their_limits(browser: TestClient) -> None:
-    """Ninety days if nobody says; what cannot be is refused by name."""
+    """Ninety days by default; invalid limits are rejected by name."""
     made = browser.post("/api/v1/tokens", json={"name": "a"}).json()
     assert round(made["expires_at"] - made["created_at"]) == accounts.TOKEN_DAYS * 86_400
     assert (
@@ -192,20 +191,19 @@ def test_tokens_are_asked_for_with_their_limits(browser: TestClient) -> None:
 def test_who_did_what_is_written_down(
     app: FastAPI, database: Database, ada: User, browser: TestClient, offered: None
 ) -> None:
-    """With each change, in its transaction; what was refused, or sent, is not; and nobody changes
-    what was written.
-    """
+    """With each change, in its transaction; rejected requests and contents are not recorded; and
+    rows cannot be changed."""
     run = submit(database, ada)
     script = _script(app, database, ada)
     assert script.post(f"/api/v1/runs/{run.id}/checkpoints").status_code == 409
     assert script.put(f"/api/v1/runs/{run.id}/priority", json={"priority": 3}).status_code == 200
     browser.post("/views", data={"name": "hush-hush", "filter": "", "sort": "", "columns": ""})
-    told = browser.get("/api/v1/audit").json()
-    newest, before = told["audit_events"][:2]
+    result = browser.get("/api/v1/audit").json()
+    newest, before = result["audit_events"][:2]
     assert (newest["user"], newest["token"], newest["action"]) == ("ada", None, "POST /views")
     assert (before["token"], before["run_id"]) == ("script", run.id)
     assert before["action"] == f"PUT /api/v1/runs/{run.id}/priority"
-    assert told["total"] == 2
+    assert result["total"] == 2
     assert "hush" not in browser.get("/audit").text
     lines = browser.get("/api/v1/audit/export").text.splitlines()
     assert [json.loads(line)["id"] for line in lines] == [before["id"], newest["id"]]
@@ -251,15 +249,15 @@ def test_accounts_are_kept_from_a_terminal(
         ["list"],
     ):
         assert type_command("user", *words) == 0, words
-    told = capsys.readouterr().out
-    assert "/?token=" in told
-    token = json.loads(next(line for line in told.splitlines() if line.startswith("{")))["token"]
+    result = capsys.readouterr().out
+    assert "/?token=" in result
+    token = json.loads(next(line for line in result.splitlines() if line.startswith("{")))["token"]
     with database.reading() as session:
         known = accounts.find_api_token(session, token)
     assert known is not None
     assert (known.user.name, known.kind, known.run_id) == ("ada", "run", sent.run_id)
-    assert "ada: operator\n" in told
-    assert "carol: maintainer of Default project, may run commands, deactivated\n" in told
+    assert "ada: admin\n" in result
+    assert "carol: maintainer of Default project, may run commands, deactivated\n" in result
     with database.reading() as session:
         audit_events = session.scalars(select(AuditEvent).order_by(AuditEvent.id)).all()
     assert {(each.address, each.user_id) for each in audit_events} == {("terminal", None)}
@@ -272,7 +270,7 @@ def test_accounts_are_kept_from_a_terminal(
         (["role", "nobody", "viewer"], "no account"),
         (["role", "ada", "king"], "'king' is not allowed"),
         (["change", "ada", "dance"], "'dance' is not allowed"),
-        (["change", "ada", "remove"], "last operator"),
+        (["change", "ada", "remove"], "last admin"),
         (["token", "99"], "no run 99"),
     ):
         assert message in str(type_command("user", *words))

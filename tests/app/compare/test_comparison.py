@@ -1,4 +1,4 @@
-"""The same run in several precisions: what is queued, and what stands side by side."""
+"""The same run in several precisions: queued runs and comparison."""
 
 import math
 import re
@@ -52,8 +52,10 @@ def test_one_call_queues_four(
 def test_a_precision_that_no_worker_offers_is_left_out(
     database: Database, ada: User, script: TestClient, browser: TestClient
 ) -> None:
-    """Answer and page name it; nothing is queued that would wait for ever. With no worker up,
-    nobody knows, and all four are queued."""
+    """Response and page name it; no run is queued that would wait for ever.
+
+    Without a worker all four are queued.
+    """
     old = {"devices": [CPU | {"bf16": False}], "recipes": [DIGITS], "versions": {}}
     new = {"devices": [CPU], "recipes": [DIGITS | {"name": "gpt"}], "versions": {}}
     with database.writing() as session:
@@ -101,8 +103,9 @@ def test_tf32_is_a_column_where_all_devices_have_it(
 def test_fp8_is_offered_where_devices_have_it(
     database: Database, ada: User, offered: None, script: TestClient, browser: TestClient
 ) -> None:
-    """As a column, in the forms and on the page of workers; it is missed nowhere else. A run that
-    no worker can take says so when it is queued.
+    """As a column, in the forms and on the page of workers; it is missing nowhere else.
+
+    A run that no worker can train shows the reason in the queue.
     """
     fields = SCHEMA["properties"]
     precision = fields["precision"] | {"enum": [*fields["precision"]["enum"], "fp8"]}
@@ -145,7 +148,7 @@ def test_button_leads_to_the_group(
 def test_a_comparison_on_a_cpu_says_so(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Its fp16 is not a GPU's; said from the first on, by the workers that are up."""
+    """Its fp16 is not a GPU's; shown from the start, by the workers that are up."""
     submit(database, ada)
     browser.post("/runs/1/comparison")
     note = "On a CPU autocast leaves more in fp16 than on CUDA"
@@ -163,7 +166,7 @@ def test_a_comparison_on_a_cpu_says_so(
 def test_a_comparison_over_several_devices_says_so(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Each run names what it trained on; before the second device nothing is said of them."""
+    """Each run names its device; with one device nothing is shown."""
     gpu = CPU | {"kind": "cuda", "name": "H100"}
     both = [gpu | {"index": 0}, gpu | {"index": 1}]
     with database.writing() as session:
@@ -324,7 +327,7 @@ def test_without_a_checkpoint_the_fork_trains_anew(running: Run, browser: TestCl
 def test_what_a_run_cannot_be_laid_beside_is_named(
     database: Database, ada: User, offered: None, script: TestClient, monkeypatch: Any
 ) -> None:
-    """A run that there is not, one of another recipe, one with many beside it."""
+    """A missing run, one of another recipe, one with many variants."""
     submit(database, ada, recipe="gpt")
     submit(database, ada)
 

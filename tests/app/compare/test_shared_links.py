@@ -1,4 +1,4 @@
-"""Read-only links: who makes them, what they show, and that they show nothing else."""
+"""Read-only links: who creates them, what they show, and nothing else."""
 
 import re
 from typing import Any
@@ -35,7 +35,7 @@ def member(database: Database, ada: User, offered: None) -> User:
 
 @pytest.fixture
 def run(database: Database, ada: User, member: User) -> Run:
-    """A run of that project, of which there is something to see."""
+    """A run of that project with data to show."""
     run = start_run(database, ada, project=PROJECT, name="shown")
     events = [*make_events([3]), make_metric(5, 0.5)]
     record(database, run, make_steps([1.0] * 20, skipped=[3]), events=events)
@@ -99,9 +99,8 @@ def test_a_link_opens_what_it_shows_and_no_other_route(
 def test_a_shared_run_is_there_to_look_at(
     app: FastAPI, database: Database, member: User, run: Run, stranger: TestClient
 ) -> None:
-    """Its figures, skips, metrics, settings and history, without one way to change or fetch
-    anything, or to anybody; the secret stands neither in an address nor on the page.
-    """
+    """Its figures, skips, metrics, settings and history, without actions, downloads or users;
+    the secret is neither in a URL nor on the page."""
     with database.writing() as session:
         session.get_one(Run, run.id).nodes = 2
     secret = shared(browser_of(app, database, member), run.id)
@@ -124,7 +123,7 @@ def test_a_shared_run_is_there_to_look_at(
 def test_runs_side_by_side_are_shared_in_their_order(
     app: FastAPI, database: Database, ada: User, member: User, run: Run, stranger: TestClient
 ) -> None:
-    """One that is deleted is left out; of what waits for others nothing is told."""
+    """A deleted one is left out; reasons of waiting runs are not shown."""
     runs = [submit(database, ada, project=PROJECT, after_id=run.id).id for _ in range(2)]
     page = opened(stranger, shared(browser_of(app, database, member), runs[1], run.id, runs[0]))
     answer = stranger.get(page)
@@ -182,9 +181,8 @@ def test_a_link_ends(
 def test_links_are_made_by_those_who_may(
     app: FastAPI, database: Database, ada: User, member: User, run: Run, browser: TestClient
 ) -> None:
-    """On a page or by the API, of runs that one may share, from a browser alone; a project's
-    maintainers see and revoke those of others, and the secret is kept nowhere.
-    """
+    """On a page or by the API, of runs that the user may share, only from a browser; a project's
+    maintainers see and revoke those of others, and the secret is not stored."""
     with database.writing() as session:
         viewer, boss, peer = (accounts.make_user(session, each) for each in ("vi", "bo", "pe"))
         for user, role in ((viewer, VIEWER), (boss, MAINTAINER), (peer, MEMBER)):

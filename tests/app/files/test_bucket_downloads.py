@@ -1,4 +1,4 @@
-"""Downloads of what lies in a bucket: through the server, or by the bucket's own address."""
+"""Downloads from a bucket: through the server, or by a presigned URL."""
 
 import hashlib
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def token(database: Database, ada: User) -> str:
 @pytest.fixture
 def http(settings: Settings, database: Database, running: Run, token: str) -> Iterator[Any]:
     """A client of a server whose run has a checkpoint and an artifact in the bucket."""
-    told = {"size_bytes": len(BODY), "sha256": SHA256}
+    result = {"size_bytes": len(BODY), "sha256": SHA256}
     store, folder = open_store(settings), f"runs/{running.id}"
     path = settings.data / "a.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,10 +49,10 @@ def http(settings: Settings, database: Database, running: Run, token: str) -> It
     keys = [f"{folder}/checkpoints/step-00000400.pt", f"{folder}/artifacts/step-00000400/a.txt"]
     for key in keys:
         put_file(store, key, path)
-    saved = {"step": 400, "reason": "end", "files": [{"kind": "checkpoint", "path": "", **told}]}
+    saved = {"step": 400, "reason": "end", "files": [{"kind": "checkpoint", "path": "", **result}]}
     with database.writing() as session:
         checkpoints.publish(session, running.id, 1, saved, keys[:1])
-        artifacts.publish(session, running.id, 1, {"step": 400, "name": "a.txt", **told}, keys[1])
+        artifacts.publish(session, running.id, 1, {"step": 400, "name": "a.txt", **result}, keys[1])
     headers = {"Authorization": f"Bearer {token}"}
     with (
         serving(settings, database) as (_server, address),
@@ -67,7 +67,7 @@ def asked(bucket: Bucket) -> dict[str, int]:
 
 
 def test_a_download_is_one_request_to_the_bucket(http: httpx2.Client, bucket: Bucket) -> None:
-    """Whole or in part, of whatever size; what is known without the file takes none."""
+    """Whole or in part, of any size; a response without content needs none."""
     for headers, status, first, last in (
         ({}, 200, 0, len(BODY)),
         (PART, 206, 1000000, 3000001),
@@ -91,7 +91,7 @@ def test_a_download_is_one_request_to_the_bucket(http: httpx2.Client, bucket: Bu
 def test_what_the_bucket_lost_or_cut_is_not_sent(
     http: httpx2.Client, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor a part of it; what is away is told to be away, without its address."""
+    """Nor a part of it; if the bucket is unavailable the message says so, without its URL."""
     monkeypatch.setattr("app.files.downloads.RETRY_SECONDS", 0.1)
     key = "lab/runs/1/checkpoints/step-00000400.pt"
     bucket.client.put_object(Bucket=bucket.name, Key=key, Body=BODY[:10])
@@ -111,7 +111,8 @@ class TestSigned:
     def test_the_address_opens_the_file_to_whoever_has_it(
         self, http: httpx2.Client, bucket: Bucket
     ) -> None:
-        """After the same look at rights; for minutes; artifacts, which pages show, stay here."""
+        """After the same permission check; for minutes; artifacts, which pages show, are served
+        here."""
         assert httpx2.get(f"{http.base_url}{PATH}").status_code in (303, 401)
         answer = http.get(PATH)
         assert (answer.status_code, answer.content) == (307, b"")
@@ -130,7 +131,7 @@ class TestSigned:
     def test_the_client_follows_without_its_token(
         self, http: httpx2.Client, bucket: Bucket, token: str, tmp_path: Any
     ) -> None:
-        """The file has its name, and goes on where it broke off."""
+        """The file has its name, and an interrupted download resumes."""
         (tmp_path / f".{SHA256}.partial").write_bytes(BODY[:5000])
         bucket.proxy.headers.clear()
         with Client(str(http.base_url), token) as client:

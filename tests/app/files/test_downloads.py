@@ -66,7 +66,7 @@ def test_an_empty_file_is_sent_empty(
 
 
 def test_head_has_the_headers_alone(saved: None, script: TestClient) -> None:
-    """HEAD tells length and ETag and sends nothing."""
+    """HEAD has length and ETag without content."""
     answer = script.head(PATH)
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["content-length"] == str(len(BODY))
@@ -105,14 +105,14 @@ def test_range_beyond_the_end_is_refused(saved: None, script: TestClient) -> Non
 
 @pytest.mark.parametrize("header", ["bytes=5-2", "bytes=0-1,3-4", "lines=1-2", "bytes=-", ""])
 def test_ranges_that_make_no_sense_get_the_whole(header: str) -> None:
-    """What is not a single range of bytes is ignored, as RFC 9110 permits."""
+    """Anything but a single range of bytes is ignored, as RFC 9110 permits."""
     assert parse_range(header, 100) is None
 
 
 def test_broken_download_goes_on_only_if_the_file_is_the_same(
     saved: None, script: TestClient
 ) -> None:
-    """If-Range with the ETag gets the rest; with another, the whole file anew."""
+    """If-Range with the ETag gets the rest; with another, the whole file again."""
     headers = {"Range": "bytes=100-", "If-Range": f'"{SHA256}"'}
     assert script.get(PATH, headers=headers).status_code == 206
     headers["If-Range"] = '"another"'
@@ -129,7 +129,7 @@ def test_who_has_the_file_need_not_fetch_it(saved: None, script: TestClient) -> 
 def test_damaged_file_is_not_sent(
     saved: None, settings: Settings, script: TestClient, damage: str
 ) -> None:
-    """A file that was lost or cut short is an error that says so, not a broken download."""
+    """A lost or truncated file is an error with a message, not a broken download."""
     path = settings.run_folder(1) / "checkpoints" / "step-00000400.pt"
     if damage == "missing":
         path.unlink()
@@ -190,7 +190,7 @@ def test_weights_and_their_average_have_names_of_their_own(
     words: str,
     module: str,
 ) -> None:
-    """The page says what each file is, and how it is loaded; its download is called so."""
+    """The page describes each file and how to load it; its download has this name."""
     file = {"kind": kind, "path": "p", "size_bytes": 1, "sha256": SHA256}
     event = {"step": 400, "reason": "end", "files": [file]}
     with database.writing() as session:

@@ -36,7 +36,7 @@ def uploader(stranger: TestClient, database: Database, ada: User, tmp_path: Path
 
 
 def test_a_run_is_made_once(uploader: Uploader, script: TestClient) -> None:
-    """The first call makes it, a repeated one finds it, and says where its spool goes on."""
+    """The first call creates it; a repeated one returns it with the offset of its spool."""
     answer = uploader.begin()
     place = {"run": 1, "attempt": 1, "sequence": 0, "offset": 0, "page": "/runs/1"}
     place |= {"sidecar_sequence": 0, "sidecar_offset": 0}
@@ -61,7 +61,7 @@ def test_a_spool_becomes_rows(uploader: Uploader, script: TestClient) -> None:
     assert (answer.status_code, answer.json()) == (200, {"sequence": 0, "offset": size})
     run = script.get("/api/v1/runs/1").json()
     assert (run["step"], run["skipped"], run["loss"], run["precision"]) == (3, 1, 1.0, "fp16")
-    assert run["verdict"]["word"] == "calibrating"
+    assert run["health"]["word"] == "calibrating"
     assert script.get("/api/v1/runs/1/events").json()["total"] == 2
     assert script.get("/api/v1/runs/1/metrics").json()["total"] == 1
 
@@ -83,7 +83,7 @@ def spool_steps(uploader: Uploader, *lengths: int, **options: Any) -> bytes:
 
 
 def test_a_piece_may_be_cut_anywhere(uploader: Uploader, database: Database) -> None:
-    """What is left of a frame is sent again with the next piece: the offset says from where."""
+    """The rest of a frame is sent again with the next piece, at the returned offset."""
     uploader.begin()
     content = spool_steps(uploader, 2, 3, 4)
     offsets = []
@@ -97,7 +97,7 @@ def test_a_piece_may_be_cut_anywhere(uploader: Uploader, database: Database) -> 
 
 
 def test_a_piece_that_is_sent_again_changes_nothing(uploader: Uploader, database: Database) -> None:
-    """It is refused with where to go on, and so is one that leaves a gap."""
+    """It is rejected with the current offset, and so is one that leaves a gap."""
     uploader.begin()
     content = spool_steps(uploader, 2, 3)
     uploader.send()
@@ -234,7 +234,7 @@ def test_a_body_that_is_no_spool_is_named(
     ],
 )
 def test_a_bad_field_is_named(uploader: Uploader, field: str, value: Any, message: str) -> None:
-    """422 says which field, its value and what is allowed; there is no run."""
+    """422 has the field, its value and the allowed values; no run is created."""
     answer = uploader.begin(**{field: value})
     assert answer.status_code == 422
     assert message in answer.json()["detail"]
@@ -252,21 +252,24 @@ def test_any_configuration_is_kept(uploader: Uploader, script: TestClient, confi
 
 
 def test_what_an_attempt_was_started_in_is_told(uploader: Uploader, script: TestClient) -> None:
-    """Its machine, and its command and folder if the uploader tells them, of its latest attempt."""
+    """Its machine, and command and folder if the uploader sends them, of the latest attempt."""
     uploader.begin()
-    told = script.get("/api/v1/runs/1/environment").json()
-    assert (told["host"], told["command"], told["folder"]) == ("gpu-7", [], None)
+    result = script.get("/api/v1/runs/1/environment").json()
+    assert (result["host"], result["command"], result["folder"]) == ("gpu-7", [], None)
     uploader.begin(attempt=2, command=["train.py", "--lr", "0.1"], folder="/home/ada")
-    told = script.get("/api/v1/runs/1/environment").json()
-    assert (told["attempt"], told["host"], told["folder"]) == (2, "gpu-7", "/home/ada")
-    assert (told["command"], told["versions"]["torch"]) == (["train.py", "--lr", "0.1"], "2.13.0")
-    assert (told["git"], told["source"]) == (None, None)
+    result = script.get("/api/v1/runs/1/environment").json()
+    assert (result["attempt"], result["host"], result["folder"]) == (2, "gpu-7", "/home/ada")
+    assert (result["command"], result["versions"]["torch"]) == (
+        ["train.py", "--lr", "0.1"],
+        "2.13.0",
+    )
+    assert (result["git"], result["source"]) == (None, None)
     wrong = uploader.begin(attempt=3, command=["train.py", "a\0b"], folder="a\0b")
     assert wrong.status_code == 422
 
 
 def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Database) -> None:
-    """Of two uploaders of one run only the one of the newer attempt is heard."""
+    """Of two uploaders of one run only that of the newer attempt is accepted."""
     uploader.begin()
     content = spool_steps(uploader, 5, 5)
     uploader.put(content[:300])
@@ -316,7 +319,7 @@ def test_a_later_attempt_fences_the_earlier(uploader: Uploader, database: Databa
 def test_an_attempt_ends_as_its_process_did(
     uploader: Uploader, script: TestClient, how: str, status: str, reason: str | None
 ) -> None:
-    """Told again it changes nothing; the next attempt goes on with the run."""
+    """A repeated end changes nothing; the next attempt continues the run."""
     uploader.begin()
     spool_steps(uploader, 5)
     uploader.send()
@@ -350,7 +353,7 @@ def test_an_end_says_what_did_not_come(uploader: Uploader, script: TestClient) -
 def test_a_run_that_a_person_ended_takes_nothing_more(
     uploader: Uploader, script: TestClient, browser: TestClient
 ) -> None:
-    """Of the same attempt; a later one may go on."""
+    """From the same attempt; a later one may continue."""
     uploader.begin()
     content = spool_steps(uploader, 5)
     uploader.put(content[:100])
@@ -366,7 +369,7 @@ def test_a_run_that_a_person_ended_takes_nothing_more(
 def test_strangers_and_others_are_refused(
     uploader: Uploader, database: Database, script: TestClient
 ) -> None:
-    """401 without a token that is known, 403 for somebody else's run, 404 for none."""
+    """401 without a valid token, 403 for another user's run, 404 for a missing one."""
     uploader.begin()
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
@@ -407,7 +410,7 @@ def test_a_full_token_may_send_too(uploader: Uploader, script: TestClient) -> No
 
 
 def test_a_run_of_a_recipe_is_not_written_to(uploader: Uploader, running: Run) -> None:
-    """Its supervisor writes it, and nobody else."""
+    """Only its supervisor writes it."""
     uploader.run, uploader.attempt = running.id, running.attempt
     assert uploader.put(b"").status_code == 404
     assert uploader.end().status_code == 404
@@ -459,7 +462,7 @@ def test_what_the_database_refuses_costs_nothing_but_itself(
 
 
 def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> None:
-    """What a run is configured with is what its attempt said last."""
+    """A run's configuration is the last one that its attempt sent."""
     uploader.begin()
     uploader.begin(config={"lr": 0.2})
     assert script.get("/api/v1/runs/1").json()["config"] == {"lr": 0.2}
@@ -469,7 +472,7 @@ def test_a_script_may_configure_late(uploader: Uploader, script: TestClient) -> 
 
 
 def test_a_run_may_make_no_step(uploader: Uploader, database: Database, script: TestClient) -> None:
-    """Its numbers are there at once; a later attempt's replace those from where it goes on."""
+    """Its numbers are there at once; those of a later attempt replace them from its first step."""
     uploader.begin()
     with uploader.spool() as spool:
         for step in (1, 2, 3):
@@ -568,7 +571,7 @@ def test_twenty_runs_at_once(address: str, database: Database, ada: User, tmp_pa
 def test_two_that_begin_a_run_at_once_make_one(
     address: str, database: Database, ada: User, tmp_path: Path
 ) -> None:
-    """The id is its owner's, and of two at once the second finds what the first made."""
+    """The id is unique per owner, and the second request returns the run of the first."""
     token = write_token(database, ada)
 
     def begin(_number: int) -> Any:
@@ -587,7 +590,7 @@ PICTURE = "artifacts/step-00000003/x.png"
 
 @pytest.fixture
 def told(uploader: Uploader) -> Uploader:
-    """An uploader whose run told of a checkpoint and a picture of the same content."""
+    """An uploader whose run announced a checkpoint and an image with the same content."""
     uploader.begin()
     here = {"size_bytes": len(CONTENT), "sha256": SHA256}
     files = [{"kind": "checkpoint", "path": CHECKPOINT, **here}]
@@ -605,7 +608,7 @@ def put_piece(uploader: Uploader, path: str, first: int, last: int) -> Any:
 
 
 def test_a_file_that_was_not_sent_is_told_of(told: Uploader, script: TestClient) -> None:
-    """Size and hash are there, and what lies elsewhere is not to be downloaded."""
+    """Size and hash are listed, and a file elsewhere cannot be downloaded."""
     [file] = script.get("/api/v1/runs/1/checkpoints").json()["checkpoints"]
     assert (file["is_stored"], file["path"], file["sha256"]) == (False, CHECKPOINT, SHA256)
     answer = script.get("/runs/1/checkpoints/1/download")
@@ -615,7 +618,7 @@ def test_a_file_that_was_not_sent_is_told_of(told: Uploader, script: TestClient)
 
 @pytest.mark.parametrize("path", [CHECKPOINT, PICTURE])
 def test_a_file_comes_in_pieces(told: Uploader, script: TestClient, path: str) -> None:
-    """A piece that was sent already is answered with where to go on; the whole is checked."""
+    """A repeated piece gets the current offset; the checksum covers the whole file."""
     assert put_piece(told, path, 0, 4000).json() == {"offset": 4000, "stored": False}
     again = put_piece(told, path, 0, 4000)
     assert (again.status_code, again.json()["code"], again.json()["offset"]) == (
@@ -636,7 +639,7 @@ def test_a_file_comes_in_pieces(told: Uploader, script: TestClient, path: str) -
 
 
 def test_a_file_that_is_damaged_begins_anew(told: Uploader) -> None:
-    """Its hash is the whole's, as its event told it."""
+    """The checksum in its event covers the whole file."""
     size = len(CONTENT)
     answer = told.put_file(CHECKPOINT, bytes(size), offset=0, size=size, sha256=SHA256)
     assert answer.status_code == 422
@@ -665,7 +668,7 @@ def test_a_file_of_a_cancelled_or_fenced_run_is_refused(told: Uploader, script: 
 
 
 def test_a_disk_that_fails_is_told_as_such(told: Uploader, settings: Settings) -> None:
-    """503, so that whoever sends tries again later."""
+    """503, so that the client retries later."""
     settings.run_folder(1).parent.mkdir(parents=True)
     settings.run_folder(1).write_text("no folder")
     answer = put_piece(told, CHECKPOINT, 0, 10)

@@ -101,5 +101,5 @@ def test_a_chart_stands_where_its_address_has_a_line_of_its_own() -> None:
     ):
         assert "<img" not in markdown(text)
     assert markdown("/runs/3?chart=loss\n\n" * 50).count("<img") == 20
-    told = markdown('/runs/3?chart="><script>')
-    assert "<script" not in told
+    result = markdown('/runs/3?chart="><script>')
+    assert "<script" not in result

@@ -32,7 +32,7 @@ ROUNDS = int(os.environ.get("HALFSTEP_FUZZ_ROUNDS", "1"))
 IS_FULL = ROUNDS > 1
 MIB = 2**20
 #: By what somebody is, and what kind of token they come with.
-EVERYBODY = [
+ANY_GROUP = [
     ("stranger", ""),
     ("viewer", FULL),
     ("member", SUBMIT),
@@ -45,7 +45,7 @@ EVERYBODY = [
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 #: The requests are the same each time, but for the long way.
 configured = trying(
-    max_examples=len(EVERYBODY),
+    max_examples=len(ANY_GROUP),
     phases=[Phase.generate],
     database=None,
     derandomize=not IS_FULL,
@@ -92,7 +92,7 @@ def test_whatever_is_sent_gets_an_answer_that_is_documented(
         pytest.skip("`make test-security` does it on PostgreSQL too")
     settings.data.mkdir(exist_ok=True)  # as a server has it, which keeps its key of secrets there
     record(database, running, make_steps([1.0, 2.0]), events=[make_metric(1, 1.0)])
-    everybody = cycle([_headers(database, people, *each) for each in EVERYBODY])
+    everybody = cycle([_headers(database, people, *each) for each in ANY_GROUP])
     wrong: list[str] = []
     sizes, count = [], 0
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:

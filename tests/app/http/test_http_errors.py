@@ -26,7 +26,7 @@ def test_every_error_of_the_database_layer_has_a_status() -> None:
 
 
 def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
-    """What is not there is said in the form that was asked for."""
+    """404 has the form of the request."""
     answer = browser.get("/api/v1/runs/9")
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json() == {
@@ -51,7 +51,7 @@ def test_api_answers_json_and_pages_answer_html(browser: TestClient) -> None:
 def test_files_that_an_upgrade_takes_away_are_missed_by_nobody(
     browser: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server goes on with the templates and scripts that it began with."""
+    """A server continues with the templates and scripts of its start."""
 
     def refuse(path: object, *_: object, **__: object) -> None:
         raise FileNotFoundError(path)
@@ -66,7 +66,7 @@ def test_files_that_an_upgrade_takes_away_are_missed_by_nobody(
 def test_an_error_that_nobody_foresaw_is_an_answer_like_others(
     app: FastAPI, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has the headers that every answer has, tells strangers nothing, and is logged."""
+    """It has the headers of every response, no details, and is logged."""
 
     @app.get("/api/v1/broken")
     @app.get("/broken")
@@ -95,7 +95,7 @@ def test_bad_parameters_are_named(script: TestClient) -> None:
 def test_a_parameter_that_nothing_reads_is_refused(
     script: TestClient, stranger: TestClient
 ) -> None:
-    """As limits mistyped would be none; who is not signed in is told that first."""
+    """A mistyped limit would be no limit; without a sign-in that is reported first."""
     answer = script.get("/api/v1/runs?limt=3&limit=3&statu=failed")
     allowed = "allowed: before, filter, limit, sort, values"
     assert (answer.status_code, answer.json()["errors"]) == (
@@ -159,7 +159,7 @@ def test_strangers_learn_nothing_about_a_silent_database(
         ("runs/99999999999999999999", "run_id", "'99999999999999999999': allowed: at most"),
         ("runs/0", "run_id", "'0': allowed: at least 1"),
         ("runs?before=99999999999999999999", "before", "'99999999999999999999': allowed: at most"),
-        ("runs?filter=status:foo", "filter", "'status:foo': no status is called so; allowed: act"),
+        ("runs?filter=status:foo", "filter", "'status:foo': not a status; allowed: act"),
         ("runs?filter=a%00", "filter", "which cannot be stored; allowed: other text"),
         ("runs?sort=a%00", "sort", "allowed: text without NUL"),
     ],
@@ -167,7 +167,7 @@ def test_strangers_learn_nothing_about_a_silent_database(
 def test_no_address_is_an_internal_error(
     running: Run, browser: TestClient, path: str, field: str, message: str
 ) -> None:
-    """Page and API name the parameter, its value and what is allowed; of an address the value."""
+    """Page and API have the parameter, its value and the allowed values; for a path the value."""
     answer = browser.get(f"/api/v1/{path}")
     assert answer.status_code == 422
     assert message in answer.json()["errors"][field]

@@ -120,4 +120,4 @@ def test_runs_are_sorted_by_what_is_asked_for(
     assert ids("-loss") == [1, 3, 4, 2]
     assert ids("id") == [1, 2, 3, 4]
     found = script.get("/api/v1/runs", params={"sort": "colour"}).json()
-    assert found["notes"] == ["no setting or metric is called colour"]
+    assert found["notes"] == ["there is no setting or metric colour"]

@@ -1,4 +1,4 @@
-"""Live streams: whoever watches misses nothing, and one look serves all who saw the same."""
+"""Live streams: no viewer misses a change, and viewers with the same cursor share a query."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,7 +11,7 @@ from app.live.live import MESSAGES_WAITING, Live, Update
 
 
 class Story:
-    """Numbers from 1 to `last`, told to whoever has not seen them; remembers who was told."""
+    """Numbers from 1 to `last`, sent to clients without them; records the cursors."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -78,7 +78,7 @@ def test_viewers_at_the_same_cursor_share_one_look() -> None:
 
 
 def test_slow_viewer_is_sent_away_and_comes_back_by_its_cursor() -> None:
-    """Nobody's backlog grows without end, and coming back loses nothing."""
+    """A backlog is bounded, and a reconnect loses nothing."""
 
     async def play(live: Live, story: Story) -> None:
         slow, quick = await _open(live, story), await _open(live, story)
@@ -98,7 +98,7 @@ def test_slow_viewer_is_sent_away_and_comes_back_by_its_cursor() -> None:
 
 
 def test_the_last_news_end_the_stream_and_the_task() -> None:
-    """What is over is looked at no more, however many pages stay open."""
+    """An ended subject is no longer polled, for any number of open pages."""
 
     async def play(live: Live, story: Story) -> None:
         story.last = 1
@@ -144,7 +144,7 @@ def test_closing_ends_every_stream() -> None:
 
 
 def test_streams_outlive_an_outage_of_the_database() -> None:
-    """While the database is away nothing is told; afterwards, everything."""
+    """While the database is down nothing is sent; afterwards, everything."""
 
     async def play(live: Live, story: Story) -> None:
         failures = iter([True, True])
@@ -167,7 +167,7 @@ async def _all(stream: Stream) -> list[ServerSentEvent]:
 
 
 def test_one_viewers_error_ends_its_own_stream_only(caplog: pytest.LogCaptureFixture) -> None:
-    """A cursor that the look stumbles over ends the stream that brought it; the others go on."""
+    """A cursor that raises ends only its own stream."""
 
     async def play(live: Live, story: Story) -> None:
         story.last = 1

@@ -120,10 +120,10 @@ def test_nodes_have_parts_of_their_own(settings: Settings, running: Run) -> None
         log.write(f"of node {node}\n".encode())
         log.flush()
     parts = live_parts(settings, running.id)
-    told = [gzip.decompress(b"".join(part.compressed())).decode() for part in parts]
+    result = [gzip.decompress(b"".join(part.compressed())).decode() for part in parts]
     for log in logs:
         log.close()
-    assert sorted(told) == ["of node 0\n", "of node 2\n"]
+    assert sorted(result) == ["of node 0\n", "of node 2\n"]
 
 
 def test_a_link_in_a_log_is_not_published(settings: Settings, running: Run, tmp_path: Path) -> None:

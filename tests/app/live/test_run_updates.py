@@ -94,10 +94,10 @@ def test_an_end_is_told_once_and_ends_the_stream(
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     for cursor in (first.cursor, ""):
-        told = look(cursor)
-        assert told is not None
-        assert (told.is_last, json.loads(told.data)["run"]["status"]) == (True, "finished")
-    again = look(told.cursor)
+        result = look(cursor)
+        assert result is not None
+        assert (result.is_last, json.loads(result.data)["run"]["status"]) == (True, "finished")
+    again = look(result.cursor)
     assert again is not None
     assert (again.is_last, json.loads(again.data)) == (True, {"is_over": True})
 
@@ -182,8 +182,8 @@ def test_a_run_that_was_paused_comes_back(
     for act, status in ((run_control.pause, "paused"), (run_control.resume, "queued")):
         with database.writing() as session:
             act(session, run.id, ada)
-        told, cursor = _told(look(cursor))
-        assert f'data-status="{status}"' in told["rows"][str(run.id)]
+        result, cursor = _told(look(cursor))
+        assert f'data-status="{status}"' in result["rows"][str(run.id)]
 
 
 def test_a_long_queue_costs_what_the_page_shows(
@@ -208,9 +208,9 @@ def test_a_long_queue_costs_what_the_page_shows(
         run_control.cancel(session, running.id + 1, ada)
     assert look(cursor) is None
     seconds = run_updates.PLACES_SECONDS
-    told, cursor = _told(look(cursor))
-    assert told["rows"].keys() == {str(run_id) for run_id in shown[1:]}
-    assert "#299 in the queue" in told["rows"][str(newest)]
+    result, cursor = _told(look(cursor))
+    assert result["rows"].keys() == {str(run_id) for run_id in shown[1:]}
+    assert "#299 in the queue" in result["rows"][str(newest)]
     assert look(cursor) is None
 
 

@@ -121,7 +121,7 @@ def test_a_project_is_renamed_with_all_that_is_of_it(
 def test_a_project_is_deleted_when_it_is_empty(
     app: FastAPI, database: Database, ada: User, mel: User, browser: TestClient
 ) -> None:
-    """And not before: what is in the trash counts. Its roles and tokens go with it."""
+    """Runs in the trash count. Its roles and tokens are deleted with it."""
     run = submit(database, ada, project="vision")
     with database.writing() as session:
         token, _row = accounts.make_api_token(session, mel, "its", project="vision")
@@ -149,9 +149,8 @@ def test_a_project_is_deleted_when_it_is_empty(
 def test_runs_are_moved_by_who_maintains_both_projects(
     app: FastAPI, database: Database, ada: User, mel: User
 ) -> None:
-    """One, or many, each answered for itself; what is left out is told, the deeds and its history
-    say who. Where it may not go is refused, and a project that one does not see is not there.
-    """
+    """One, or many, each with its own result; rejected ones have a reason, the audit log and its
+    history name the user. Forbidden destinations are rejected, and hidden ones do not exist."""
     busy = start_run(database, ada, project="vision").id
     queued = submit(database, ada, project="vision").id
     others = submit(database, ada, project="text").id
@@ -160,9 +159,9 @@ def test_runs_are_moved_by_who_maintains_both_projects(
         answer = client.put(f"/api/v1/runs/{queued}/project", json={"project": project})
         assert answer.status_code == status, answer.text
     wanted = {"action": "move", "runs": [queued, busy, others], "project": "speech"}
-    told = client.post("/api/v1/runs/bulk", json=wanted).json()
-    assert told["done"] == [queued]
-    said = {each["id"]: each["detail"] for each in told["refused"]}
+    result = client.post("/api/v1/runs/bulk", json=wanted).json()
+    assert result["done"] == [queued]
+    said = {each["id"]: each["detail"] for each in result["refused"]}
     assert "after it has ended" in said[busy]
     assert "does not let you move runs out of or into the project 'text'" in said[others]
     for wrong in ({"project": None}, {"action": "cancel"}):
@@ -214,7 +213,7 @@ def test_who_looks_on_sees_no_more_of_a_run_that_is_moved_away(
 def test_a_watched_run_stays_where_it_was_moved(
     stranger: TestClient, database: Database, mel: User, tmp_path: Path
 ) -> None:
-    """Whatever its script says; and a token of the project before sends it no more."""
+    """Whatever its script sends; a token of the former project can no longer send it."""
     with database.writing() as session:
         of_vision, _row = accounts.make_api_token(session, mel, "a", "write", project="vision")
         of_all, _row = accounts.make_api_token(session, mel, "b", "write")
@@ -358,9 +357,8 @@ def test_what_is_submitted_meanwhile_goes_along(
 def test_who_makes_more_of_a_project_waits_for_who_renames_it(
     database: Database, ada: User, mel: User, what: str
 ) -> None:
-    """With nothing that the other wants: a sweep that is as new, a run that was cut short, or one
-    that is watched; it goes on then, where that is now.
-    """
+    """Without a deadlock: a new sweep, a failed run, or a watched one; it continues afterwards,
+    in the renamed project."""
     if what == "watched":
         with database.writing() as session:
             make_watched(session, ada, project="vision")

@@ -28,10 +28,10 @@ def full(database: Database, ada: User, offered: None) -> None:
 def test_an_operator_sets_limits(script: TestClient, browser: TestClient) -> None:
     """By the API and on the page, which has use beside limit, and keeps what was typed wrong."""
     limits = {"devices": 8, "queued": None, "stored_gib": 0.5, "share": 2.0}
-    told = script.put("/api/v1/projects/quota", json={"name": "", **limits}).json()
+    result = script.put("/api/v1/projects/quota", json={"name": "", **limits}).json()
     use = {"devices_used": 0, "queued_used": 0, "stored_bytes": 0}
-    assert told == {"name": "", "viewers_download": True, **limits, **use}
-    assert script.get("/api/v1/projects").json() == [told]
+    assert result == {"name": "", "viewers_download": True, **limits, **use}
+    assert script.get("/api/v1/projects").json() == [result]
     wrong = script.put("/api/v1/projects/quota", json={"name": "", "devices": 1.5})
     assert (wrong.status_code, list(wrong.json()["errors"])) == (422, ["devices"])
     typed = {"project": "", "devices": "few", "queued": "3", "share": "1"}
@@ -80,7 +80,7 @@ def test_a_sweep_waits_for_room(
     assert members(database, 1) == []
     assert "It waits before it submits more: Default project has 1" in browser.get("/sweeps/1").text
     with database.writing() as session:
-        queue.set_aside(session, 1, "over")
+        queue.fail_unclaimable(session, 1, "over")
     sweep_submission.submit_due(database)
     assert len(members(database, 1)) == 1
     sweep_submission.submit_due(database, queued_per_user=1)

@@ -41,7 +41,7 @@ def test_a_cancelled_run_goes_on_from_its_last_checkpoint(
         assert {**run.config, "weights": None} == {**CONFIG, "weights": None}
     again = browser.post(f"/runs/{running.id}/continuation")
     assert again.status_code == 409
-    assert f"Run {run.id} goes on from there already: it is queued." in again.text
+    assert f"Run {running.id} is continued by run {run.id} already, which is queued." in again.text
     script.post(f"/api/v1/runs/{run.id}/cancellation")
     anew = browser.post(f"/runs/{running.id}/continuation")
     assert (anew.status_code, anew.headers["location"]) == (303, f"/runs/{run.id + 1}")
@@ -62,7 +62,7 @@ def test_without_a_checkpoint_there_is_nothing_to_go_on_from(
 ) -> None:
     """The page does not show the button, and the API says why not."""
     end(database, running, Status.FAILED)
-    told = script.post(f"/api/v1/runs/{running.id}/continuation")
-    assert told.status_code == 409
-    assert "has no checkpoint before its last step" in told.json()["detail"]
+    result = script.post(f"/api/v1/runs/{running.id}/continuation")
+    assert result.status_code == 409
+    assert "has no checkpoint before its last step" in result.json()["detail"]
     assert "data-leaves-steps>" not in browser.get(f"/runs/{running.id}").text

@@ -99,23 +99,23 @@ def test_each_word_means_what_it_says(listed: None, script: TestClient) -> None:
 WRONG = (
     ("ok status:fialed", [2], "allowed: active, ended, queued"),
     ("status:fialed", [1], "did you mean failed?"),
-    ("stauts:failed", [1], "no key is called stauts; allowed: status, since"),
+    ("stauts:failed", [1], "there is no key stauts; allowed: status, since"),
     ("stauts:failed", [1], "did you mean status?"),
     ("skips:10", [1], "skips is a number; allowed: skips>…"),
     ("status>failed", [1], "status is not compared by >"),
     ("status>0.5", [1], "of a metric or setting metrics.status>0.5, settings.status>0.5"),
-    ("loss<few", [1], "'few' is no number; allowed: 10, 0.5"),
-    ("loss<nan", [1], "'nan' is no number"),
-    ("since:yesterday", [1], "it is no time; allowed: 7d"),
-    ("since:9999999999d", [1], "it is no time"),
+    ("loss<few", [1], "'few' is not a number; allowed: 10, 0.5"),
+    ("loss<nan", [1], "'nan' is not a number"),
+    ("since:yesterday", [1], "not a time; allowed: 7d"),
+    ("since:9999999999d", [1], "not a time"),
     ("source:wach", [1], "did you mean watch?"),
     ("tag: x", [1], "it lacks a value; allowed: a whole tag"),
     ("a lr>", [2], "it lacks a value; allowed: lr>0.5"),
-    (">3", [1], "nothing stands before >"),
+    (">3", [1], "there is nothing before >"),
     ('x "open', [2], "its quote is not closed"),
     ('""', [1], "it is empty"),
     ("a:b c:d", [1, 2], "word 2, 'c:d'"),
-    ("ok OR lr>1", [2], 'all words hold, and there is no OR; allowed: "OR" as a text'),
+    ("ok OR lr>1", [2], 'terms are combined with AND, OR is no operator; allowed: "OR" as a text'),
     ("ok a\0b", [2], "has the character '\\x00', which cannot be stored"),
     ("w " * 21, [0], "it has 21 words; allowed: at most 20"),
     ("w" * 1001, [0], "it has 1,001 characters; allowed: at most 1000"),
@@ -123,28 +123,28 @@ WRONG = (
 
 
 def test_a_wrong_word_is_named_with_what_is_allowed(browser: TestClient) -> None:
-    """The API tells which word of the filter it is; the page marks it and keeps what was typed."""
+    """The API has the number of the term; the page marks it and keeps the text."""
     for text, numbers, message in WRONG:
         answer = browser.get("/api/v1/runs", params={"filter": text})
         assert (answer.status_code, answer.json()["words"]) == (422, numbers)
         assert message in answer.json()["errors"]["filter"]
     page = browser.get("/runs", params={"filter": "ok status:fialed"})
     assert page.status_code == 422
-    assert "<mark>status:fialed</mark> no status is called so" in page.text
+    assert "<mark>status:fialed</mark> not a status" in page.text
     assert 'value="ok status:fialed"' in page.text
 
 
 def test_a_name_that_no_run_has_is_told(listed: None, browser: TestClient) -> None:
-    """It is no mistake, since a later run may have it; nothing is found by it, and it is said."""
+    """It is not an error, since a later run may have it; nothing matches, with a note."""
     query = {"filter": "val/acuracy>0.5", "sort": "-batchsize"}
     answer = browser.get("/api/v1/runs", params=query).json()
     assert answer["notes"] == [
-        "no setting or metric is called val/acuracy; did you mean val/accuracy?",
-        "no setting or metric is called batchsize; did you mean batch_size?",
+        "there is no setting or metric val/acuracy; did you mean val/accuracy?",
+        "there is no setting or metric batchsize; did you mean batch_size?",
     ]
     assert "did you mean val/accuracy?" in browser.get("/runs", params=query).text
     shown = browser.get("/runs?columns=status,batchsize").text
-    assert "No setting or metric is called batchsize; did you mean batch_size?" in shown
+    assert "There is no setting or metric batchsize; did you mean batch_size?" in shown
     assert browser.get("/api/v1/runs?values=batchsize").json()["notes"] == answer["notes"][1:]
 
 
@@ -180,7 +180,7 @@ def test_runs_are_sorted_by_anything(listed: None, script: TestClient) -> None:
 
 
 def test_values_of_settings_and_metrics_are_told(listed: None, script: TestClient) -> None:
-    """What is asked for by name comes with each run that has it."""
+    """Requested names are returned with each run that has them."""
     answer = script.get("/api/v1/runs?sort=id&values=batch_size,val/accuracy,lr,fused").json()
     assert [run["values"] for run in answer["runs"]] == [
         {"batch_size": 64.0, "val/accuracy": 0.75, "fused": "true"},
@@ -204,8 +204,8 @@ def test_a_metric_named_as_a_column_is_listed_by_its_prefix(
     assert "41.5" in page
     words = script.get("/api/v1/runs/autocomplete").json()["metrics"]
     assert words == ["metrics.loss", "metrics.status", "val/accuracy"]
-    told = script.get("/api/v1/runs", params={"filter": "metrics.los>1"}).json()["notes"]
-    assert told == ["no setting or metric is called metrics.los; did you mean metrics.loss?"]
+    result = script.get("/api/v1/runs", params={"filter": "metrics.los>1"}).json()["notes"]
+    assert result == ["there is no setting or metric metrics.los; did you mean metrics.loss?"]
 
 
 WORDS = st.lists(
@@ -245,7 +245,7 @@ def test_whatever_is_typed_there_are_rows_or_a_sentence(
 
 @given(text=st.text(alphabet='"- x:<>=\t\n', max_size=1000))
 def test_a_filter_is_read_in_time_that_grows_with_its_length(text: str) -> None:
-    """However many quotes stand in a row, it ends: as terms, or as what is wrong with them."""
+    """For any number of quotes in a row it ends, with terms or with errors."""
     with suppress(BadFilter):
         assert len(filters.read(text, me="ada")) <= filters.MOST_WORDS
 
@@ -259,7 +259,7 @@ def test_a_text_that_is_quoted_is_read_as_it_is(text: str) -> None:
 
 
 def test_terms_are_told_apart_for_the_list() -> None:
-    """Key and value of each valid one, and the filter without it; what is wrong stays a text."""
+    """Key and value of each valid one, and the filter without it; invalid text stays text."""
     text = '-status:failed lr>0.1 nonsense:1 "two words"'
     with pytest.raises(BadFilter) as raised:
         filters.read(text, me="ada")
@@ -269,5 +269,5 @@ def test_terms_are_told_apart_for_the_list() -> None:
         ("lr", "> 0.1"),
         ("", "two words"),
     ]
-    assert chips[1].rest == '-status:failed "two words"'
+    assert chips[1].without == '-status:failed "two words"'
     assert invalid == "nonsense:1"

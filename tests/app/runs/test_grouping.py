@@ -95,7 +95,7 @@ def test_a_row_for_each_group_with_mean_spread_and_best(
     assert "Group by" not in rows
     assert 'aria-sort="descending" title="Loss"' in page
     other = browser.get("/runs?group=batchsize&filter=digits").text
-    assert "No setting is called batchsize" in other
+    assert "There is no setting batchsize" in other
     assert browser.get("/runs?group=tag&filter=nothing").text.count("No run matches") == 1
     assert browser.get(f"/runs?group={'g' * 201}").status_code == 422
 

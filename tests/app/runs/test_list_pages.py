@@ -49,12 +49,12 @@ def test_a_run_that_lost_its_loss_says_so(
         queue.end(session, running.id, running.attempt, Status.FINISHED)
     for path in ("/runs?filter=status:diverged", "/runs/1"):
         page = browser.get(path).text
-        assert 'data-ending="diverged" title="Finished">Diverged</span>' in page
+        assert 'data-outcome="diverged" title="Finished">Diverged</span>' in page
         assert "NaN</" in page
     diagnosis = page.partition('aria-label="Diagnosis"')[2].partition("</section>")[0]
     assert "Diagnosis · loss NaN" in diagnosis
     assert "checkpoint" not in diagnosis  # it may have none, and its last one has these weights
-    assert browser.get("/api/v1/runs/1").json()["ending"] == "diverged"
+    assert browser.get("/api/v1/runs/1").json()["outcome"] == "diverged"
 
 
 def test_a_run_that_applied_nothing_says_so(
@@ -64,9 +64,9 @@ def test_a_run_that_applied_nothing_says_so(
     record(database, running, make_steps([1.0, 1.0], skipped=[1, 2]), events=make_events([1, 2]))
     with database.writing() as session:
         queue.end(session, running.id, running.attempt, Status.FINISHED)
-    for path in ("/runs?filter=status:unapplied", "/runs/1"):
+    for path in ("/runs?filter=status:no_updates", "/runs/1"):
         page = browser.get(path).text
-        assert 'data-ending="unapplied" title="Finished">No step applied</span>' in page
+        assert 'data-outcome="no_updates" title="Finished">No step applied</span>' in page
     assert "Each of its 2 steps was skipped" in page
 
 
@@ -82,7 +82,7 @@ def test_a_run_that_a_rule_has_stopped_is_no_error_in_the_code(
     browser.patch("/api/v1/runs/1", json={"name": "a remark follows"})
     for path in ("/runs?filter=status:stopped", "/runs/1"):
         page = browser.get(path).text
-        assert 'data-ending="stopped" title="Failed">Stopped by rule</span>' in page
+        assert 'data-outcome="stopped" title="Failed">Stopped by rule</span>' in page
     assert f"<b>Stopped.</b> A rule of its configuration: {reason}" in page
     assert "an error in the code" not in page
 

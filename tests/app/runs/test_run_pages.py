@@ -28,16 +28,16 @@ def test_page_shows_the_three_counts(database: Database, running: Run, browser: 
 
 
 def test_no_skipped_step_is_no_alarm(running: Run, browser: TestClient) -> None:
-    """Only some are told in the colour of what is wrong."""
+    """Only a high share is shown in the error colour."""
     assert "<b data-skip-count>0 skipped steps<" in browser.get("/runs/1").text
 
 
 def test_a_retry_in_fp32_counts_as_applied(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """A skip whose second attempt changed the weights is both skipped and applied, once.
+    """A skip whose retry changed the weights is both skipped and applied, once.
 
-    Catches steps less skips, and a count of retries that were not finite either.
+    Catches steps minus skips, and a count of retries that were not finite either.
     """
     config = CONFIG | {"scaler": {"retry_in_fp32": True}}
     run = start_run(database, ada, config=config)
@@ -87,7 +87,7 @@ def test_skips_name_their_culprits(database: Database, running: Run, browser: Te
 def test_failed_run_shows_its_traceback(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The error and whose fault it was stand at the top."""
+    """The error and its kind are at the top."""
     with database.writing() as session:
         error = "Traceback …\nValueError: batch_size is 5000"
         queue.end(
@@ -101,7 +101,7 @@ def test_failed_run_shows_its_traceback(
 def test_what_could_not_be_started_is_no_error_in_the_code(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The sentence that says why stands there once."""
+    """The reason is shown once."""
     reason = "there is no program pyhton on this worker, in its PATH"
     with database.writing() as session:
         queue.end(
@@ -131,8 +131,7 @@ def test_checkpoint_can_be_downloaded_and_loaded(
 def test_a_checkpoint_shows_how_its_save_went(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """How long it took, how fast it was and how long it held training; of one whose event tells
-    only half of it, nothing."""
+    """Duration, throughput and stall; nothing if its event is incomplete."""
     files = [{**HONEST["checkpoint"]["files"][0], "size_bytes": 5_000_000}]
     events = [HONEST["checkpoint"] | {"step": step, "files": files} for step in (400, 800)]
     del events[1]["stall_seconds"]
@@ -191,7 +190,7 @@ def test_line_that_loads_names_the_file_as_it_is_downloaded(
 def test_a_state_in_shards_is_one_row(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """With the size of all its files; it is gone on from, and not downloaded by halves."""
+    """With the size of all its files; it can be resumed from, but not downloaded in parts."""
     event = in_shards(40, ranks=8)
     with database.writing() as session:
         keys = [file["kind"] for file in event["files"]]
@@ -238,7 +237,7 @@ WORKLOAD = {"event": "workload", "step": 0, "examples": 128, "tokens": 4096, "de
 def test_what_a_second_brings_stands_on_the_page(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """Examples, tokens and the share of the device's peak; what is not known is left out."""
+    """Examples, tokens and the share of the device's peak; unknown ones are left out."""
     steps = make_steps([1.0] * 10)
     steps["step_us"], steps["data_us"] = 4000, 1000
     plain = WORKLOAD | {"tokens": None, "flops": None, "peak_flops": None}
@@ -265,7 +264,7 @@ def test_what_a_second_brings_stands_on_the_page(
 def test_spikes_are_listed_with_where_the_run_went_back_to(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """On the page, and for the chart in the series; none is said to be none."""
+    """On the page, and in the series for the chart; without spikes the page says so."""
     assert "None: the loss never rose suddenly." in browser.get("/runs/1").text
     spikes = [
         {"event": "spike", "step": 7, "loss": 20.5, "z": 99.5, "rolled_back_to": 5},
@@ -300,8 +299,8 @@ def test_changed_settings_stand_beside_the_facts(
     start_run(database, ada, config=config)
     page = browser.get("/runs/1").text
     assert 'data-tab="configuration">Configuration <span class="chip">2</span>' in page
-    told = browser.get("/api/v1/runs/1").json()["changed_settings"]
-    assert {(each["path"], each["value"], each["default"]) for each in told} == {
+    result = browser.get("/api/v1/runs/1").json()["changed_settings"]
+    assert {(each["path"], each["value"], each["default"]) for each in result} == {
         ("training.batch_size", 96, 64),
         ("training.steps", 401, 400),
     }
@@ -310,8 +309,10 @@ def test_changed_settings_stand_beside_the_facts(
 def test_what_it_was_started_in_is_told(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Machine, versions and git on the page, the texts by the API; nothing before it starts. That
-    the recipe is another today is said, and nothing where it is the same, or nobody knows."""
+    """Machine, versions and git on the page, the texts in the API; nothing before the start.
+
+    A changed recipe is noted, but not an equal or unknown one.
+    """
     assert "It is noted when the run starts" in browser.get("/runs/1").text
     assert browser.get("/api/v1/runs/1/environment").status_code == 404
     file = {"path": "/r.py", "sha256": "aa", "size_bytes": 6, "is_cut": False}
@@ -326,8 +327,12 @@ def test_what_it_was_started_in_is_told(
     page = browser.get("/runs/1").text
     for text in ("python r.py", "c0ffee</code>, with changes", "torch <code>2.9<", "&lt;b&gt;"):
         assert text in page
-    told = browser.get("/api/v1/runs/1/environment").json()
-    assert (told["source"], told["diff"], told["has_other_source"]) == ("LR = 1", "-a\n+b", False)
+    result = browser.get("/api/v1/runs/1/environment").json()
+    assert (result["source"], result["diff"], result["has_other_source"]) == (
+        "LR = 1",
+        "-a\n+b",
+        False,
+    )
     for digest, is_other in (("aa", False), ("bb", True)):
         with database.writing() as session:
             workers.offer(session, 1, [DIGITS | {"sha256": digest}])

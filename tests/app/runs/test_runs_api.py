@@ -13,7 +13,7 @@ from tests.db.telemetry.telemetry_made import make_steps, record
 
 
 def test_a_whole_number_is_stored_as_one(offered: None, script: TestClient) -> None:
-    """2.0 passes for a whole number, and whoever counts with it later finds 2."""
+    """2.0 is accepted as an integer, and stored as 2."""
     body = {"recipe": "digits", "config": {"training": {"steps": 50.0, "batch_size": 2.0}}}
     run = script.post("/api/v1/runs", json=body).json()
     training = script.get(f"/api/v1/runs/{run['id']}/config").json()["training"]
@@ -21,7 +21,7 @@ def test_a_whole_number_is_stored_as_one(offered: None, script: TestClient) -> N
 
 
 def test_submit_fills_in_defaults(offered: None, script: TestClient) -> None:
-    """A submission needs the recipe alone; the answer is the queued run."""
+    """A submission needs only the recipe; the response is the queued run."""
     body = {"recipe": "digits", "config": {"training": {"steps": 50}}, "tags": "a ,b,,"}
     answer = script.post("/api/v1/runs", json=body)
     assert answer.status_code == 201
@@ -87,7 +87,7 @@ def nested(depth: int) -> list[object]:
 def test_bad_submission_names_each_field(
     offered: None, script: TestClient, body: object, field: str, message: str
 ) -> None:
-    """422 maps the path of a field to its value and what is allowed, and nothing is queued."""
+    """422 maps the path of a field to its value and the allowed values, and nothing is queued."""
     headers = {"content-type": "application/json"}
     text = json.dumps(body)  # spells out what UTF-8 cannot hold
     answer = script.post("/api/v1/runs", content=text, headers=headers)
@@ -97,7 +97,7 @@ def test_bad_submission_names_each_field(
 
 
 def test_all_mistakes_come_at_once(offered: None, script: TestClient) -> None:
-    """Who made three mistakes hears of three."""
+    """Three mistakes give three errors."""
     config = {"precision": "fp8", "training": {"steps": 0}}
     body = {"recipe": "digits", "priority": 500, "config": config}
     errors = script.post("/api/v1/runs", json=body).json()["errors"]
@@ -107,7 +107,7 @@ def test_all_mistakes_come_at_once(offered: None, script: TestClient) -> None:
 def test_list_is_filtered_and_paged(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """The list takes a text, a status, a limit and where to go on."""
+    """By text, status, limit and position."""
     for name in ("one", "two", "three"):
         submit(database, ada, name=name)
 
@@ -130,7 +130,7 @@ def test_queued_run_says_what_it_waits_for(
 
 
 def test_actions_ask_the_training(database: Database, running: Run, script: TestClient) -> None:
-    """Checkpoint, pause and cancel are asked of a running run; its history says who asked."""
+    """Checkpoint, pause and cancel are requested from a running run; its history names the user."""
     address = f"/api/v1/runs/{running.id}"
     assert script.post(f"{address}/checkpoints").status_code == 202
     assert script.post(f"{address}/pause").json()["status"] == "pausing"
@@ -169,7 +169,7 @@ def test_a_repeated_submission_queues_one_run(offered: None, script: TestClient)
 def test_pages_of_the_list_lead_to_each_other(
     database: Database, ada: User, script: TestClient
 ) -> None:
-    """Each tells how many there are, and where the next begins."""
+    """Each has the total, and the start of the next."""
     for _ in range(5):
         submit(database, ada)
     seen, before = [], None
@@ -185,7 +185,7 @@ def test_pages_of_the_list_lead_to_each_other(
 
 
 def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: TestClient) -> None:
-    """An answer has an ETag, and is compressed for whoever takes that."""
+    """A response has an ETag, and is compressed for clients that accept it."""
     submit(database, ada)
     path = "/api/v1/runs/1/config"
     first = script.get(path)
@@ -200,7 +200,7 @@ def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: 
 
 
 def test_the_description_says_who_may_and_what_is_refused(script: TestClient) -> None:
-    """Ways to sign in, bounds of what is submitted, and one shape for every error."""
+    """Ways to sign in, bounds of submitted fields, and one form of all errors."""
     description = script.get("/api/v1/openapi.json").json()
     assert description["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     fields = description["components"]["schemas"]["Submission"]["properties"]

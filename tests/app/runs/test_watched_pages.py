@@ -1,4 +1,4 @@
-"""Pages of a run whose loop is not ours."""
+"""Pages of a watched run."""
 
 import math
 from pathlib import Path
@@ -29,14 +29,14 @@ FILE = {
 
 @pytest.fixture
 def watched(stranger: TestClient, database: Database, ada: User, tmp_path: Path) -> Uploader:
-    """A run that was begun and told nothing yet."""
+    """A run that was begun and sent nothing yet."""
     uploader = Uploader(stranger, write_token(database, ada), tmp_path / "spool")
     uploader.begin()
     return uploader
 
 
 def tell(uploader: Uploader) -> None:
-    """Send some steps, a skip, a metric, a checkpoint and a picture, whose files stay away."""
+    """Send some steps, a skip, a metric, a checkpoint and an image, without their files."""
     with uploader.spool() as spool:
         spool.event(make_skip(2, "head.weight"))
         spool.steps(make_steps([1.0] * 3, skipped=[2]))
@@ -99,7 +99,7 @@ def test_the_page_of_a_watched_run_has_all_that_it_told(
 def test_any_configuration_has_a_page(
     watched: Uploader, browser: TestClient, script: TestClient, config: Any
 ) -> None:
-    """It is shown as it is, and nothing is read out of it."""
+    """It is shown unchanged, and not interpreted."""
     watched.begin(id="f" * 32, config=config)
     tell(watched)
     for path in ("runs/2", "runs", *(f"api/v1/runs/2/{part}" for part in PARTS)):
@@ -133,7 +133,7 @@ def test_what_cannot_be_asked_of_it_is_refused(
 def test_silence_is_told_and_nothing_made_of_it(
     watched: Uploader, database: Database, browser: TestClient, script: TestClient
 ) -> None:
-    """A run that is not heard of is running, for all that anybody knows."""
+    """A run without reports is running, as far as known."""
     assert "No contact" not in browser.get("/runs/1").text
     silent_for(database, 43)
     for path in ("/runs/1", "/runs"):
@@ -154,7 +154,7 @@ def test_silence_is_told_and_nothing_made_of_it(
 def test_whoever_watches_hears_of_the_silence(
     watched: Uploader, database: Database, settings: Settings
 ) -> None:
-    """The page's stream and the list's tell when it begins and when it is over."""
+    """The page's stream and the list's report its begin and its end."""
     look, of_list = (
         run_updates.of_run(database, settings, 1),
         run_updates.of_list(database, settings),
@@ -178,7 +178,7 @@ def test_whoever_watches_hears_of_the_silence(
 def test_the_queue_passes_a_watched_run_by(
     watched: Uploader, database: Database, ada: User, offered: None
 ) -> None:
-    """Whatever its configuration says of a device's memory, workers claim what is queued."""
+    """Whatever device memory its configuration names, workers claim the queued runs."""
     watched.begin(id="e" * 32, config={"training": {"device_memory_gib": "much"}})
     queued = submit(database, ada)
     with database.writing() as session:
@@ -194,7 +194,7 @@ def test_the_queue_passes_a_watched_run_by(
 def test_an_unknown_loss_is_not_called_nan(
     database: Database, running: Run, browser: TestClient, script: TestClient
 ) -> None:
-    """A loop whose backward passes are not observed, also where all its steps were skipped."""
+    """A loop whose backward passes are not observed, also if all its steps were skipped."""
     steps = make_steps([math.nan] * 12, skipped=range(1, 13))
     steps["flags"] |= UNKNOWN_LOSS
     record(database, running, steps)

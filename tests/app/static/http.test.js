@@ -3,12 +3,12 @@ import { test } from 'node:test'
 import { patience, silence } from 'http'
 
 test('a page that hears nothing says for how long, and of when its numbers are', () => {
-  const heardAt = new Date(2026, 10, 23, 14, 3, 20).getTime()
-  assert.equal(silence(heardAt, heardAt + 9_999), 'reconnecting…')
+  const receivedAt = new Date(2026, 10, 23, 14, 3, 20).getTime()
+  assert.equal(silence(receivedAt, receivedAt + 9_999), 'reconnecting…')
   const said = 'the server has not answered for 40 s; numbers are of 14:03:20'
-  assert.equal(silence(heardAt, heardAt + 40_000), said)
-  assert.equal(silence(heardAt, heardAt + 49_999), said)
-  assert.match(silence(heardAt, heardAt + 200_000), / for 3 min; /)
+  assert.equal(silence(receivedAt, receivedAt + 40_000), said)
+  assert.equal(silence(receivedAt, receivedAt + 49_999), said)
+  assert.match(silence(receivedAt, receivedAt + 200_000), / for 3 min; /)
 })
 
 test('each try waits twice as long, to half a minute, and no two pages alike', () => {

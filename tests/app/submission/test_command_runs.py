@@ -255,9 +255,9 @@ def test_what_its_script_is_configured_with_stands_beside_its_parameters(
     for lr, width in ((0.1, 8), (0.2, 16)):
         given = {"command": COMMAND, "config": {"lr": lr, "name": "it"}}
         run_id = browser.post("/api/v1/runs", json=given).json()["id"]
-        told = {"lr": "adaptive", "model": {"width": width, "act": "<b>"}}
+        result = {"lr": "adaptive", "model": {"width": width, "act": "<b>"}}
         with database.writing() as session:
-            config_values.note_script(session, runs.get(session, run_id), told)
+            config_values.note_script(session, runs.get(session, run_id), result)
     page = browser.get("/runs/1").text
     assert "<code>model.width</code>" in page
     assert "<code>model.act</code></td><td><b>&lt;b&gt;</b>" in page
@@ -287,8 +287,8 @@ def test_secrets_are_set_listed_and_deleted_and_never_shown(
     assert [(row["name"], row["user"]) for row in rows] == [("KEY_A", "ada"), ("KEY_B", "ada")]
     for after, name, further in (("", "KEY_A", "1"), ("1", "KEY_B", None)):
         part = script.get("/api/v1/secrets", params={"limit": 1, "after": after}).json()
-        told = [row["name"] for row in part["secrets"]], part["total"], part["next"]
-        assert told == ([name], 2, further)
+        result = [row["name"] for row in part["secrets"]], part["total"], part["next"]
+        assert result == ([name], 2, further)
     assert script.get("/api/v1/secrets", params={"after": "KEY_A"}).status_code == 422
     page = browser.get("/secrets")
     assert "KEY_A" in page.text

@@ -14,60 +14,74 @@ from tests.db.queue.test_estimates import finished
 ASKED = {"recipe": "digits", "precision": "fp16", "steps": 600, "batch_size": 8}
 
 
-def test_a_cost_is_told_in_figures_and_words(
+def test_a_cost_has_numbers_and_sentences(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Time from the slowest to the fastest like run, and what its checkpoints take."""
-    told = script.get("/api/v1/estimates", params=ASKED).json()
-    assert (told["told"], told["seconds"], told["checkpoint_bytes"]) == ([], None, None)
+    """Time from the slowest to the fastest similar run, and the size of its checkpoints."""
+    estimate = script.get("/api/v1/estimates", params=ASKED).json()
+    assert (estimate["sentences"], estimate["seconds"], estimate["checkpoint_bytes"]) == (
+        [],
+        None,
+        None,
+    )
     finished(database, ada, 2.0, 8, 1_000_000, 500_000)
     finished(database, ada, 5.0, 8, 1_000_000, 500_000)
-    told = script.get("/api/v1/estimates", params=ASKED | {"every_steps": 250}).json()
-    assert told["seconds"] == {"least": 120.0, "most": 300.0}
-    assert told["like_runs"] == [2, 1]
-    assert told["told"] == [
+    estimate = script.get("/api/v1/estimates", params=ASKED | {"every_steps": 250}).json()
+    assert estimate["seconds"] == {"least": 120.0, "most": 300.0}
+    assert estimate["like_runs"] == [2, 1]
+    assert estimate["sentences"] == [
         "2 min 0 s to 5 min 0 s of steps, at the 2 to 5 steps/s of 2 similar runs",
         "3 checkpoints of 1.5 MB, 4.5 MB",
     ]
-    told = script.get("/api/v1/estimates", params=ASKED | {"batch_size": 9}).json()
-    assert told["told"][0].endswith("of 2 similar runs, of other batch sizes")
+    estimate = script.get("/api/v1/estimates", params=ASKED | {"batch_size": 9}).json()
+    assert estimate["sentences"][0].endswith("of 2 similar runs, of other batch sizes")
 
 
 def test_runs_of_other_sizes_are_not_alike(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:
-    """Their checkpoints say nothing, and their pace is told as theirs; rates make no difference."""
+    """Their checkpoints are ignored, and the sentence names their sizes; rates do not matter."""
     finished(database, ada, 2.0, 8, 1_000_000)
     settings = {"width": 64, "name": "tanh", "rate": 0.1}
     with database.writing() as session:
         run = session.get_one(Run, 1)
         run.config = run.config | {"recipe": settings}
     sizes = ["recipe.width=64", "recipe.name=tanh", "recipe.rate=0.3", "recipe.later=5"]
-    told = script.get("/api/v1/estimates", params=ASKED | {"size": sizes}).json()
-    assert (told["same_sizes"], told["checkpoint_bytes"]) == (True, 1_000_000)
-    told = script.get("/api/v1/estimates", params=ASKED | {"size": "recipe.width=128"}).json()
-    assert (told["same_sizes"], told["checkpoint_bytes"], told["like_runs"]) == (False, None, [1])
-    assert told["told"] == ["5 min 0 s of steps, at the 2 steps/s of run 1, of other sizes"]
+    estimate = script.get("/api/v1/estimates", params=ASKED | {"size": sizes}).json()
+    assert (estimate["same_sizes"], estimate["checkpoint_bytes"]) == (True, 1_000_000)
+    estimate = script.get("/api/v1/estimates", params=ASKED | {"size": "recipe.width=128"}).json()
+    assert (estimate["same_sizes"], estimate["checkpoint_bytes"], estimate["like_runs"]) == (
+        False,
+        None,
+        [1],
+    )
+    assert estimate["sentences"] == [
+        "5 min 0 s of steps, at the 2 steps/s of run 1, of other sizes"
+    ]
     finished(database, ada, 9.0, 4)
-    told = script.get("/api/v1/estimates", params=ASKED | {"size": "recipe.width=128"}).json()
-    assert (told["same_sizes"], told["same_batch_size"], told["like_runs"]) == (True, False, [2])
+    estimate = script.get("/api/v1/estimates", params=ASKED | {"size": "recipe.width=128"}).json()
+    assert (estimate["same_sizes"], estimate["same_batch_size"], estimate["like_runs"]) == (
+        True,
+        False,
+        [2],
+    )
 
 
-def test_a_recipe_that_only_the_drained_offer_is_told(
+def test_a_recipe_offered_only_by_drained_workers_has_a_sentence(
     database: Database, offered: None, script: TestClient
 ) -> None:
-    """Before it is submitted, as its row in the queue says it then."""
+    """The same sentence as the queue shows after submission."""
     with database.writing() as session:
         worker = session.get_one(Worker, 1)
         workers.drain(session, worker.id)
-    told = script.get("/api/v1/estimates", params=ASKED).json()["told"]
-    assert told == [f"it has to wait: all workers that offer it are drained: {worker.name}"]
+    estimate = script.get("/api/v1/estimates", params=ASKED).json()["sentences"]
+    assert estimate == [f"it has to wait: all workers that offer it are drained: {worker.name}"]
 
 
-def test_memory_is_told_once_a_worker_has_counted(
+def test_memory_is_estimated_after_a_worker_has_counted(
     database: Database, offered: None, script: TestClient
 ) -> None:
-    """Beside the device's, with copies in half precision where there are any."""
+    """Next to the device's memory, with half-precision copies if there are any."""
     assert script.get("/api/v1/estimates", params=ASKED).json()["memory_bytes"] is None
     counted = {"weight_bytes": 4 * 2**30, "gradient_bytes": 2**30, "optimizer_bytes": 2 * 2**30}
     for cast_bytes, words in (
@@ -77,10 +91,10 @@ def test_memory_is_told_once_a_worker_has_counted(
         memory = counted | {"cast_bytes": cast_bytes}
         with database.writing() as session:
             workers.offer(session, 1, [DIGITS | {"memory": memory}])
-        told = script.get("/api/v1/estimates", params=ASKED).json()
-        assert told["memory_bytes"] == 7 * 2**30 + cast_bytes
-        assert all(part in told["told"][0] for part in words.split(", "))
-        assert told["told"][0].endswith("activations are not counted")
+        estimate = script.get("/api/v1/estimates", params=ASKED).json()
+        assert estimate["memory_bytes"] == 7 * 2**30 + cast_bytes
+        assert all(part in estimate["sentences"][0] for part in words.split(", "))
+        assert estimate["sentences"][0].endswith("activations are not counted")
     plain = script.get("/api/v1/estimates", params=ASKED | {"precision": "fp32"}).json()
     assert plain["memory_bytes"] == 7 * 2**30
 

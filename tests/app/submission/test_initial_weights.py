@@ -1,4 +1,4 @@
-"""Weights to start from, as they are submitted and shown."""
+"""Initial weights, at submission and on pages."""
 
 import os
 from typing import Any
@@ -23,7 +23,7 @@ WEIGHTS = {"title": "Starting weights"} | Weights.model_json_schema()
 
 @pytest.fixture
 def saved(database: Database, ada: User) -> Run:
-    """A run with weights at two steps, beside a worker whose recipe may start from them."""
+    """A run with weights at two steps, next to a worker whose recipe may start from them."""
     schema = SCHEMA | {"properties": SCHEMA["properties"] | {"weights": WEIGHTS}}
     recipes = [DIGITS | {"schema": schema}]
     with database.writing() as session:
@@ -51,7 +51,7 @@ def submit(script: TestClient, **weights: Any) -> Any:
 def test_weights_are_named_by_run_and_step_or_by_path(
     database: Database, saved: Run, script: TestClient, weights: dict[str, Any], kept: Any
 ) -> None:
-    """Without a step, the newest of now are written down, so that they stay what they are."""
+    """Without a step, the newest one is stored, so that it stays the same."""
     answer = submit(script, **weights)
     assert answer.status_code == 201, answer.text
     with database.reading() as session:
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_said_at_its_field(
 def test_an_upload_that_has_gone_is_said_before_a_run_waits_for_it(
     settings: Settings, saved: Run, script: TestClient, browser: TestClient
 ) -> None:
-    """By API, form and sweep; one that is there is kept for another day, while the run is made."""
+    """By API, form and sweep; an existing one is kept for another day, while the run is created."""
     upload = f"{'0' * 64}/net.pt"
     place = settings.data / uploads.key(upload)
     place.parent.mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_a_checkpoints_weights_fill_the_form(saved: Run, browser: TestClient) ->
 def test_the_page_lists_what_did_not_fit(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Each weight with what became of it; of many, how many more."""
+    """Each weight with its state; of many, the number of the others."""
     assert 'id="weights"' not in browser.get("/runs/1").text
     event = make_weights(missing=["model.head.bias"], unexpected=["<b>"]) | {"unexpected_count": 9}
     record(database, running, events=[event])

@@ -31,7 +31,7 @@ FORM = {
 
 
 def test_form_is_drawn_from_the_schema(offered: None, browser: TestClient) -> None:
-    """Every field stands there with its title, help text, bounds and default."""
+    """Every field has its title, help text, bounds and default."""
     page = browser.get("/runs/new", params={"recipe": "digits"}).text
     assert 'name="training.batch_size" value="64"' in page
     assert 'max="1437"' in page
@@ -91,7 +91,7 @@ def test_mistakes_stand_beside_their_fields_and_lose_nothing(
     path: str,
     message: str,
 ) -> None:
-    """The form comes back with what was typed and what is wrong; nothing is queued."""
+    """The form is shown again with the entered values and the errors; nothing is queued."""
     answer = browser.post("/runs", data=FORM | {"name": "kept"} | changes)
     assert answer.status_code == 422
     assert message in answer.text.replace("&#39;", "'")
@@ -131,7 +131,7 @@ def test_clone_has_what_the_other_run_had(
 def test_a_checkpoint_to_start_from_must_exist(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A run can start from another's checkpoint, and hears if there is no such checkpoint."""
+    """A run can start from another's checkpoint; a missing checkpoint is an error."""
     page = browser.get("/runs/new", params={"from": 1, "step": 40}).text
     assert 'name="parent_step" value="40"' in page
     answer = browser.post("/runs", data=FORM | {"parent_id": "1", "parent_step": "40"})
@@ -142,7 +142,7 @@ def test_a_checkpoint_to_start_from_must_exist(
 def test_a_number_that_is_too_small_is_told_beside_its_field(
     offered: None, browser: TestClient
 ) -> None:
-    """The form comes back with what was typed, and says what is allowed."""
+    """The form is shown again with the entered values and the allowed ones."""
     form = {"recipe": "digits", "precision": "fp16", "training.steps": "-3"}
     answer = browser.post("/runs", data=form)
     assert answer.status_code == 422
@@ -165,7 +165,8 @@ def test_enter_starts_no_run(offered: None, browser: TestClient) -> None:
 def test_another_recipe_takes_over_what_was_changed(
     database: Database, browser: TestClient
 ) -> None:
-    """What both have and somebody changed stays; what it does not allow is named and left out."""
+    """Common fields that the user changed stay; values that it does not allow are named and left
+    out."""
     other = deepcopy(SCHEMA)
     fields = other["properties"]["training"]["properties"]
     fields["batch_size"] |= {"maximum": 100, "default": 8}
@@ -187,7 +188,7 @@ def test_another_recipe_takes_over_what_was_changed(
 
 
 def test_what_is_wrong_is_called_by_its_label(offered: None, browser: TestClient) -> None:
-    """The summary takes the focus; the field is told to be wrong, and says by what."""
+    """The summary takes the focus; the field is marked as invalid, with the message."""
     page = browser.post("/runs", data=FORM | {"training.steps": "0", "after_id": "77"}).text
     assert '<a href="#training.steps">Steps</a>' in page
     assert '<a href="#after_id">After run</a>' in page
@@ -196,7 +197,7 @@ def test_what_is_wrong_is_called_by_its_label(offered: None, browser: TestClient
 
 
 def test_an_emptied_number_is_not_one_in_silence(offered: None, browser: TestClient) -> None:
-    """Of fields that must have one it is said what is allowed; a form may lack them."""
+    """For required fields the allowed values are shown; a form may omit them."""
     typed = {"recipe": "digits", "precision": "fp16", "training.steps": "5"}
     typed |= {"training.batch_size": "8", "scaler.init_scale": "2"}
     page = browser.post("/runs", data={**typed, "nodes": "", "devices_per_node": " "})

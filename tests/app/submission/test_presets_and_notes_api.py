@@ -56,10 +56,10 @@ def test_roles_allow_what_they_do_on_the_pages(
     wrong = scripts["member"].put("/api/v1/notes", json={"note": "\0", "project": "vision"})
     assert (wrong.status_code, "cannot be stored" in wrong.text) == (422, True)
     with database.reading() as session:
-        told = {action.action: action.detail for action in session.scalars(select(AuditEvent))}
-    assert told["PUT /api/v1/retention"] == "scope in:vision, log_days 5"
-    assert told["POST /api/v1/presets"] == "name quick, recipe digits, project vision"
-    assert told["PUT /api/v1/notes"] in ("project vision", "runs 1")
+        result = {action.action: action.detail for action in session.scalars(select(AuditEvent))}
+    assert result["PUT /api/v1/retention"] == "scope in:vision, log_days 5"
+    assert result["POST /api/v1/presets"] == "name quick, recipe digits, project vision"
+    assert result["PUT /api/v1/notes"] in ("project vision", "runs 1")
 
 
 def test_a_token_for_one_project_sets_no_rule_for_all(

@@ -36,7 +36,7 @@ def given(**changes: Any) -> dict[str, Any]:
 
 
 def client_of(app: FastAPI, database: Database, user: User, **token: Any) -> TestClient:
-    """Somebody's script, with a token of some kind."""
+    """Return a client with a user's token of some kind."""
     with database.writing() as session:
         secret, _row = accounts.make_api_token(session, user, "script", **token)
     headers = {"Authorization": f"Bearer {secret}"}
@@ -44,7 +44,7 @@ def client_of(app: FastAPI, database: Database, user: User, **token: Any) -> Tes
 
 
 def refusal(database: Database) -> str | None:
-    """What keeps the sweep from going on."""
+    """Return why the sweep cannot continue."""
     with database.reading() as session:
         return sweeps.get(session, 1).error
 
@@ -52,8 +52,8 @@ def refusal(database: Database) -> str | None:
 def test_a_grid_over_placeholders_is_submitted_as_commands(
     database: Database, script: TestClient
 ) -> None:
-    """Each point once, named by what differs, with the values as they were written; more values
-    make more points."""
+    """Each point once, named by its differing values, which are unchanged; more values make more
+    points."""
     begun = script.post("/api/v1/sweeps", json=given())
     assert begun.status_code == 201, begun.text
     sweep = begun.json()
@@ -119,7 +119,7 @@ def test_points_are_drawn_for_placeholders(
 def test_what_cannot_be_swept_is_refused_by_its_field(
     database: Database, script: TestClient, changes: dict[str, Any], field: str, message: str
 ) -> None:
-    """The path, the value, and what is allowed; nothing is begun."""
+    """The path, the value, and the allowed values; nothing is begun."""
     is_bare = changes == {"command": None}
     body = SWEEP | changes if is_bare else given(**changes)
     answer = script.post("/api/v1/sweeps", json=body)
@@ -129,7 +129,7 @@ def test_what_cannot_be_swept_is_refused_by_its_field(
 
 
 def test_a_placeholder_may_be_called_as_a_field_is(script: TestClient) -> None:
-    """What is wrong with its values is told of it, and not of the sweep's own."""
+    """Errors in its values are assigned to it, not to the sweep's field."""
     body = given(command={"line": "python train.py {seed} {space}", "parameters": {}}, config={})
     body |= {"space": {"seed": "1..3", "space": "uniform(1, 2)"}}
     errors = script.post("/api/v1/sweeps", json=body).json()["errors"]
@@ -166,8 +166,8 @@ def test_what_nobody_declared_is_what_is_tried_of_it(tried: Any, kind: dict[str,
 def test_only_who_may_run_commands_has_them_swept(
     app: FastAPI, database: Database, ada: User, script: TestClient
 ) -> None:
-    """Asked as it begins and at each submission; neither a limited token nor somebody else who may
-    steer the project has more of them submitted."""
+    """Checked at the start and at each submission; neither a limited token nor another user who may
+    control the project can submit more."""
     with database.writing() as session:
         bob = accounts.make_user(session, "bob")
         projects.make(session, "vision")
@@ -195,7 +195,7 @@ def test_only_who_may_run_commands_has_them_swept(
 def test_it_stops_once_its_owner_may_run_no_commands(
     app: FastAPI, database: Database, ada: User
 ) -> None:
-    """And goes on when that is mended."""
+    """It continues when the permission is granted again."""
     with database.writing() as session:
         bob = accounts.make_user(session, "bob")
         projects.make(session, "vision")
@@ -217,7 +217,7 @@ def test_it_stops_once_its_owner_may_run_no_commands(
 def test_each_submission_asks_for_its_secrets(
     database: Database, settings: Settings, ada: User, script: TestClient
 ) -> None:
-    """Of which the sweep has the names; one that is deleted ends it, and no value is shown."""
+    """The sweep has only their names; a deleted one stops it, and no value is shown."""
     settings.data.mkdir()
     with database.writing() as session:
         secrets.put(session, settings.secrets_key, ada, "API_KEY", "open-sesame")
@@ -274,8 +274,8 @@ FORM = {
 
 
 def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
-    """What was typed stays; values of numbers and choices are searched, text is one value; it is
-    counted before it is queued, and sent twice it begins one sweep."""
+    """Entered values stay; numbers and choices are searched, text is one value; the runs are
+    counted before they are queued, and a repeated request begins one sweep."""
     assert 'href="/sweeps/new/command" data-to-sweep' in browser.get("/runs/new/command").text
     assert "Hyperband" not in browser.get("/sweeps/new/command").text
     page = browser.post("/sweeps/new/command", data=FORM | {"tags": "t"}).text
@@ -315,7 +315,7 @@ def test_the_form_of_a_command_becomes_a_sweeps(browser: TestClient) -> None:
 def test_mistakes_stand_beside_their_fields(
     browser: TestClient, changes: dict[str, str], path: str, message: str
 ) -> None:
-    """The form comes back with what was typed and what is wrong; nothing is begun."""
+    """The form is shown again with the entered values and the errors; nothing is begun."""
     answer = browser.post("/sweeps/command", data=FORM | {"confirmed": "4"} | changes)
     assert answer.status_code == 422
     assert f'<a href="#{path}">' in answer.text

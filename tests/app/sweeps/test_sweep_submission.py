@@ -1,4 +1,4 @@
-"""Sweeps before a real database: what they submit, when, and that they submit it once."""
+"""Sweeps on a real database: what they submit, when, and that they submit it once."""
 
 import math
 import threading
@@ -88,7 +88,7 @@ def test_a_grid_is_submitted_as_its_runs_end(database: Database, ada: User, offe
 
 
 def test_two_servers_submit_no_run_twice(database: Database, ada: User, offered: None) -> None:
-    """They look at the same moment, again and again; each point has one run."""
+    """They poll at the same moment, repeatedly; each point has one run."""
     begin(database, ada, space={"training.batch_size": "1..12"}, at_once=1)
     with database.writing() as session:
         sweeps.get(session, 1, lock=True).at_once = 4
@@ -119,7 +119,7 @@ def test_two_servers_submit_no_run_twice(database: Database, ada: User, offered:
 def test_a_kill_between_run_and_trial_leaves_neither(
     database: Database, ada: User, offered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was half done is done again, and once."""
+    """Half of a transaction is repeated, once."""
     begin(database, ada)
     finish(database, 1)
     with monkeypatch.context() as patch:
@@ -135,7 +135,7 @@ def test_a_kill_between_run_and_trial_leaves_neither(
 def test_a_grid_goes_on_after_a_run_of_it_is_erased(
     database: Database, settings: Settings, browser: TestClient, ada: User, offered: None
 ) -> None:
-    """What it tried stays tried: only points that no run had are left, and its page says so."""
+    """Its point stays used: only points without a run are left, and its page says so."""
     begin(database, ada, at_once=1)
     finish(database, 1, 0.25)
     sweep_submission.submit_due(database)
@@ -214,7 +214,7 @@ def test_a_script_that_only_logs_has_the_loss_that_it_logs(
 
 
 def test_random_points_are_those_of_the_seed(database: Database, ada: User, offered: None) -> None:
-    """Whoever submits them, and whenever: the same points in the same order, within their ends."""
+    """Independent of server and time: the same points in the same order, within their bounds."""
     space = {
         "training.max_grad_norm": "loguniform(1e-4, 1)",
         "training.batch_size": "integers(1, 64)",
@@ -233,8 +233,8 @@ def test_random_points_are_those_of_the_seed(database: Database, ada: User, offe
 
 
 def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: None) -> None:
-    """Once ten trials have ended, it suggests what is near the best; a look that is repeated
-    after a kill suggests the same; failed trials are told as such."""
+    """After ten ended trials it suggests points near the best; a repeated poll after a kill
+    suggests the same; failed trials are reported as failed."""
     pytest.importorskip("optuna")
     space = {"training.max_grad_norm": "loguniform(1e-4, 1e4)", "training.fused": "true, false"}
     begin(database, ada, kind="tpe", space=space, runs=30, at_once=2)
@@ -255,7 +255,7 @@ def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: Non
 
 
 def climb(database: Database, run_id: int, losses: list[float]) -> None:
-    """Let a run train, and tell of these steps."""
+    """Train a run, and record these steps."""
     with database.writing() as session:
         run = claims.claim(session, 1, recipes=["digits"], precisions=["fp16"],
                              free_devices=range(64), lease_seconds=60.0)  # fmt: skip
@@ -268,8 +268,8 @@ def climb(database: Database, run_id: int, losses: list[float]) -> None:
 def test_hyperband_gives_up_what_falls_behind(
     database: Database, browser: TestClient, ada: User, offered: None
 ) -> None:
-    """By the rows alone, so that a look that is repeated judges alike; what is given up ends with a
-    checkpoint's wish and in words of its own, and its place goes to the next point."""
+    """From the rows only, so a repeated poll decides the same; a pruned run gets a request for a
+    checkpoint and its own message, and its slot goes to the next point."""
     pytest.importorskip("optuna")
     with database.writing() as session:
         devices = [{**CPU, "index": index} for index in range(10)]
@@ -302,7 +302,7 @@ def test_hyperband_gives_up_what_falls_behind(
     assert members(database, 1)[lost - 1][2:] == ("pruned", float(lost))
     assert len(members(database, 1)) == 11
     run = browser.get(f"/api/v1/runs/{lost}").json()
-    assert (run["status"], run["ending"]) == ("cancelled", "pruned")
+    assert (run["status"], run["outcome"]) == ("cancelled", "pruned")
     assert "pruned by sweep 1: after 1/" in browser.get(f"/runs/{lost}").text
     listed = browser.get("/api/v1/runs?filter=status:pruned").json()["runs"]
     assert [each["id"] for each in listed] == [lost]
@@ -314,8 +314,8 @@ def test_hyperband_gives_up_what_falls_behind(
 def test_a_person_who_cancels_gives_nothing_up(
     database: Database, ada: User, offered: None
 ) -> None:
-    """Of a sweep by Hyperband, what somebody cancelled is no pruned trial; nor is a finished one
-    that it asked to end too late; and no run's loss that is not finite is a report."""
+    """In a Hyperband sweep a run cancelled by a user is not a pruned trial; nor is a finished one
+    that was cancelled too late; and a non-finite loss is not a result."""
     pytest.importorskip("optuna")
     begin(database, ada, kind="hyperband", space=LRS, runs=3, at_once=1)
     climb(database, 1, [math.nan] * 20)
@@ -351,7 +351,8 @@ def rows_of(database: Database, sweep_id: int, column: str) -> list[Any]:
 def test_without_optuna_a_search_says_what_to_install(
     database: Database, ada: User, offered: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one that was begun elsewhere stops with the same reason, alone, until it is resumed."""
+    """A sweep begun on another server stops with the same reason, without affecting others, until
+    it is resumed."""
     monkeypatch.setattr(tpe, "is_installed", lambda: False)
     with pytest.raises(Invalid, match=r"halfstep-service\[sweeps\]"):
         begin(database, ada, kind="tpe", space=LRS, runs=3)
@@ -377,7 +378,7 @@ def test_without_optuna_a_search_says_what_to_install(
 def test_a_sweep_is_paused_resumed_extended_and_cancelled(
     database: Database, ada: User, offered: None
 ) -> None:
-    """Paused it submits nothing; more values are more points; cancelled it ends what is open."""
+    """Paused it submits nothing; more values are more points; cancelled it ends open runs."""
     begin(database, ada)
     with database.writing() as session:
         sweeps.pause(session, 1)
@@ -410,7 +411,7 @@ def runs_of(database: Database, run_id: int) -> tuple[Status, str | None]:
 
 
 def test_a_random_search_takes_more_runs(database: Database, ada: User, offered: None) -> None:
-    """A finished one goes on; neither it nor a grid goes beyond what is allowed."""
+    """A finished one continues; neither it nor a grid exceeds the limit."""
     begin(database, ada, kind="random", runs=1)
     finish(database, 1)
     sweep_submission.submit_due(database)
@@ -475,7 +476,7 @@ def test_a_random_search_takes_more_runs(database: Database, ada: User, offered:
 def test_what_is_wrong_is_named(
     database: Database, ada: User, offered: None, changes: dict[str, Any], field: str, text: str
 ) -> None:
-    """The field, its value, and what is allowed; nothing is begun."""
+    """The field, its value, and the allowed values; nothing is begun."""
     with pytest.raises(Invalid) as raised:
         begin(database, ada, **changes)
     assert text in raised.value.errors[field]

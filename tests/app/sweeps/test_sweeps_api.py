@@ -43,7 +43,7 @@ FORM = {
 def test_a_script_begins_a_sweep_and_reads_it(
     database: Database, offered: None, script: TestClient
 ) -> None:
-    """A request that is repeated with its key begins no second one; trials say what they tried."""
+    """A request repeated with its key begins no second one; trials have their values."""
     headers = {"Idempotency-Key": "k"}
     begun = script.post("/api/v1/sweeps", json=SWEEP, headers=headers)
     assert begun.status_code == 201
@@ -98,8 +98,8 @@ def test_a_sweep_is_steered_by_a_script(
 def test_the_form_counts_before_it_queues(
     database: Database, offered: None, browser: TestClient
 ) -> None:
-    """Lists in its fields are searched, all else is one value; once counted, it asks; what was
-    changed meanwhile is counted anew; sent twice it begins one sweep."""
+    """Lists in its fields are searched, others are one value; after the count it requests a
+    confirmation; changes are counted again; a repeated request begins one sweep."""
     page = browser.get("/sweeps/new?recipe=digits").text
     key = re.findall(r'name="key" value="(\w+)"', page)[0]
     counted = browser.post("/sweeps", data=FORM | {"key": key}).text
@@ -140,7 +140,7 @@ def test_the_form_says_what_is_wrong_and_keeps_what_was_typed(
 
 
 def test_a_runs_form_becomes_a_sweeps(offered: None, browser: TestClient) -> None:
-    """What was typed stays; a box without a tick is false."""
+    """Entered values stay; an unchecked box is false."""
     assert 'href="/sweeps/new?recipe=digits" data-to-sweep' in browser.get("/runs/new").text
     typed = {"recipe": "digits", "precision": "bf16", "training.batch_size": "7", "tags": "t"}
     page = browser.post("/sweeps/new", data=typed).text
@@ -151,8 +151,8 @@ def test_a_runs_form_becomes_a_sweeps(offered: None, browser: TestClient) -> Non
 
 
 def test_pages_of_sweeps(database: Database, ada: User, offered: None, browser: TestClient) -> None:
-    """The list, and of each what is searched, how far it is, its runs and the best of them; a run
-    leads to its sweep."""
+    """The list, and of each the search space, progress, runs and the best one; a run links to
+    its sweep."""
     assert "Try many settings at once" in browser.get("/sweeps").text
     begin(database, ada, at_once=3, name="<i>norms</i>")
     for run_id, loss in ((1, 0.5), (2, 0.25)):
@@ -177,7 +177,7 @@ def test_pages_of_sweeps(database: Database, ada: User, offered: None, browser: 
 def test_buttons_of_a_sweep(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """Pause, resume, more values, cancel; each leads back, and what is wrong is said."""
+    """Pause, resume, more values, cancel; each redirects back, and errors are shown."""
     begin(database, ada)
     assert browser.post("/sweeps/1/pause").headers["location"] == "/sweeps/1"
     assert "Resume" in browser.get("/sweeps/1").text
@@ -200,7 +200,7 @@ def test_buttons_of_a_sweep(
 
 
 def test_a_look_for_news_tells_of_changes(database: Database, ada: User, offered: None) -> None:
-    """Of the sweep and of its runs under way; whoever has seen them hears nothing."""
+    """Of the sweep and of its active runs; a client with the current state gets nothing."""
     begin(database, ada)
     look = sweep_updates.of_sweep(database, 1)
     news = look("")

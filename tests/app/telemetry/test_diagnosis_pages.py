@@ -1,4 +1,4 @@
-"""What was found out about a run, as its page and its API say it."""
+"""Findings on a run, on its page and in the API."""
 
 from typing import Any
 
@@ -25,29 +25,29 @@ from tests.db.telemetry.telemetry_made import (
 def test_header_and_list_show_the_verdict(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """The word stands beside the scale, its figures in a sentence; the list has the word too."""
+    """The word is next to the scale, with its figures in a sentence; the list has the word too."""
     record(database, running, make_steps([1.0] * 50, skipped=[1, 2]))
     page = browser.get("/runs/1").text
-    assert 'data-verdict="healthy"' in page
+    assert 'data-health="healthy"' in page
     assert "2 of the last 50 steps (4 %) skipped, at most 2 in a row" in page
-    assert 'data-verdict="healthy"' in browser.get("/runs").text
-    verdict = browser.get("/api/v1/runs/1").json()["verdict"]
-    assert (verdict["word"], verdict["figures"]["steps_since_skip"]) == ("healthy", 48)
+    assert 'data-health="healthy"' in browser.get("/runs").text
+    health = browser.get("/api/v1/runs/1").json()["health"]
+    assert (health["word"], health["figures"]["steps_since_skip"]) == ("healthy", 48)
 
 
 def test_run_without_a_scale_has_no_verdict(
     database: Database, ada: User, offered: None, browser: TestClient
 ) -> None:
-    """bf16 needs no scaler, so nothing is said of one."""
+    """bf16 needs no scaler, so none is mentioned."""
     submit(database, ada, config=CONFIG | {"precision": "bf16"})
-    assert "data-verdict" not in browser.get("/runs/1").text
-    assert browser.get("/api/v1/runs/1").json()["verdict"] is None
+    assert "data-health" not in browser.get("/runs/1").text
+    assert browser.get("/api/v1/runs/1").json()["health"] is None
 
 
 def test_counts_of_a_gpus_skip_are_its_replays(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """A skip that has names alone shows the counts of its exact replay."""
+    """A skip with names only shows the counts of its exact replay."""
     skip = make_skip(7, "model.0.bias", "model.head.bias")
     skip["culprits"] = [{"name": each["name"]} for each in skip["culprits"]]
     counted = {"optimizer": "adamw", "name": "model.head.bias", "inf": 12, "nan": 0}
@@ -60,7 +60,7 @@ def test_counts_of_a_gpus_skip_are_its_replays(
 def test_skip_shows_counts_and_what_its_replay_found(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Counts of inf and NaN, forward or backward, the module, and its input beside 65504."""
+    """Counts of inf and NaN, forward or backward, the module, and its input next to 65504."""
     forward = make_skip(9, "model.0.bias", loss_nonfinite=True)
     events = [make_skip(7, "model.0.bias", "model.head.bias"), forward, make_replay(7)]
     record(database, running, events=events)
@@ -78,7 +78,7 @@ def test_skip_shows_counts_and_what_its_replay_found(
 def test_replay_that_is_not_exact_says_why(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Its notes stand beside what it found, or that it found nothing."""
+    """Its notes are next to its result, also if it found nothing."""
     replay = make_replay(7, found=False, exact=False, notes=["dropout draws anew"])
     record(database, running, events=[make_skip(7, "a.b"), replay])
     page = browser.get("/runs/1").text
@@ -103,7 +103,7 @@ def test_wishes_work_as_form_and_as_call(
 
 
 def test_wish_that_makes_no_sense_is_refused_in_words(running: Run, browser: TestClient) -> None:
-    """The answer names the value and what is allowed."""
+    """The message has the value and the allowed ones."""
     answer = browser.post("/api/v1/runs/1/scale", json={"scale": -1})
     assert answer.status_code == 422
     assert answer.json()["errors"] == {"scale": "-1; allowed: 2^-126 to 2^127"}
@@ -175,7 +175,7 @@ def test_page_has_the_headroom_of_modules(
 def test_page_has_the_smallest_numbers_where_they_were_measured(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Beside fp16's smallest; a module whose numbers are all zero has none."""
+    """Next to fp16's smallest; a module with only zeros has none."""
     module = {"name": "model.0", "dtype": "float16", "activation": 1.0, "gradient": 2.0}
     smallest = {"smallest_activation": 2.0**-20, "smallest_gradient": None}
     event = {"event": "headroom", "step": 50, "scale": 8.0, "modules": [module | smallest]}
@@ -229,7 +229,7 @@ def test_page_has_the_updates_that_round_away(
 def test_an_ended_run_is_not_calibrating(
     database: Database, running: Run, browser: TestClient
 ) -> None:
-    """Nothing is searched for any more; it had too few steps for a verdict."""
+    """Nothing is searched for any more; it had too few steps for a health."""
     record(database, running, make_steps([1.0] * 5, skipped=[1, 2]))
     assert "<b>Calibrating.</b>" in browser.get("/runs/1").text
     with database.writing() as session:

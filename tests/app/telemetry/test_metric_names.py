@@ -57,14 +57,14 @@ def test_page_of_few_metrics_has_no_search(
 
 def test_series_come_with_a_page_of_metrics(many: Run, script: TestClient) -> None:
     """The pages have every name once; a name can be asked for beside them."""
-    address, told = f"/api/v1/runs/{many.id}/series", list[str]()
+    address, result = f"/api/v1/runs/{many.id}/series", list[str]()
     after: str | None = ""
     for expected in (MOST_SHOWN, MOST_SHOWN, MANY - 2 * MOST_SHOWN):
         page = script.get(address, params={"metric_after": after}).json()
         assert (len(page["metrics"]), page["metrics_total"]) == (expected, MANY)
-        told += page["metrics"]
+        result += page["metrics"]
         after = page["metrics_next"]
-    assert told == NAMES
+    assert result == NAMES
     assert after is None
     asked = {"metric_search": "LAYER1", "metric": [NAMES[200], "none"]}
     page = script.get(address, params=asked).json()
@@ -103,11 +103,11 @@ def test_news_are_of_the_metrics_that_a_viewer_shows(
     log(database, many, 2)
     second = look(first.cursor)
     assert second is not None
-    told = json.loads(second.data)
+    result = json.loads(second.data)
     shown = [NAMES[7], *NAMES[240:]]
-    assert [point["name"] for point in told["metrics"]] == shown
-    assert told["rows"]["metrics"]["keys"] == shown
-    assert told["rows"]["metrics"]["html"].count("data-metric=") == len(shown)
+    assert [point["name"] for point in result["metrics"]] == shown
+    assert result["rows"]["metrics"]["keys"] == shown
+    assert result["rows"]["metrics"]["html"].count("data-metric=") == len(shown)
     everything = run_updates.of_run(database, settings, many.id)(first.cursor)
     assert everything is not None
     assert len(json.loads(everything.data)["metrics"]) == MOST_SHOWN

@@ -1,4 +1,4 @@
-"""What runs take on disk, as it is typed and by the API."""
+"""Disk usage of runs, by command and API."""
 
 import pytest
 from sqlalchemy import update
@@ -24,7 +24,7 @@ def old(
     ada: User,
     monkeypatch: pytest.MonkeyPatch,
 ) -> int:
-    """A run that ended long ago, whose installation the commands find."""
+    """An ended run, whose installation the commands find."""
     monkeypatch.setenv("HALFSTEP_DATA", str(settings.data))
     url = database.engine.url.render_as_string(hide_password=False)
     monkeypatch.setenv("HALFSTEP_DATABASE_URL", url)
@@ -43,36 +43,36 @@ def old(
 
 
 def typed(*words: str) -> str:
-    """What a command that is typed in this installation says."""
+    """Return the output of a command in this installation."""
     done = halfstep("storage", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_the_largest_come_first(old: int) -> None:
-    """As many as are asked for; all are summed up."""
-    told = typed("runs", "--limit", "1").splitlines()
-    assert told[0].split() == ["20", "B", str(old), "finished", "digits-fp16", "ada"]
-    assert told[1:3] == [
+    """With a limit; the total is of all."""
+    result = typed("runs", "--limit", "1").splitlines()
+    assert result[0].split() == ["20", "B", str(old), "finished", "digits-fp16", "ada"]
+    assert result[1:3] == [
         "20 B of 2 runs, those shown included",
         "0 B of 0 deleted ones in the trash",
     ]
-    assert "free on the disk of" in told[3]
+    assert "free on the disk of" in result[3]
 
 
 def test_what_would_go_is_said_first(old: int, settings: Settings) -> None:
-    """With --dry-run nothing is deleted; with --yes what was named is."""
+    """With --dry-run nothing is deleted; with --yes the listed files are."""
     folder = settings.run_folder(old) / "checkpoints"
-    told = typed("prune", "--checkpoints", "30", "--dry-run")
-    assert f"{old}  digits-fp16: 1 step's checkpoints" in told
-    assert "1 runs, 10 B of files" in told
+    result = typed("prune", "--checkpoints", "30", "--dry-run")
+    assert f"{old}  digits-fp16: 1 step's checkpoints" in result
+    assert "1 runs, 10 B of files" in result
     assert len(list(folder.iterdir())) == 2
     assert "1 runs pruned, 10 B freed" in typed("prune", "--checkpoints", "30", "--yes")
     assert [path.name for path in folder.iterdir()] == ["20.pt"]
 
 
 def test_without_a_rule_nothing_is_pruned(old: int) -> None:
-    """The sentence names what is missing."""
+    """The message names the missing option."""
     done = halfstep("storage", "prune")
     assert (done.returncode, "allowed: at least one of them" in done.stderr) == (1, True)
 

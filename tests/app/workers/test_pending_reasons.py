@@ -27,9 +27,9 @@ def other(app: FastAPI, database: Database, ada: User) -> TestClient:
 
 def waiting(script: TestClient, run_id: int) -> str:
     """What a run waits for; what is told to be named is in it, in its order."""
-    told = script.get(f"/api/v1/runs/{run_id}").json()
-    text = rest = str(told["waiting"])
-    for each in told["waiting_for"]:
+    result = script.get(f"/api/v1/runs/{run_id}").json()
+    text = rest = str(result["waiting"])
+    for each in result["waiting_for"]:
         assert each["label"].startswith(str(each["id"]))
         before, label, rest = rest.partition(each["label"])
         assert label, (text, before)
@@ -78,9 +78,9 @@ def test_runs_with_the_devices_are_named_to_who_sees_them(
     with database.reading() as session:
         grants = permissions.grants(session, people.named(session, "other"))
     by = "it is next: the only device is used by run"
-    told = {None: f"{by} 1 (hidden-one)", grants.user_id: f"{by} of another project"}
+    result = {None: f"{by} 1 (hidden-one)", grants.user_id: f"{by} of another project"}
     for script, seen_by in ((browser, None), (other, grants)):
-        text = told[seen_by and seen_by.user_id]
+        text = result[seen_by and seen_by.user_id]
         assert waiting(script, queued.id) == text
         found = run_updates.of_run(database, settings, queued.id, grants=seen_by)("")
         assert found is not None

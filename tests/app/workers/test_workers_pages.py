@@ -1,4 +1,4 @@
-"""The pages of workers: the grid of their devices, and what is done with one."""
+"""The pages of workers: the grid of their devices, and actions on them."""
 
 import html
 import json
@@ -30,7 +30,7 @@ def add_gpus(database: Database, name: str, count: int) -> Worker:
 
 
 def test_a_worker_shows_devices_and_versions(offered: None, browser: TestClient) -> None:
-    """Who trains, on what, with which versions; one that there is not is said."""
+    """Runs, devices and versions; a missing worker is reported."""
     page = browser.get("/workers/1").text
     assert "7.45 GiB" in page
     assert "torch 2" in page
@@ -52,8 +52,9 @@ def test_a_recipe_that_lacks_packages_is_not_offered_and_says_why(
 def test_the_grid_says_what_runs_where_and_follows_it(
     database: Database, ada: User, browser: TestClient, running: Run
 ) -> None:
-    """Run, use and memory of each device; whose project is not seen, their runs have no name. Of
-    news only rows that changed are sent.
+    """Run, utilization and memory of each device; runs of hidden projects have no name.
+
+    Updates have only changed rows.
     """
     two = add_gpus(database, "w2", 2)
     lease = {"run_id": running.id, "attempt": 2, "lease_expires_at": 2.0**33}
@@ -76,11 +77,11 @@ def test_the_grid_says_what_runs_where_and_follows_it(
         workers.drain(session, two.id)
     news = look(cursor)
     assert news is not None
-    told = json.loads(news.data)
-    assert told["keys"] == ["1", "2"]
-    assert 'data-key="2"' in told["html"]
-    assert "drained" in told["html"]
-    assert 'data-key="1"' not in told["html"]
+    result = json.loads(news.data)
+    assert result["keys"] == ["1", "2"]
+    assert 'data-key="2"' in result["html"]
+    assert "drained" in result["html"]
+    assert 'data-key="1"' not in result["html"]
     others = of_workers(database, unseen)("")
     assert others is not None
     assert others.data.count("in use") == 2
@@ -113,7 +114,7 @@ def test_two_hundred_workers_cost_ten_queries(
 def test_the_queue_stands_below_the_grid_in_order(
     app: FastAPI, database: Database, ada: User, browser: TestClient, running: Run
 ) -> None:
-    """With what each waits for; of projects that one does not see, runs count and have no name."""
+    """With the reason of each; runs of hidden projects count and have no name."""
     with database.writing() as session:
         projects.make(session, "hush")
         other = accounts.make_user(session, "other")
@@ -143,7 +144,7 @@ def test_operators_drain_a_worker_by_page_api_and_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And let it take runs again; page, list and deeds say so."""
+    """And let it claim again; page, list and audit log show it."""
     assert browser.post("/workers/1/drain", data={"stop": "true"}).status_code == 303
     assert "drained, stops" in browser.get("/workers").text
     assert "Take runs again" in browser.get("/workers/1").text

@@ -1,4 +1,5 @@
-"""Notices: which rules hold, once until it was well, whoever looks and however often."""
+"""Alerts: which conditions are true, each reported once until resolved, by any server and at any
+interval."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,14 +64,14 @@ def end(database: Database, run: Run, status: Status = Status.FINISHED, **how: A
 def test_a_condition_is_told_once_until_it_was_well_again(
     database: Database, running: Run, ada: User
 ) -> None:
-    """It holds, goes on holding, is well, and holds again: two notices, each with its end."""
+    """True, still true, false, and true again: two alerts, each with its end."""
     rule(database, ada, "loss_above", value=2.0)
     seen = Seen()
-    told = []
+    result = []
     for loss in (1.0, 3.0, 4.0, 1.0, 1.5, float("inf"), 5.0):
         change(database, running, loss=loss)
-        told.append(evaluate(database, seen, ADDRESS))
-    assert told == [0, 1, 0, 0, 0, 1, 0]
+        result.append(evaluate(database, seen, ADDRESS))
+    assert result == [0, 1, 0, 0, 0, 1, 0]
     first, second = alerts(database)
     assert first.resolved_at is not None
     assert second.resolved_at is None
@@ -82,7 +83,8 @@ def test_a_condition_is_told_once_until_it_was_well_again(
 def test_a_restart_tells_nothing_twice_and_misses_nothing(
     database: Database, running: Run, ada: User
 ) -> None:
-    """A server that starts sees what ended since somebody looked, and what is told already."""
+    """A server that starts finds runs that ended since the last evaluation, and alerts sent
+    already."""
     rule(database, ada, "ended")
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
@@ -101,15 +103,15 @@ def test_of_two_servers_that_look_at_once_one_tells(
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
     with ThreadPoolExecutor(4) as threads:
-        told = list(threads.map(lambda _: evaluate(database, Seen(), ADDRESS), range(8)))
-    assert sum(told) == 1
+        result = list(threads.map(lambda _: evaluate(database, Seen(), ADDRESS), range(8)))
+    assert sum(result) == 1
     assert len(alerts(database)) == 1
 
 
 def test_what_was_found_before_another_server_wrote_is_dropped(
     database: Database, running: Run, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that found it ill must not tell of it after another has found it well again."""
+    """A server that found the condition true must not alert once another has found it false."""
     rule(database, ada, "loss_above", value=2.0)
     change(database, running, loss=3.0)
     judge, late = alert_evaluation._apply_conditions, Seen()
@@ -173,7 +175,7 @@ def test_only_runs_that_changed_are_read(
 def test_a_storm_of_notices_is_told_in_pieces(
     database: Database, ada: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for a long transaction; nothing is lost, also of runs that have ended."""
+    """There is no long transaction; nothing is lost, including runs that have ended."""
     rule(database, ada, "ended")
     with database.writing() as session:
         made = [submit(session, ada).id for _ in range(5)]
@@ -188,7 +190,7 @@ def test_a_storm_of_notices_is_told_in_pieces(
 
 
 def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: User) -> None:
-    """A notice is told for each rule that concerns the run, and for none that was made later."""
+    """There is an alert for each rule that matches the run, and for none created later."""
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
         made = [submit(session, owner) for owner in (ada, bob)]
@@ -232,7 +234,7 @@ def test_rules_are_of_a_run_a_project_ones_own_or_all(database: Database, ada: U
 def test_statuses(
     database: Database, running: Run, ada: User, condition: str, how: dict[str, Any], words: str
 ) -> None:
-    """Each is told in its words, and not before."""
+    """Each has its own text, and no alert before."""
     rule(database, ada, condition)
     seen = Seen()
     assert evaluate(database, seen, ADDRESS) == 0
@@ -242,12 +244,12 @@ def test_statuses(
 
 
 def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
-    """Of a scale that fell for 250 steps, all that there is to tell; nothing before they come."""
+    """For a scale that fell over 250 steps, all its conditions; nothing before these steps."""
     skipped = range(230, 251)
     steps = make_steps([1.0] * 99 + [float("nan")] + [1.0] * 150, skipped=skipped)
     steps["scale"][-1] = 2.0**-3
     steps["data_us"] = steps["step_us"]
-    told = {
+    result = {
         "collapsing": "is collapsing: the scale is 0.125, below 1, where it shrinks gradients; "
         "21 of the last 250 steps (8.4 %) skipped, at most 21 in a row, the last just now",
         "dead": None,
@@ -261,7 +263,7 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
         "skips_in_a_row": (21.0, "skipped 21 steps in a row"),
         "loss_below": (1.0, None),
     }
-    for condition in told:
+    for condition in result:
         rule(database, ada, condition)
     for condition, (value, _words) in with_value.items():
         rule(database, ada, condition, value=value)
@@ -275,7 +277,7 @@ def test_what_steps_show(database: Database, running: Run, ada: User) -> None:
         session.add(Diagnosis(run_id=running.id, kind="spike", step=240, content={}))
         session.get_one(Run, running.id).scale = 2.0**-3
     evaluate(database, seen, ADDRESS)
-    words = [*told.values(), *(words for _value, words in with_value.values())]
+    words = [*result.values(), *(words for _value, words in with_value.values())]
     words.append("has val/accuracy at 0.75, above 0.5")
     assert {each.text for each in alerts(database)} == {
         f"Run 1, digits-fp16, {each}." for each in words if each
@@ -321,8 +323,8 @@ def test_a_loss_lost_before_the_recent_steps_is_dated_so(
 
 
 def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
-    """One whose every step was skipped, and one whose loss is lost, are told of as such."""
-    for condition in ("unapplied", "diverged"):
+    """One with every step skipped, and one with a NaN loss, are reported as such."""
+    for condition in ("no_updates", "diverged"):
         rule(database, ada, condition)
     seen = Seen()
     evaluate(database, seen, ADDRESS)
@@ -332,11 +334,11 @@ def test_how_runs_finish(database: Database, running: Run, ada: User) -> None:
     evaluate(database, seen, ADDRESS)
     change(database, running, skipped=1, loss=None, last_flags=NONFINITE_LOSS)
     evaluate(database, seen, ADDRESS)
-    assert [each.condition for each in alerts(database)] == ["unapplied", "diverged"]
+    assert [each.condition for each in alerts(database)] == ["no_updates", "diverged"]
 
 
 def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -> None:
-    """It is told though nothing of the run changes, and is well with the next step."""
+    """It is reported though no row of the run changes, and resolved by the next step."""
     rule(database, ada, "no_progress", value=10.0)
     seen = Seen()
     assert evaluate(database, seen, ADDRESS) == 0
@@ -357,7 +359,7 @@ def test_a_run_that_makes_no_step(database: Database, running: Run, ada: User) -
 def test_channels_of_a_rule_get_one_delivery_each(
     database: Database, running: Run, ada: User, tmp_path: Any
 ) -> None:
-    """Those that are on; and with a run all that was told of it is erased."""
+    """Enabled ones; an erased run's alerts are erased."""
     key = tmp_path / "key"
     with database.writing() as session:
         bob = accounts.user_named(session, "bob")
@@ -392,7 +394,7 @@ def test_channels_of_a_rule_get_one_delivery_each(
 def test_rules_are_checked_and_bounded(
     database: Database, ada: User, running: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message names the field, the value and what is allowed; the same rule is made once."""
+    """A message has the field, the value and the allowed values; the same rule is created once."""
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"condition": "nice"}, "condition: 'nice' is not allowed; allowed: ended"),
         ({"condition": "ended", "scope": "x"}, "scope: 'x' is not allowed; allowed: run"),

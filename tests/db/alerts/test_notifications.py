@@ -95,7 +95,7 @@ def test_a_listener_that_is_told_nothing_says_so(
         url = make_url(str(database.engine.url)).set(database="postgres")
         other = Database(url.render_as_string(hide_password=False))
         stack.callback(other.dispose)
-        deaf = SimpleNamespace(engine=database.engine, glancing=other.glancing)
+        deaf = SimpleNamespace(engine=database.engine, read_only=other.read_only)
         listener, _heard = stack.enter_context(listening(deaf))
         while listener.problem is None:
             assert not listener.is_listening

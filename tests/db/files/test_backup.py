@@ -404,8 +404,8 @@ def test_a_key_that_leads_out_of_the_backup_is_left_out(
     key = "../../outside.pt"
     with database.writing() as session:
         session.scalars(select(CheckpointFile)).one().key = key
-    told = back_up(database, store, tmp_path / "deep" / "backup")
-    assert told["left_out"] == [key]
+    result = back_up(database, store, tmp_path / "deep" / "backup")
+    assert result["left_out"] == [key]
     assert not list(tmp_path.rglob("outside.pt"))
 
 
@@ -421,6 +421,6 @@ def test_mending_is_told_to_whoever_watches(
         wrong = mismatches(session, store)
     mend(database, store, wrong)
     with database.reading() as session:
-        told = series.changes(session, running.id, seen)
-    assert told is not None
-    assert told.has_new_files
+        result = series.changes(session, running.id, seen)
+    assert result is not None
+    assert result.has_new_files

@@ -67,7 +67,7 @@ def sha256(large: Path) -> str:
 def test_a_large_file_goes_in_parts_and_comes_back_by_one_request_without_conditions(
     bucket: Bucket, settings: Settings, large: Path, sha256: str, tmp_path: Path
 ) -> None:
-    """It is not there before it is whole; what comes back is what was sent."""
+    """It does not exist before it is complete; the content read back is the one sent."""
     store = open_store(settings)
     put_file(store, KEY, large)
     assert bucket.proxy.requests["part"] == PARTS + 1
@@ -83,7 +83,8 @@ def test_a_large_file_goes_in_parts_and_comes_back_by_one_request_without_condit
 def test_what_a_killed_upload_left_is_in_nobodys_way(
     bucket: Bucket, settings: Settings, large: Path, sha256: str, tmp_path: Path
 ) -> None:
-    """It is no file, so nobody reads half of one; the next upload is whole, and leaves nothing."""
+    """It is not a file, so half of one is never read; the next upload is complete, and leaves
+    nothing."""
     bucket.proxy.most_parts = 3
     words = [sys.executable, "-c", PUT, KEY, str(large)]
     with subprocess.Popen(words) as uploading:
@@ -103,7 +104,7 @@ def test_what_a_killed_upload_left_is_in_nobodys_way(
 def test_a_server_that_fails_for_a_while_is_tried_again(
     bucket: Bucket, settings: Settings, large: Path, sha256: str, tmp_path: Path
 ) -> None:
-    """The upload goes on with the part that failed; given up, it takes its parts away."""
+    """The upload continues with the failed part; if it fails finally, its parts are deleted."""
     bucket.proxy.most_parts = 3
     failed: list[Exception] = []
 
@@ -129,7 +130,8 @@ def test_a_server_that_fails_for_a_while_is_tried_again(
 def test_a_bucket_that_is_gone_has_not_lost_its_files(
     settings: Settings, bucket: Bucket, large: Path, tmp_path: Path
 ) -> None:
-    """It is waited for as one that is away; else a run would begin anew, without its checkpoint."""
+    """It is waited for like an unavailable one; otherwise a run would restart without its
+    checkpoint."""
     store = open_store(settings)
     with pytest.raises(FileNotFoundError):
         get_file(store, KEY, tmp_path / "copy.pt", sha256="")
@@ -169,7 +171,8 @@ def test_files_are_deleted_each_by_a_request(
 def test_what_does_not_match_is_found_by_pages(
     bucket: Bucket, settings: Settings, database: Database, running: Run
 ) -> None:
-    """Of 2,000 artifacts a lost, a cut and a strange one are told, without a look at each."""
+    """Of 2,000 artifacts a lost, a truncated and an unknown one are reported, without a request
+    for each."""
     store = open_store(settings)
     names = [f"{number:04}.txt" for number in range(2000)]
     keys = [f"runs/{running.id}/artifacts/step-00000001/{name}" for name in names]
@@ -204,7 +207,7 @@ def test_what_does_not_match_is_found_by_pages(
 def test_a_bucket_that_refuses_is_named_at_the_start(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sentence, with the setting and what the bucket said; of a good one nothing is said."""
+    """One message, with the setting and the bucket's error; nothing for a working one."""
     monkeypatch.setattr("db.files.storage.CHECK_SECONDS", 0.1)
     check_store(Settings(data=tmp_path, storage_url=bucket.url))
     begins = "HALFSTEP_STORAGE_URL: the bucket cannot be listed: "

@@ -49,7 +49,7 @@ def test_a_fenced_attempt_publishes_nothing(database: Database, running: Run) ->
 
 
 def test_a_request_is_obeyed_by_its_checkpoint(database: Database, running: Run, ada: User) -> None:
-    """Once published, a requested checkpoint is not asked for again; other requests stand."""
+    """Once published, a requested checkpoint is not requested again; other requests stay."""
     with database.writing() as session:
         scale = run_control.request_scale(session, running.id, ada, 512.0)
         request = run_control.request_checkpoint(session, running.id, ada)
@@ -66,7 +66,7 @@ def test_another_runs_checkpoint_is_not_found(database: Database, running: Run) 
 
 
 def test_retention_keeps_the_last_the_best_and_every_nth(database: Database, running: Run) -> None:
-    """Of those saved at an interval the policy's are kept; others leave row and key behind them."""
+    """Periodic ones are retained by the policy; of others row and key are deleted."""
     policy = {"keep_last": 1, "keep_every_steps": 40, "keep_best": "val/accuracy"}
     with database.writing() as session:
         for step in range(10, 70, 10):
@@ -87,7 +87,7 @@ def test_retention_keeps_the_last_the_best_and_every_nth(database: Database, run
 def test_a_checkpoint_that_another_run_started_from_is_kept(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Retention leaves a fork its root, which is also what the fork resumes from."""
+    """Retention keeps a fork's parent checkpoint, from which the fork also resumes."""
     with database.writing() as session:
         for step in (10, 20, 30):
             checkpoints.publish(session, running.id, 1, saved(step), [f"key-{step}"])
@@ -207,7 +207,7 @@ def test_a_fork_needs_a_checkpoint_that_fits(
 
 
 def test_file_comes_back_whole_from_a_bucket(tmp_path: Path) -> None:
-    """What is put into a store is brought back, and checked."""
+    """A file put into a store is read back, and verified."""
     store, path = MemoryStore(), tmp_path / "a.pt"
     path.write_bytes(b"weights" * 1000)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -220,7 +220,7 @@ def test_file_comes_back_whole_from_a_bucket(tmp_path: Path) -> None:
 
 
 def test_altered_file_is_refused_by_name(tmp_path: Path) -> None:
-    """A file that is not what was recorded gives an error with its key."""
+    """A file that differs from its record raises an error with its key."""
     path = tmp_path / "a.pt"
     path.write_bytes(b"cut shor")
     with pytest.raises(ValueError, match=r"runs/1/a\.pt is damaged"):

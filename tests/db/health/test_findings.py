@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from db.database import Database
-from db.health import advice_words, causes, findings, verdict
+from db.health import advice_words, causes, findings, scaling_health
 from db.health.findings import Evidence
 from db.queue import queue
 from db.tables import COMMAND, WATCH, Diagnosis, Run, ScalerEvent, Status, User
@@ -22,24 +22,24 @@ from tests.db.telemetry.telemetry_made import (
 )
 
 
-def _verdict(word: str) -> verdict.Verdict:
-    return verdict.Verdict(word, "Because.", verdict.count(100, [], 1.0))
+def _health(word: str) -> scaling_health.ScalingHealth:
+    return scaling_health.ScalingHealth(word, "Because.", scaling_health.count(100, [], 1.0))
 
 
 def _evidence(word: str, **changes: Any) -> Evidence:
-    """Return evidence with a verdict; skips, scale and events are those of its signs, too."""
+    """Return evidence with a health; skips, scale and events are those of its signs, too."""
     events = changes.pop("events", {})
     skips = changes.get("skips", ())
     signs = causes.Signs(
         events=events,
         skips=skips,
         skipped=changes.pop("skipped", len(skips)),
-        verdict=word,
+        health=word,
         scale=changes.pop("scale", None),
         is_costly=word == "oscillating",
         has_scaler=True,
     )
-    return Evidence(verdict=_verdict(word), signs=signs, **changes)
+    return Evidence(health=_health(word), signs=signs, **changes)
 
 
 def _skips(*names: str, loss_nonfinite: bool = False) -> list[ScalerEvent]:
@@ -140,7 +140,7 @@ def test_evidence_leads_to_findings(word: str, changes: dict[str, Any], titles: 
 def test_texts_hold_the_figures() -> None:
     """Share, modules, ratio and sizes stand in the words."""
     evidence = Evidence(
-        verdict=_verdict("healthy"),
+        health=_health("healthy"),
         modules=SINKING,
         shapes=SHAPES,
         variant="bf16",
@@ -166,12 +166,12 @@ def test_a_diagnosis_that_failed_is_named(database: Database, running: Run) -> N
 
 
 def test_the_newest_count_of_a_schedule_is_shown(database: Database, running: Run) -> None:
-    """A watched loop tells it again as it grows; the figures are the last ones."""
-    told = [
+    """A watched loop reports it again as it grows; the latest numbers are shown."""
+    result = [
         {"event": "schedule", "step": step, "advanced": step - 1, "skipped": step}
         for step in (20, 40)
     ]
-    record(database, running, make_steps([1.0] * 40), events=told)
+    record(database, running, make_steps([1.0] * 40), events=result)
     with database.reading() as session:
         [found] = findings.of_run(session, session.get_one(Run, running.id))
     assert found.text.startswith("The learning rate changed after 39 of 40 skips, up to step 40")
@@ -199,7 +199,7 @@ def test_evidence_comes_from_the_rows(database: Database, running: Run) -> None:
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_group_and_worker_are_evidence_too(database: Database, ada: User, has_bf16: bool) -> None:
-    """Times are those of the group's finished runs, and bf16 is what the run's own worker has."""
+    """Times are those of the group's finished runs, and bf16 is that of the run's own worker."""
     worker = add_worker(database, "w1", [DIGITS], [CPU | {"bf16": has_bf16}])
     for precision, seconds in (("fp32", 2.0), ("fp16", 3.0)):
         with database.writing() as session:
@@ -243,7 +243,7 @@ def test_a_replayed_module_is_offered_to_a_fork(
 ) -> None:
     """The one that most exact replays name, from before its first skip; going backward only where
     the scale is unwell, for a scale at its limit overflows in a healthy run as well."""
-    found = findings.find(Evidence(verdict=_verdict(word), replays=replays))
+    found = findings.find(Evidence(health=_health(word), replays=replays))
     offers = [(each.module, each.before) for each in found if each.module]
     assert offers == ([offered] if offered else [])
 
@@ -380,7 +380,7 @@ def test_settings_that_name_modules_in_vain_are_a_finding(database: Database, ru
 
 
 def make_weights(**changes: Any) -> dict[str, Any]:
-    """How weights fit, as the training tells it."""
+    """Event of loaded weights."""
     lists: dict[str, Any] = {"missing": [], "unexpected": [], "mismatched": []} | changes
     counts = {f"{name}_count": len(names) for name, names in lists.items()}
     event = {"event": "weights", "step": 0, "source": "/data/models/net.safetensors"}
@@ -388,7 +388,7 @@ def make_weights(**changes: Any) -> dict[str, Any]:
 
 
 def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, running: Run) -> None:
-    """What is missing, of another shape or left over, by name; none where all fit."""
+    """Missing, mismatched and unexpected ones, by name; no finding if all match."""
     record(database, running, make_steps([1.0] * 40), events=[make_weights()])
     with database.reading() as session:
         assert findings.of_run(session, session.get_one(Run, running.id)) == []
@@ -410,7 +410,7 @@ def test_starting_weights_that_do_not_fit_are_a_finding(database: Database, runn
 
 
 def headroom_of(**activations: float | str) -> dict[str, Any]:
-    """A look at modules of which one is in fp32, and one's gradient is near the limit."""
+    """Measurement of modules of which one is in fp32, and one's gradient is near the limit."""
     modules = [
         {"name": name, "activation": each, "gradient": 60000.0, "dtype": "float16"}
         for name, each in activations.items()

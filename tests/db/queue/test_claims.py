@@ -1,4 +1,4 @@
-"""Claims of gangs: all nodes or none, devices that nobody else has, and what is kept for them."""
+"""Claims of runs on several nodes: all nodes or none, exclusive devices, and reservations."""
 
 import random
 import threading
@@ -59,7 +59,7 @@ def nodes(session: Session, run: Run | None) -> list[Claimed]:
 
 
 def why(session: Session, run: Run) -> str:
-    """What a queued run waits for."""
+    """Return why a queued run waits."""
     return pending_reasons.reason(run, pending_reasons.Queue.read(session)).text
 
 
@@ -72,7 +72,7 @@ def finish(session: Session, run: Run) -> None:
 def test_a_gang_takes_a_node_of_each_of_several_workers_or_none(
     database: Database, ada: User
 ) -> None:
-    """Whoever asks is node 0; each node has its lease; the others find theirs as their own."""
+    """The claiming worker is node 0; each node has its lease; the others find their nodes."""
     one, two, three = add_workers(database, 2, 2, 4)
     with database.writing() as session:
         gang = submit(session, ada, nodes=3, devices_per_node=2)
@@ -171,9 +171,8 @@ def test_a_gang_has_its_turn_by_priority_and_holds_as_any_run(
 
 
 def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada: User) -> None:
-    """After its patience no later run takes what it needs, but what it leaves over, or what is
-    on workers that are not kept; a run ahead of it may have everything.
-    """
+    """After its patience no later run takes devices that it needs, only the rest, or those on
+    workers that are not reserved; a run ahead of it may take everything."""
     one, two, three, four = up = add_workers(database, 2, 2, 2, 2)
     with database.writing() as session:
         small = [submit(session, ada) for _ in range(8)]
@@ -213,7 +212,7 @@ def test_what_comes_free_is_kept_for_a_gang_that_waited(database: Database, ada:
 
 
 def test_more_is_kept_where_nobody_knows_when_runs_end(database: Database, ada: User) -> None:
-    """With each further patience another worker is kept, and others in place of those gone."""
+    """After each further period another worker is reserved, and others instead of lost ones."""
     up = add_workers(database, 2, 2, 2)
     with database.writing() as session:
         small = [submit(session, ada) for _ in range(6)]
@@ -241,9 +240,7 @@ def test_more_is_kept_where_nobody_knows_when_runs_end(database: Database, ada: 
 def test_a_run_that_ends_before_the_gang_can_start_goes_first(
     database: Database, ada: User
 ) -> None:
-    """If it is known when the devices come free, a short run passes; a long one, and one of which
-    nothing is known, do not.
-    """
+    """If the end of present runs is known, a short run passes; a long or unknown one does not."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         long = submit(session, ada, expected_seconds=1000.0)
@@ -337,9 +334,8 @@ def test_claims_at_once_share_no_device(database: Database, ada: User) -> None:
 
 @pytest.mark.only_on("postgresql")
 def test_a_claim_that_takes_nothing_waits_for_nobody(database: Database, ada: User) -> None:
-    """Neither for a claim of what is limited, nor for who holds the run that waits longest: they
-    might wait for what it has.
-    """
+    """Neither for a claim of limited devices, nor for a holder of the longest waiting run: these
+    might wait for its locks."""
     one, two = add_workers(database, 1, 1)
     with database.writing() as session:
         session.add(Project(name="vision", devices=3))

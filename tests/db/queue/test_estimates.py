@@ -48,8 +48,8 @@ def test_nothing_is_said_without_evidence(database: Database, ada: User) -> None
     deleted = finished(database, ada, 3.0, 8, 10)
     with database.writing() as session:
         trash.delete(session, deleted, ada)
-    told = asked(database, precision="bf16")
-    assert told == asked(database) == Alike([], 0.0, 0.0, False, False)
+    result = asked(database, precision="bf16")
+    assert result == asked(database) == Alike([], 0.0, 0.0, False, False)
     with database.reading() as session:
         assert [estimates.ahead(session, priority) for priority in (0, 1)] == [1, 0]
         assert estimates.checkpoint_bytes(session, [deleted]) == 10

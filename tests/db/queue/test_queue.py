@@ -19,7 +19,7 @@ from tests.site import until
 
 
 def why(session: Session, run: Run, *, runs_per_user: int = 0) -> str:
-    """What a queued run waits for."""
+    """Return why a queued run waits."""
     return pending_reasons.reason(
         run, pending_reasons.Queue.read(session), runs_per_user=runs_per_user
     ).text
@@ -167,7 +167,7 @@ def test_a_lease_is_found_to_have_run_out_twice_before_it_counts(
 def test_an_unreachable_run_comes_back_with_its_supervisor(
     database: Database, running: Run
 ) -> None:
-    """A lease that ran out is no end: whoever holds the attempt renews it and trains on."""
+    """An expired lease is not the end: the holder of the attempt renews it and continues."""
     with database.writing() as session:
         session.execute(update(RunNode).values(lease_expires_at=now() - 1))
         assert find_silent(session) == {running.id}
@@ -201,7 +201,7 @@ def test_a_renewed_lease_does_not_run_out(database: Database, running: Run) -> N
 
 
 def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada: User) -> None:
-    """What people asked for reaches whoever renews the lease, each with its id, in order."""
+    """User requests reach the holder of the lease, each with its id, in order."""
     with database.writing() as session:
         run_control.request_checkpoint(session, running.id, ada)
         for scale in (512.0, 512.0):
@@ -218,10 +218,10 @@ def test_wishes_carry_cancel_and_requests(database: Database, running: Run, ada:
 def test_a_request_stands_until_it_is_told_to_be_obeyed(
     database: Database, running: Run, ada: User
 ) -> None:
-    """Its own event marks it, and no other; what makes no sense is refused.
+    """Only its own event marks it; invalid ones are rejected.
 
-    Catches a request that counts as obeyed when it was merely passed on, and is lost with the
-    training that got it.
+    Catches a request acknowledged when it was only passed on, and lost with the training that got
+    it.
     """
     with database.writing() as session:
         first = run_control.request_scale(session, running.id, ada, 512.0)
@@ -284,7 +284,7 @@ def test_a_user_has_so_many_runs_in_training(database: Database, ada: User, work
 def test_what_a_run_waits_for_is_said(
     database: Database, ada: User, changes: dict[str, Any], reason: str
 ) -> None:
-    """A run that no worker can take says so, instead of waiting for ever in silence."""
+    """A run that no worker can train shows the reason."""
     with database.writing() as session:
         assert why(session, submit(session, ada)) == "no worker reports at the moment"
     add_worker(database, "w1", [DIGITS], [CPU])
@@ -295,7 +295,7 @@ def test_what_a_run_waits_for_is_said(
 def test_a_run_that_is_killed_again_and_again_fails(
     database: Database, running: Run, worker: Worker
 ) -> None:
-    """Attempts in a row that make no new step are limited; one that does starts the count anew."""
+    """Consecutive attempts without a new step are limited; one with a step resets the count."""
     limits = {"max_attempts": 9, "max_stalled_attempts": 2}
 
     def killed_at(step: int) -> str:
@@ -314,13 +314,13 @@ def test_a_run_that_is_killed_again_and_again_fails(
 
 
 def test_attempts_are_limited(database: Database, running: Run) -> None:
-    """The last attempt that is allowed fails the run, with what is known of its death."""
+    """The last allowed attempt fails the run, with what is known of its death."""
     with database.writing() as session:
         limits = {"max_attempts": 1, "max_stalled_attempts": 5}
         queue.end_killed(session, running.id, 1, reason="killed", log="Killed", **limits)
         run = runs.get(session, running.id)
-    told = "Killed\nkilled; 1 attempts were killed, as many as are allowed"
-    assert (run.status, run.error) == ("failed", told)
+    result = "Killed\nkilled; 1 attempts were killed, as many as are allowed"
+    assert (run.status, run.error) == ("failed", result)
 
 
 @pytest.mark.only_on("postgresql")
@@ -358,7 +358,7 @@ def test_two_claims_at_once_keep_to_the_limit_of_a_user(
 def test_a_cancel_prevails_over_an_earlier_pause(
     database: Database, running: Run, ada: User, said: Status
 ) -> None:
-    """Whatever the training had said of its end by then, a cancelled run ends cancelled."""
+    """A cancelled run ends as cancelled, whatever the training had reported."""
     with database.writing() as session:
         run_control.pause(session, running.id, ada)
         run_control.cancel(session, running.id, ada)
@@ -380,7 +380,7 @@ def test_a_cancelled_run_that_is_killed_ends_cancelled(
 def test_a_run_that_is_killed_as_wished_says_so(
     database: Database, running: Run, ada: User
 ) -> None:
-    """That its process was killed then is nobody's fault."""
+    """Its killed process is not an error then."""
     with database.writing() as session:
         run_control.cancel(session, running.id, ada)
         run_control.kill(session, running.id, ada)

@@ -1,4 +1,4 @@
-"""What projects and people may use at once, and whose turn it is by what they use."""
+"""Limits of projects and users, and the order by their usage."""
 
 import threading
 from typing import Any
@@ -52,7 +52,8 @@ def test_a_project_trains_on_so_many_devices(database: Database, ada: User) -> N
 
 
 def test_a_user_trains_on_so_many_devices(database: Database, ada: User) -> None:
-    """Others' runs pass; a run that waits for several devices over the limit has none kept."""
+    """Others' runs pass; a run over the limit that waits for several devices gets no
+    reservation."""
     one, two = add_workers(database, 2, 2)
     most = {"devices_per_user": 3, "reserve_after_seconds": 0.0}
     with database.writing() as session:
@@ -97,7 +98,7 @@ def test_two_claims_at_once_keep_to_a_projects_limit(database: Database, ada: Us
 
 
 def test_the_project_with_the_least_for_its_share_goes_first(database: Database, ada: User) -> None:
-    """At equal priority alone; places say the same as what is claimed then; 3 to 1 by share."""
+    """Only at equal priority; positions agree with the claims; 3 to 1 by share."""
     (worker,) = add_workers(database, 9)
     with database.writing() as session:
         make(session, "large", share=3.0)
@@ -114,7 +115,7 @@ def test_the_project_with_the_least_for_its_share_goes_first(database: Database,
 
 
 def test_a_gang_is_ahead_by_its_projects_use(database: Database, ada: User) -> None:
-    """What is kept for a gang of a project that uses nothing is kept from the others' runs."""
+    """Reservations for a run on several nodes of an idle project exclude the others' runs."""
     one, two, _three = up = add_workers(database, 2, 2, 1)
     with database.writing() as session:
         make(session, "large", "small")
@@ -204,7 +205,7 @@ def test_what_is_beyond_a_quota_is_not_queued(database: Database, ada: User) -> 
      ("devices", "many")],
 )  # fmt: skip
 def test_a_limit_is_a_number_within_bounds(database: Database, name: str, value: Any) -> None:
-    """What is none is refused with the field, the value and what is allowed."""
+    """Others are rejected with the field, the value and the allowed values."""
     with database.writing() as session:
         with pytest.raises(Invalid, match=rf"{name}: '{value}' is not allowed; allowed: a "):
             make(session, "vision", **{name: value})

@@ -113,13 +113,13 @@ def test_one_statement_says_that_a_worker_is_alive_and_what_there_is_to_do(
     database: Database, running: Run, worker: Worker, ada: User
 ) -> None:
     """Its nodes, runs in the queue, leases that ran out, and that it is to stop."""
-    with database.touching() as session:
-        pulse = workers.heartbeat(session, worker.id)
-    assert pulse == workers.PendingWork(is_stopped=False, nodes=1, is_queued=False, is_lost=False)
+    with database.single_write() as session:
+        pending = workers.heartbeat(session, worker.id)
+    assert pending == workers.PendingWork(is_stopped=False, nodes=1, is_queued=False, is_lost=False)
     with database.writing() as session:
         queue.renew(session, running.id, 1, -1.0)
         submit(session, ada)
         workers.drain(session, worker.id, stop=True)
-    with database.touching() as session:
-        pulse = workers.heartbeat(session, worker.id)
-    assert pulse == workers.PendingWork(is_stopped=True, nodes=1, is_queued=True, is_lost=True)
+    with database.single_write() as session:
+        pending = workers.heartbeat(session, worker.id)
+    assert pending == workers.PendingWork(is_stopped=True, nodes=1, is_queued=True, is_lost=True)

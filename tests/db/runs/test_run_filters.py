@@ -150,7 +150,7 @@ def test_a_list_reads_no_long_rows(database: Database) -> None:
     conditions = [
         *(Compared(name, ">", 1.0, "1") for name in NUMBERS),
         *(Text(name, "x") for name in TEXTS),
-        *(Word("x"), EndedAs("unapplied"), EndedAs("diverged"), EndedAs("stopped")),
+        *(Word("x"), EndedAs("no_updates"), EndedAs("diverged"), EndedAs("stopped")),
     ]
     asked: list[tuple[str, Any]] = []
     with database.reading() as session:

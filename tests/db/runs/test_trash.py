@@ -95,7 +95,7 @@ def test_a_deleted_run_is_out_of_every_list(database: Database, ended: int, ada:
 
 
 def test_only_an_ended_run_is_deleted(database: Database, running: Run, ada: User) -> None:
-    """What trains or waits is cancelled first, and the sentence says so."""
+    """An active run must be cancelled first, and the message says so."""
     with pytest.raises(Conflict, match=r"is running.*Cancel it first"):
         move_to_trash(database, ada, running.id)
 
@@ -116,7 +116,7 @@ def test_what_another_starts_from_is_kept(database: Database, ended: int, ada: U
 
 
 def test_nothing_new_refers_to_a_deleted_run(database: Database, ended: int, ada: User) -> None:
-    """No run starts from it, waits for it or is laid beside it."""
+    """No run starts from it, waits for it or is compared with it."""
     move_to_trash(database, ada, ended)
     for changes in (
         {"parent_id": ended, "parent_step": 10, "config": config(200)},
@@ -129,7 +129,7 @@ def test_nothing_new_refers_to_a_deleted_run(database: Database, ended: int, ada
 
 
 def test_a_watched_run_in_the_bin_takes_nothing(database: Database, ada: User) -> None:
-    """Its script is told why; erased, it is another run that the script begins."""
+    """Its script gets the reason; after the erasure the script begins another run."""
     with database.writing() as session:
         run_id = ingest.begin(session, ada, "a" * 32, 1, **WATCHED).run_id
         ingest.end(session, ada, run_id, 1, "finished", step=0, error=None)
@@ -196,7 +196,7 @@ def test_its_number_is_never_given_again(
 def test_forks_outlive_their_parent(
     database: Database, settings: Settings, ended: int, ada: User
 ) -> None:
-    """A fork that has ended still says what it was started from, and when to go on."""
+    """An ended fork still names its parent and step."""
     with database.writing() as session:
         fork = submit(session, ada, config=config(200), parent_id=ended, parent_step=10)
         waiting = submit(session, ada, after_id=ended)
@@ -215,7 +215,8 @@ def test_forks_outlive_their_parent(
 def test_files_go_wherever_they_are(
     database: Database, settings: Settings, ended: int, ada: User, tmp_path: Path, place: str
 ) -> None:
-    """The run's folder, and what is in the store, named by rows or not; another's files stay."""
+    """The run's folder and its files in the storage, with and without rows; files of other runs
+    stay."""
     store = open_store(settings)
     if place == "bucket":
         store = LocalStore(tmp_path / "bucket", mkdir=True)
@@ -243,7 +244,7 @@ def test_files_go_wherever_they_are(
 def test_only_what_is_due_is_erased(
     database: Database, settings: Settings, ended: int, ada: User
 ) -> None:
-    """Days pass by the database's clock; what was restored meanwhile is left alone."""
+    """Days are counted by the database's clock; restored runs stay."""
     move_to_trash(database, ada, ended)
     with database.writing() as session:
         assert erasure.due(session, 7.0) == []
@@ -270,7 +271,7 @@ def test_what_is_being_erased_is_not_restored(database: Database, ended: int, ad
 
 
 class CutOff:
-    """A connection that is lost upon a commit, after so many that were not."""
+    """A connection that is lost at a commit, after a number of successful ones."""
 
     def __init__(self, after: int) -> None:
         self._left = after

@@ -53,17 +53,17 @@ def test_csv_has_every_step(database: Database, recorded: Run) -> None:
 def test_parquet_has_the_same_steps(database: Database, recorded: Run) -> None:
     """Parquet keeps each number as it is; NaN is NaN."""
     rows = read_parquet(database, recorded, "steps")
-    told = read_csv(database, recorded, "steps")
-    assert list(rows[0]) == list(told[0])
+    result = read_csv(database, recorded, "steps")
+    assert list(rows[0]) == list(result[0])
     assert len(rows) == 25
-    for row, words in zip(rows, told, strict=True):
+    for row, words in zip(rows, result, strict=True):
         for name, value in row.items():
             assert value == float(words[name]) or (math.isnan(value) and words[name] == "NaN")
 
 
 def test_events_bring_their_culprits(database: Database, recorded: Run) -> None:
     """Both formats have every scaler event, with the names of the parameters at fault."""
-    told, rows = (
+    result, rows = (
         read_csv(database, recorded, "events"),
         read_parquet(database, recorded, "events"),
     )
@@ -71,8 +71,8 @@ def test_events_bring_their_culprits(database: Database, recorded: Run) -> None:
         *((3, "backoff"), (3, "skip"), (20, "backoff"), (20, "skip"))
     ]
     assert rows[1]["culprits"] == ["model.0.weight", "model.0.bias"]
-    assert told[1]["culprits"] == "model.0.weight model.0.bias"
-    assert told[1]["scale_after"] == str(2.0**19)
+    assert result[1]["culprits"] == "model.0.weight model.0.bias"
+    assert result[1]["scale_after"] == str(2.0**19)
 
 
 def test_no_cell_is_a_formula(database: Database, running: Run) -> None:
@@ -82,8 +82,8 @@ def test_no_cell_is_a_formula(database: Database, running: Run) -> None:
     formulas = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"]
     metrics = [make_metric(1, -2.5, name) for name in [*formulas, "val/loss"]]
     record(database, running, make_steps([-1.0]), events=metrics)
-    told = {row["name"]: row["value"] for row in read_csv(database, running, "metrics")}
-    assert told == {
+    result = {row["name"]: row["value"] for row in read_csv(database, running, "metrics")}
+    assert result == {
         **dict.fromkeys((f"'{name}".replace("\r", " ") for name in formulas), "-2.5"),
         "val/loss": "-2.5",
     }

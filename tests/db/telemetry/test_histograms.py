@@ -50,8 +50,8 @@ def test_run_without_histograms_has_none(database: Database, running: Run) -> No
 
 def make_layers(step: int, **norms: float | str) -> dict[str, Any]:
     """Make the event of layers' norms, as it comes out of a spool."""
-    told = {"layers": list(norms), "norms": list(norms.values())}
-    return {"event": "layer_norms", "step": step, **told}
+    result = {"layers": list(norms), "norms": list(norms.values())}
+    return {"event": "layer_norms", "step": step, **result}
 
 
 def test_norms_of_layers_are_rows_in_forward_order(database: Database, running: Run) -> None:

@@ -22,7 +22,7 @@ def test_the_database_keeps_a_bounded_number_of_lines(
     """The first and the newest stay, and what went is named by its numbers, however often."""
     monkeypatch.setattr(telemetry, "FIRST_LINES", 10)
     monkeypatch.setattr(telemetry, "MOST_LINES", 100)
-    monkeypatch.setattr(telemetry, "LINES_A_LOOK", 50)
+    monkeypatch.setattr(telemetry, "LINES_PER_CHECK", 50)
     last = 0
     for _flush in range(40):
         lines: list[dict[str, Any]] = [

@@ -207,11 +207,11 @@ def test_metrics_keep_the_buckets_that_have_a_point_beyond_them(
 ) -> None:
     """However points arrive, buckets are those, and are summed up with the points after them."""
     forget(database, running)
-    told = [(name, base + step, value) for name, base, step, value in points]
-    for part in np.split(np.arange(len(told)), sorted(min(cut, len(told)) for cut in cuts)):
-        some = [told[place] for place in part]
+    result = [(name, base + step, value) for name, base, step, value in points]
+    for part in np.split(np.arange(len(result)), sorted(min(cut, len(result)) for cut in cuts)):
+        some = [result[place] for place in part]
         record(database, running, events=[make_metric(s, value, name) for name, s, value in some])
-    newest = {(name, step): value for name, step, value in told}
+    newest = {(name, step): value for name, step, value in result}
     last = {name: max(step for other, step in newest if other == name) for name, _ in newest}
     expected = {
         (name, size, step // size)

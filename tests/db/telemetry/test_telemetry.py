@@ -103,8 +103,8 @@ def test_of_a_metric_told_several_times_of_a_step_the_last_is_kept(
     database: Database, running: Run, at_once: bool
 ) -> None:
     """In one flush, and in several."""
-    told = [make_metric(3, value) for value in (0.5, 0.9, 0.1)]
-    for events in [told] if at_once else [[each] for each in told]:
+    result = [make_metric(3, value) for value in (0.5, 0.9, 0.1)]
+    for events in [result] if at_once else [[each] for each in result]:
         record(database, running, events=events)
     with database.reading() as session:
         assert session.scalars(select(Metric.value)).all() == [0.1]

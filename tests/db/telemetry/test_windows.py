@@ -49,7 +49,7 @@ def test_window_keeps_every_extreme_and_every_event(
     rarity: int,
     zooms: list[tuple[float, float]],
 ) -> None:
-    """Whatever the losses, the batches and the zoom, a window says what the raw steps say."""
+    """For any losses, batches and zoom, a window agrees with the raw steps."""
     steps, events = _history(seed, length, rarity)
     forget(database, running)
     cuts = np.random.default_rng(seed).integers(1, length + 1, 3)
@@ -102,7 +102,7 @@ def _assert_line(line: Line, raw: dict[int, float]) -> None:
 
 
 def _assert_scale(line: Line, raw: NDArray[Any], most: int) -> None:
-    """Each point holds until the next; with more changes than points, the extremes are kept."""
+    """Each point holds until the next; with more changes than points, extremes are kept."""
     assert len(line.x) <= most
     changes = np.count_nonzero(raw["flags"][:-1] & 1)
     if changes <= most - 2:
@@ -125,7 +125,7 @@ def _assert_ticks(ticks: Ticks, happened: NDArray[Any], bucket: int, most: int) 
 
 
 def test_close_zoom_is_raw(database: Database, running: Run) -> None:
-    """A window of no more steps than points shows each step, infinities by name and NaN as None."""
+    """A window with no more steps than points has each step, infinities by name and NaN as None."""
     record(database, running, make_steps([1.0, float("nan"), float("inf"), -float("inf")] * 100))
     window = look(database, running, first=101, last=104)
     assert window.bucket == 1
@@ -153,7 +153,7 @@ def test_a_scale_set_by_hand_is_drawn_where_it_was_first_used(
 
 
 def test_growing_run_moves_no_point(database: Database, running: Run) -> None:
-    """What is drawn of full buckets stays as it is when steps are added behind them."""
+    """Full buckets are drawn unchanged when steps are appended."""
     rng = np.random.default_rng(0)
     losses = rng.normal(size=1500).tolist()
     record(database, running, make_steps(losses[:1100]))
@@ -182,7 +182,7 @@ def test_means_and_times_are_those_of_the_buckets(database: Database, running: R
 
 
 def test_run_without_steps_has_no_window(database: Database, running: Run) -> None:
-    """Nothing recorded, or nothing in the stretch asked for, gives no window."""
+    """Without steps, or without steps in the range, there is no window."""
     with database.reading() as session:
         assert windows.window(session, running.id) is None
     record(database, running, make_steps([1.0] * 10))
@@ -206,7 +206,7 @@ def test_metrics_have_the_same_windows(database: Database, running: Run) -> None
     record(database, running, events=[*many, *few])
     with database.reading() as session:
         lines = windows.metrics(session, running.id, most=100)
-        told = windows.measured(session, running.id)
+        result = windows.measured(session, running.id)
     assert list(lines) == ["loss/generator", "val/accuracy"]
     assert lines["val/accuracy"].x == [500, 1000, 1500, 2000, 2500, 3000]
     generator = lines["loss/generator"]
@@ -214,7 +214,7 @@ def test_metrics_have_the_same_windows(database: Database, running: Run) -> None
     assert (min(generator.y), max(generator.y)) == (np.nanmin(values), 99.0)
     assert generator.x[generator.y.index(99.0)] == 2346
     assert generator.nonfinite.total == 1
-    assert told == [
+    assert result == [
         Measured("loss/generator", 3000, values[-1], np.nanmin(values), 99.0, 3000),
         Measured("val/accuracy", 3000, 1.0, 500 / 3000, 1.0, 6),
     ]

@@ -82,7 +82,7 @@ def calibration(watch: WatchCall, scale: float = 2.0**24, fused: bool = False) -
 
 @loop(cause=HEALTHY, variants=[{"fused": False}, {"fused": True}])
 def saw_tooth(watch: WatchCall, fused: bool = False) -> None:
-    """A scale at its limit, tried anew every 60 applied steps: a skip for each try."""
+    """A scale at its limit, tried again every 60 applied steps: one skip each."""
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, fused=fused)
     scaler = grad_scaler(2.0**17, growth_interval=60)
@@ -247,7 +247,7 @@ def masked_attention(watch: WatchCall, precision: str = "fp16") -> None:
 
 
 class Experts(nn.Module):
-    """Four experts, the last of which gets few examples, and in many batches none."""
+    """Four experts, the last of which gets few examples, and often none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ def layer_drop(watch: WatchCall) -> None:
 
 @loop(cause=HEALTHY, variants=[{"listed": False}, {"listed": True}])
 def frozen_body(watch: WatchCall, listed: bool = False) -> None:
-    """A frozen body, whose parameters the optimizer may hold all the same."""
+    """A frozen body, whose parameters are in the optimizer."""
     net = mlp(8, 32, 16)
     head = nn.Linear(16, 4)
     net.requires_grad_(False)
@@ -323,7 +323,7 @@ def frozen_body(watch: WatchCall, listed: bool = False) -> None:
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer beside a trained one of rank 2, whose second factor begins at 0."""
+    """A frozen linear layer next to a trained one of rank 2, whose second factor begins at 0."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ class LowRank(nn.Module):
 
 @loop(cause=HEALTHY, variants=[{"precision": "fp16"}, {"precision": "bf16"}])
 def low_rank_adapters(watch: WatchCall, precision: str = "fp16") -> None:
-    """LoRA by hand: the first factor has a gradient of exactly 0 in the first step alone."""
+    """LoRA by hand: the gradient of the first factor is exactly 0 only in the first step."""
     net = nn.Sequential(LowRank(nn.Linear(8, 32)), nn.ReLU(), LowRank(nn.Linear(32, 4)))
     trained = [p for p in net.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
@@ -406,7 +406,7 @@ def resumed(watch: WatchCall, fused: bool = False) -> None:
     variants=[{"precision": "fp16"}, {"precision": "bf16"}, {"precision": "fp32"}],
 )
 def average_of_weights(watch: WatchCall, precision: str = "fp16") -> None:
-    """An exponential moving average beside BatchNorm, validated with it and logged."""
+    """An exponential moving average with BatchNorm, validated and logged."""
     net = ConvNet()
     average = torch.optim.swa_utils.AveragedModel(
         net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
@@ -431,7 +431,7 @@ def average_of_weights(watch: WatchCall, precision: str = "fp16") -> None:
 
 @loop(cause=HEALTHY, precision="fp32")
 def sparse_embedding(watch: WatchCall) -> None:
-    """Sparse gradients of an embedding beside dense ones: two optimizers."""
+    """Sparse gradients of an embedding next to dense ones: two optimizers."""
     table, head = nn.Embedding(40, 8, sparse=True), nn.Linear(8, 4)
     sparse = torch.optim.SparseAdam(table.parameters(), lr=1e-2)
     dense = torch.optim.Adam(head.parameters(), lr=1e-2)
@@ -467,7 +467,7 @@ def optimizer_in_backward(watch: WatchCall, precision: str = "fp32") -> None:
 
 @loop(cause=HEALTHY, variants=[{"precision": "fp16"}, {"precision": "bf16"}, {"precision": "fp32"}])
 def gradients_by_grad(watch: WatchCall, precision: str = "fp32") -> None:
-    """torch.autograd.grad, whose results are put into .grad."""
+    """torch.autograd.grad, with its results assigned to .grad."""
     net = mlp()
     parameters = list(net.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-2)
@@ -593,7 +593,7 @@ def annealed_weight(watch: WatchCall, precision: str = "fp16") -> None:
 
 @loop(cause=HEALTHY, precision="fp32")
 def quasi_newton(watch: WatchCall) -> None:
-    """LBFGS: one step, whose closure is called several times."""
+    """LBFGS: one step calls its closure several times."""
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=4)
     watch(net, name="quasi-Newton")

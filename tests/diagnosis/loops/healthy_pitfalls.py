@@ -1,4 +1,4 @@
-"""Sound loops that resemble a fault: each is what a hasty rule would call one."""
+"""Correct loops that resemble a fault: each would be reported by a naive rule."""
 
 import math
 
@@ -54,7 +54,7 @@ class Imputing(nn.Module):
 
 @loop(cause=HEALTHY, variants=[{"precision": "fp16"}, {"precision": "fp32"}])
 def missing_by_design(watch: WatchCall, precision: str = "fp16") -> None:
-    """NaN in the inputs marks what is missing, and the model fills it in; a start from 2^22."""
+    """NaN in the inputs marks missing values that the model fills in; the scale starts at 2^22."""
     net = Imputing()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, enabled=precision == "fp16")
@@ -70,7 +70,7 @@ def missing_by_design(watch: WatchCall, precision: str = "fp16") -> None:
 
 
 class OwnAutocast(nn.Module):
-    """A network whose forward pass opens autocast by itself."""
+    """A network whose forward pass opens autocast."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ def saw_tooth_of_one_in_two(watch: WatchCall) -> None:
 
 @loop(cause=HEALTHY)
 def fresh_scaler_for_fine_tuning(watch: WatchCall) -> None:
-    """A second phase begins a scaler of its own, whose state is loaded from the first one's."""
+    """A second phase creates a new scaler with the state of the first one."""
     net = mlp()
     scaler = grad_scaler(2.0**22)
     watch(net, name="phases")

@@ -19,7 +19,7 @@ UNSCALED = {*SCALE, "unscale", "restore", "zero_grad"}
     variants=[{"precision": "fp16"}, {"precision": "bf16"}, {"precision": "fp32"}],
 )
 def batch_with_a_nan(watch: WatchCall, precision: str = "fp16") -> None:
-    """Every seventh batch holds an example whose reading is missing."""
+    """Every seventh batch has an example with a missing value."""
     net = mlp()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=precision == "fp16")
@@ -184,7 +184,7 @@ class Recurrence(nn.Module):
 
 @loop(cause="nonfinite_without_scaler", harmful=UNSCALED, precision="fp32")
 def gradient_explodes(watch: WatchCall) -> None:
-    """A recurrence whose loss is finite, and whose gradient is beyond fp32's 3e38."""
+    """A recurrence whose loss is finite, and whose gradient exceeds fp32's 3e38."""
     net = Recurrence()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     watch(net, name="recurrence")

@@ -75,7 +75,7 @@ def where_around_a_log(watch: WatchCall) -> None:
 
 @loop(cause="singular_gradient", harmful=HARMFUL, variants=[{"padded": 4}, {"padded": 25}])
 def masked_pooling(watch: WatchCall, padded: int = 4) -> None:
-    """A row of padding alone is pooled by softmax over -inf everywhere, then zeroed by where."""
+    """A row of only padding is pooled by softmax over -inf, then zeroed by where."""
     net = nn.ModuleDict({"score": nn.Linear(8, 1), "head": nn.Linear(8, 4)})
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     scaler = grad_scaler()
@@ -102,7 +102,7 @@ def masked_pooling(watch: WatchCall, padded: int = 4) -> None:
     variants=[{"precision": "fp32"}, {"precision": "bf16"}],
 )
 def angle_between_equals(watch: WatchCall, precision: str = "fp32") -> None:
-    """acos at 1, once a batch holds a vector beside itself; the loop passes over bad gradients."""
+    """acos at 1, once a batch has two equal vectors; the loop ignores invalid gradients."""
     net = mlp(8, 32, 6)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     watch(net, name="angle")
@@ -180,7 +180,7 @@ def function_of_its_own(watch: WatchCall) -> None:
 
 @loop(cause="singular_gradient", harmful=HARMFUL, processes=2)
 def nan_of_another_rank(watch: WatchCall) -> None:
-    """Two ranks, of which the one that is not watched meets the root of 0: all get its NaN."""
+    """Two ranks; the unwatched one differentiates the root of 0, and all get its NaN."""
     net = mlp()
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

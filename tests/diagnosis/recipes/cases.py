@@ -56,15 +56,15 @@ def trained(
             super().__init__(config, device)
             handles.append(watch(*self.modules.values()))
 
-    told: list[Any] = [] if items is None else items
+    result: list[Any] = [] if items is None else items
 
     def on_event(event: dict[str, Any]) -> None:
-        told.append(event)
+        result.append(event)
         if event["event"] == "metric":
             handles[0].log({event["name"]: event["value"]})
 
     config = parse_config(recipe, dict(values))
-    train(Seen, config, device=CPU, on_steps=told.append, on_event=on_event)
+    train(Seen, config, device=CPU, on_steps=result.append, on_event=on_event)
 
 
 case(networks.Sound, HEALTHY, precisions=ALL_THREE)

@@ -1,4 +1,4 @@
-"""Small recipes, most of which have one thing wrong with them."""
+"""Small recipes, most of them with one mistake."""
 
 import math
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ SIZE = 320
 
 
 class Config(RecipeConfig):
-    """What the recipes have in common."""
+    """Common settings of the recipes."""
 
     learning_rate: float = Field(0.01, gt=0)
 
 
 class Sound(Recipe):
-    """A classifier of what can be learned; nothing is wrong with it."""
+    """A learnable classifier without a mistake."""
 
     name: ClassVar = "sound"
     title: ClassVar = "Sound"
@@ -159,7 +159,7 @@ class MissingValues(Sound):
 
 
 class UnusedHead(Sound):
-    """A second head whose output never enters the loss."""
+    """A second head whose output is not in the loss."""
 
     name: ClassVar = "unused_head"
     defaults: ClassVar = {**Sound.defaults, "training": {"steps": 200, "batch_size": 32}}

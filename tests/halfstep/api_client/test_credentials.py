@@ -50,8 +50,8 @@ def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
     done = login("secret-token\n", "http://there/")
     path = stranger / "halfstep" / "login.json"
     assert done.stdout == f"The token of http://there/ is in {path}\n"
-    told = "halfstep: the token is not checked: the server does not answer at http://there: "
-    assert done.stderr.startswith(told)
+    result = "halfstep: the token is not checked: the server does not answer at http://there: "
+    assert done.stderr.startswith(result)
     assert path.stat().st_mode & 0o777 == 0o600
     assert credentials.known() == ("http://there", "secret-token", str(path))
     assert login("another", "http://there").returncode == 0

@@ -12,9 +12,9 @@ def test_a_terminal_sees_how_far_it_is(
 ) -> None:
     """Share and figures, wiped at the end."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with Progress("run 1", in_bytes=True) as told:
-        told(3 * 2**20, 4 * 2**20)
-        told(2**22, 2**22)
+    with Progress("run 1", in_bytes=True) as result:
+        result(3 * 2**20, 4 * 2**20)
+        result(2**22, 2**22)
     drawn = capsys.readouterr().err.split("\r\033[2K")
     assert "run 1" in drawn[1]
     assert " 75%  3.0 MiB of 4.0 MiB" in drawn[1]
@@ -24,6 +24,6 @@ def test_a_terminal_sees_how_far_it_is(
 
 def test_nobody_else_does(capsys: pytest.CaptureFixture[str]) -> None:
     """A log file holds no bars."""
-    with Progress("run 1") as told:
-        told(1, 2)
+    with Progress("run 1") as result:
+        result(1, 2)
     assert capsys.readouterr().err == ""

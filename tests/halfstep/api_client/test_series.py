@@ -116,8 +116,8 @@ def test_the_commands_print_them(client: Client, capsys: pytest.CaptureFixture[s
     assert dict(zip(heads.split(","), first.split(","), strict=True))["loss"] == "1.0"
     assert len(more) == 1
     type_command("run", "series", "1", "--metrics", "--json")
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert told[1] == {"step": 40, 'a "b",\u2028c': "NaN"}
+    result = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert result[1] == {"step": 40, 'a "b",\u2028c': "NaN"}
     type_command("run", "events", "1")
     assert capsys.readouterr().out.split()[-6:] == ["10", "skip", "2^10", "→", "2^9", "w"]
     type_command("run", "findings", "1", "--json")

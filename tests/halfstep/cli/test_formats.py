@@ -14,7 +14,7 @@ RUN = {
     "loss": 0.01812,
     "scale": 524288.0,
     "skipped": 1234,
-    "verdict": {"word": "healthy", "reason": "No step was skipped."},
+    "health": {"word": "healthy", "reason": "No step was skipped."},
     "seconds_left": 20160.0,
     "error": None,
 }
@@ -65,7 +65,7 @@ def test_the_status_line_has_what_one_watches() -> None:
         "run 7  running  baseline  step 352,889/3,000,000  loss 0.01812  scale 2^19  "
         "skipped 1,234  healthy  ETA 5h 36m"
     )
-    unknown = {"verdict": None, "loss": None, "scale": None, "seconds_left": None}
+    unknown = {"health": None, "loss": None, "scale": None, "seconds_left": None}
     line = formats.run_line(RUN | unknown | {"status": "queued", "waiting": "no worker is up"})
     assert line.endswith("skipped 1,234  (no worker is up)")
     assert "loss" not in line

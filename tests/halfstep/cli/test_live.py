@@ -119,8 +119,8 @@ def test_top_prints_once_where_there_is_no_terminal(
     head, row = halfstep("top", **known).stdout.splitlines()
     assert set(head.split()) >= {"Run", "Loss", "Scale", "Skipped", "Health", "ETA"}
     assert row.split()[:3] == [str(running.id), running.name, "running"]
-    told = json.loads(halfstep("top", "--json", **known).stdout)
-    assert (told["id"], told["status"]) == (running.id, "running")
+    result = json.loads(halfstep("top", "--json", **known).stdout)
+    assert (result["id"], result["status"]) == (running.id, "running")
 
 
 def test_the_page_of_a_run_is_opened(

@@ -37,7 +37,7 @@ def found_command(words: tuple[str, ...]) -> Any:
 
 
 def joined(folder: Path, command: str, code: str) -> dict[str, str]:
-    """Install a package beside ours that adds a command; return the environment that has it."""
+    """Install a package that adds a command; return the environment with it."""
     metadata = folder / "guest-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1.0\n")
@@ -52,11 +52,11 @@ def help_of(*words: str, **environment: str) -> str:
 
 
 def test_help_lists_every_command_with_its_first_line() -> None:
-    """`halfstep` without arguments explains what is installed."""
+    """`halfstep` without arguments lists the installed commands."""
     for words in ((), ("--help",)):
         text = help_of(*words)
         assert "up Start server and worker on this machine" in text
-        assert "worker Start a worker alone" in text
+        assert "worker Start a worker: it offers" in text
         assert "recipe Check, train and register recipes of your own." in text
         assert "top Show all running runs" in text
 
@@ -96,7 +96,7 @@ def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
 
 
 def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
-    """Its line says what it raises; the others are there."""
+    """Its line has the error; the others are listed."""
     environment = joined(tmp_path, "greet = guest:greet", "1 / 0")
     shown = help_of("--help", **environment)
     assert "cannot be loaded: ZeroDivisionError" in shown
@@ -105,14 +105,14 @@ def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
 
 
 def test_the_services_commands_are_known_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client alone says what they need."""
+    """The client's help names their package."""
     points = entry_points(group=main.GROUP)
     ours = [each.name for each in points if each.dist and each.dist.name == "halfstep-service"]
     assert tuple(sorted(ours)) == main.SERVICE
     monkeypatch.setattr(main, "root", lambda: typer.main.get_group(main.APP))
     monkeypatch.setattr(main.Root, "_installed", {})
-    told = r"`recipe` .* in a clone of Halfstep, pip install \./halfstep '\.\[worker\]'"
-    assert re.search(told, str(type_command("recipe", "check", "mine.py")))
+    result = r"`recipe` .* in a clone of Halfstep, pip install \./halfstep '\.\[worker\]'"
+    assert re.search(result, str(type_command("recipe", "check", "mine.py")))
 
 
 @pytest.mark.parametrize("words", [*all_commands()], ids=" ".join)
@@ -162,7 +162,7 @@ def test_runs_are_sorted_in_descending_order_by_a_word_with_a_dash(
 
 
 def test_unknown_command_is_named() -> None:
-    """A typing error ends in a sentence that lists what there is, and what was meant."""
+    """A usage error ends with a message that lists the commands, and a suggestion."""
     ended = halfstep("dwonload")
     assert ended.returncode == 2
     assert "'dwonload'; did you mean 'download'?" in ended.stderr

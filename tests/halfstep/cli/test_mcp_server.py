@@ -71,12 +71,12 @@ def test_what_is_read(client: Client, database: Database, recorded: Run) -> None
     assert [each["name"] for each in call(server, "recipes")["recipes"]] == ["digits"]
     shown = call(server, "show_run", run_id=1)
     assert shown["config"]["training"]["steps"] == 400
-    told = call(server, "series", run_id=1, names=["loss", 'a "b",\u2028c'], points=32)
-    assert set(told["series"]) == {"loss", 'a "b",\u2028c'}
-    assert told["steps"] == STEPS
-    assert len(told["series"]["loss"]["step"]) < STEPS
-    assert told["nonfinite_losses"]["steps"] == [10]
-    assert told["skipped"]["steps"] == [10]
+    result = call(server, "series", run_id=1, names=["loss", 'a "b",\u2028c'], points=32)
+    assert set(result["series"]) == {"loss", 'a "b",\u2028c'}
+    assert result["steps"] == STEPS
+    assert len(result["series"]["loss"]["step"]) < STEPS
+    assert result["nonfinite_losses"]["steps"] == [10]
+    assert result["skipped"]["steps"] == [10]
     with pytest.raises(LookupError, match="There is no run 99"):
         call(server, "show_run", run_id=99)
     with pytest.raises(LookupError, match="points"):

@@ -22,10 +22,10 @@ def export(target: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Pat
 
 
 def lines(found: Found) -> dict[str, list[Point]]:
-    told: dict[str, list[Point]] = {}
+    result: dict[str, list[Point]] = {}
     for point in found.points():
-        told.setdefault(point.name, []).append(point)
-    return told
+        result.setdefault(point.name, []).append(point)
+    return result
 
 
 def test_tensorboard_reads_it(
@@ -67,11 +67,11 @@ def test_mlflows_folder_has_it(
     run = client.run(1)
     assert (found.name, found.project) == (run["name"], "digits")
     assert found.config["training"]["steps"] == 400
-    told = lines(found)
-    assert {*told} == {*NAMES, "a _b___c"}
-    assert [each.value for each in told["a _b___c"]] == pytest.approx([1.5, np.nan], nan_ok=True)
-    assert told["loss"][9].value == np.inf
-    assert told["loss"][0].time == pytest.approx(run["started_at"], abs=0.01)
+    result = lines(found)
+    assert {*result} == {*NAMES, "a _b___c"}
+    assert [each.value for each in result["a _b___c"]] == pytest.approx([1.5, np.nan], nan_ok=True)
+    assert result["loss"][9].value == np.inf
+    assert result["loss"][0].time == pytest.approx(run["started_at"], abs=0.01)
     assert (place / "tags" / "halfstep.run").read_text() == "1"
     assert "there already" in str(type_command("export", "mlflow", "1", str(tmp_path / "mlruns")))
 

@@ -42,7 +42,7 @@ Import = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Import:
-    """Type `halfstep import`; return what it says of each run. code: its exit code."""
+    """Run `halfstep import`; return its message on each run. code: its exit code."""
 
     def type_it(source: str, path: Path, *words: str, code: int = 0) -> list[dict[str, Any]]:
         folder = str(tmp_path / "halfstep")
@@ -63,15 +63,15 @@ def metrics(written: Written) -> dict[str, list[tuple[int, Any]]]:
 
 def test_a_wandb_run(imported: Import) -> None:
     """Its loss, rate and scale are columns of the steps, which are counted from 1."""
-    [told] = imported("wandb", RECORDED / "wandb")
-    assert (told["steps"], told["numbers"]) == (12, 14)
-    assert (told["media"], told["left_out"]) == (1, {"text": 1})
-    run = read_run(Path(told["folder"]))
+    [result] = imported("wandb", RECORDED / "wandb")
+    assert (result["steps"], result["numbers"]) == (12, 14)
+    assert (result["media"], result["left_out"]) == (1, {"text": 1})
+    run = read_run(Path(result["folder"]))
     assert (run["name"], run["project"], run["tags"]) == ("swift-lynx", "digits", ["fp16", "tried"])
     expected = {"lr": 0.01, "layers": [8, 4], "optimizer": {"name": "adamw"}, "late": 3}
     assert run["config"] == expected
     assert run["started"].startswith("2026-11-22T02:37:4")
-    written = Written(Path(told["folder"]))
+    written = Written(Path(result["folder"]))
     assert written.steps["step"].tolist() == list(range(1, 13))
     assert written.steps["loss"] == pytest.approx(1 / np.arange(1, 13), rel=1e-6)
     assert written.steps["scale"].tolist() == [65536.0] * 6 + [32768.0] * 6
@@ -79,14 +79,14 @@ def test_a_wandb_run(imported: Import) -> None:
     named = metrics(written)
     assert named["val.accuracy"][11] == (12, 11 / 12)
     assert (named["odd"], named["endless"]) == ([(13, "NaN")], [(13, "Infinity")])
-    outcome = json.loads((Path(told["folder"]) / "outcome-1.json").read_text())
+    outcome = json.loads((Path(result["folder"]) / "outcome-1.json").read_text())
     assert (outcome["status"], outcome["step"]) == ("finished", 12)
 
 
 def test_a_damaged_wandb_log_ends_its_run_alone(
     imported: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What comes before the damage is kept; the other run is whole."""
+    """Data before the damage are imported; the other run is complete."""
     [log] = (RECORDED / "wandb").rglob("*.wandb")
     both = tmp_path / "wandb"
     for name in ("a", "b"):
@@ -119,10 +119,10 @@ def mlflow(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_mlflows_runs(imported: Import, mlflow: Path) -> None:
-    """Database and folder tell the same; what was deleted there stays away."""
-    told = {Path(each["folder"]).name: each for each in imported("mlflow", mlflow)}
-    assert told.keys() == {"first", "bad", "killed"}
-    folder = Path(told["first"]["folder"])
+    """Database and folder lead to the same; runs deleted there are not imported."""
+    result = {Path(each["folder"]).name: each for each in imported("mlflow", mlflow)}
+    assert result.keys() == {"first", "bad", "killed"}
+    folder = Path(result["first"]["folder"])
     run = read_run(folder)
     assert (run["project"], run["tags"]) == ("digits", ["team=a"])
     assert run["config"] == {"lr": 0.1, "model": {"width": 8}, "note": "it's: 'b'"}
@@ -133,10 +133,10 @@ def test_mlflows_runs(imported: Import, mlflow: Path) -> None:
     assert metrics(written) == {"val acc": [(6, "NaN")], "val loss": [(6, "Infinity")]}
     outcomes = {
         name: json.loads((Path(each["folder"]) / "outcome-1.json").read_text())["status"]
-        for name, each in told.items()
+        for name, each in result.items()
     }
     assert outcomes == {"first": "finished", "bad": "failed", "killed": "terminated"}
-    assert metrics(Written(Path(told["killed"]["folder"]))) == {"acc": [(0, 1.0)]}
+    assert metrics(Written(Path(result["killed"]["folder"]))) == {"acc": [(0, 1.0)]}
 
 
 def test_damaged_stores_of_mlflow_are_named(
@@ -151,8 +151,8 @@ def test_damaged_stores_of_mlflow_are_named(
     loss.write_text(loss.read_text() + "nonsense\n")
     [meta] = [path for path in copy.rglob("meta.yaml") if "run_name: killed" in path.read_text()]
     meta.write_text("a: [")
-    told = imported("mlflow", copy, code=1)
-    assert sorted((Path(each["folder"]).name, each["steps"]) for each in told) == [
+    result = imported("mlflow", copy, code=1)
+    assert sorted((Path(each["folder"]).name, each["steps"]) for each in result) == [
         ("bad", 1),
         ("first", 6),
     ]
@@ -173,7 +173,7 @@ def event_file(folder: Path, *events: Event) -> Path:
 
 
 def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
-    """A folder is a run; numbers come as they were written, and what is none is counted."""
+    """Each folder is a run; numbers are unchanged, and other values are counted."""
     image = Event(step=1, summary=Summary(value=[Summary.Value(tag="x", image=Summary.Image())]))
     unserved = "file that is no PNG, JPEG or WAV up to 32 MiB"
     losses = [scalar("Loss/train", step, 1 / step) for step in range(10, 60, 10)]
@@ -181,16 +181,18 @@ def test_tensorboards_runs(imported: Import, tmp_path: Path) -> None:
     event_file(tmp_path / "logs" / "a", *losses, scalar("val", 50, 0.5), image)
     counted = [scalar("loss", 1, 1.0), scalar("skipped", 1, 3.0)]  # by somebody, in all
     event_file(tmp_path / "logs" / "b" / "c", scalar("val", 0, 2.0), *counted)
-    told = {Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")}
-    assert told.keys() == {"a", "b-c"}
-    assert told["a"]["left_out"] == {unserved: 1}
-    written = Written(Path(told["a"]["folder"]))
+    result = {
+        Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")
+    }
+    assert result.keys() == {"a", "b-c"}
+    assert result["a"]["left_out"] == {unserved: 1}
+    written = Written(Path(result["a"]["folder"]))
     assert written.steps["step"].tolist() == [10, 20, 30, 40, 50]
     assert written.steps["elapsed_ms"].tolist() == [0, 10_000, 20_000, 30_000, 40_000]
     assert written.steps["step_us"].tolist()[1:] == [1_000_000] * 4
     assert metrics(written) == {"val": [(50, 0.5)]}
     assert (written.steps["flags"] & SKIPPED).tolist() == [0, SKIPPED, 0, 0, 0]
-    other = Written(Path(told["b-c"]["folder"]))
+    other = Written(Path(result["b-c"]["folder"]))
     assert metrics(other) == {"val": [(0, 2.0)], "skipped": [(1, 3.0)]}
     assert other.steps["flags"].tolist() == [0]
 
@@ -204,13 +206,15 @@ def test_the_second_writer_of_torch_says_how_it_was_configured(
     with SummaryWriter(tmp_path / "logs") as writer:  # type: ignore[no-untyped-call]
         writer.add_scalar("loss", 0.5, 1)  # type: ignore[no-untyped-call]
         writer.add_hparams({"lr": 0.1, "kind": "adam"}, {"end": 1.0}, run_name="it")  # type: ignore[no-untyped-call]
-    told = {Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")}
-    assert read_run(Path(told["it"]["folder"]))["config"] == {"lr": 0.1, "kind": "adam"}
-    assert told["logs"]["steps"] == 1
+    result = {
+        Path(each["folder"]).name: each for each in imported("tensorboard", tmp_path / "logs")
+    }
+    assert read_run(Path(result["it"]["folder"]))["config"] == {"lr": 0.1, "kind": "adam"}
+    assert result["logs"]["steps"] == 1
 
 
 def files(told: dict[str, Any]) -> dict[str, bytes]:
-    """Return the files that the spool of an imported run tells of."""
+    """Return the files named in the spool of an imported run."""
     folder = Path(told["folder"])
     found = {each["path"]: each["sha256"] for each in Written(folder).of("artifact")}
     contents = {path: (folder / path).read_bytes() for path in found}
@@ -232,9 +236,9 @@ def test_tensorboards_pictures_and_sounds(imported: Import, tmp_path: Path) -> N
     tensor = TensorProto(dtype=7, string_val=[b"5", b"4", PNG, PNG])
     value = Summary.Value(tag="new", metadata=metadata, tensor=tensor)
     event_file(tmp_path / "logs", Event(step=3, summary=Summary(value=[value])))
-    [told] = imported("tensorboard", tmp_path / "logs")
-    assert (told["media"], told["left_out"]) == (6, {})
-    kept = files(told)
+    [result] = imported("tensorboard", tmp_path / "logs")
+    assert (result["media"], result["left_out"]) == (6, {})
+    kept = files(result)
     assert sorted(kept) == [
         "artifacts/step-00000001/val-sample-2.png",
         "artifacts/step-00000001/val-sample.png",
@@ -249,19 +253,19 @@ def test_tensorboards_pictures_and_sounds(imported: Import, tmp_path: Path) -> N
 def test_media_are_bounded(
     imported: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is beyond is counted, and told."""
+    """Files above the limit are counted and reported."""
     monkeypatch.setattr(media, "MOST", 2)
     picture = Summary.Value(tag="x", image=Summary.Image(encoded_image_string=PNG))
     event_file(
         tmp_path / "logs",
         *(Event(step=step, summary=Summary(value=[picture])) for step in range(5)),
     )
-    [told] = imported("tensorboard", tmp_path / "logs")
-    assert (told["media"], told["left_out"]) == (2, {"png beyond the first 2 files": 3})
+    [result] = imported("tensorboard", tmp_path / "logs")
+    assert (result["media"], result["left_out"]) == (2, {"png beyond the first 2 files": 3})
 
 
 def test_wandbs_pictures(tmp_path: Path) -> None:
-    """One, or several at once; what is not in the run's own folder is left out."""
+    """One, or several at once; those outside of the run's folder are left out."""
     inside = tmp_path / "files" / "media" / "images"
     inside.mkdir(parents=True)
     for name in ("a.png", "b.png"):
@@ -315,13 +319,13 @@ def test_twice_as_many_of_wandbs_pictures_are_twice_the_work(tmp_path: Path) -> 
 
 
 def test_wandbs_histograms_and_tables(imported: Import) -> None:
-    """As wandb wrote them: counts as ours are kept, tables as CSV; what ours cannot be is counted.
+    """As wandb wrote them: counts like ours, tables as CSV; unsupported ones are counted.
 
-    A histogram of uneven bins has no place in ours.
+    A histogram with uneven bins is unsupported.
     """
-    [told] = imported("wandb", RECORDED / "wandb-media")
-    assert (told["media"], told["left_out"]) == (3, {"histogram": 1})
-    kept = files(told)
+    [result] = imported("wandb", RECORDED / "wandb-media")
+    assert (result["media"], result["left_out"]) == (3, {"histogram": 1})
+    kept = files(result)
     assert sorted(kept) == [
         "artifacts/step-00000001/weights.histogram.json",
         "artifacts/step-00000002/weights.histogram.json",
@@ -350,7 +354,7 @@ def test_wandbs_histograms_and_tables(imported: Import) -> None:
     ids=["a list", "cut short", "wide row", "no row", "deep", "of another kind"],
 )
 def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: str) -> None:
-    """As is one that lies elsewhere, by its path, by a link, or in a folder that is one."""
+    """So is one outside, by path, by a link, or in a linked folder."""
     folder, left_out = tmp_path / "files", Counter[str]()
     (folder / "media").mkdir(parents=True)
     (folder / "media/a.table.json").write_bytes(content)
@@ -387,7 +391,7 @@ def test_a_table_that_is_none_is_counted(tmp_path: Path, content: bytes, kind: s
     ],
 )
 def test_a_histogram_that_is_none_becomes_none(edges: Any, counts: Any) -> None:
-    """Whatever somebody else's file says that it is."""
+    """Whatever the imported file claims."""
     assert media.histogram_of(edges, counts) is None
     assert media.histogram_of([0, 1, 2], [1, 2.5]) is not None
 
@@ -427,22 +431,22 @@ def test_mlflows_pictures(imported: Import, tmp_path: Path, kind: str) -> None:
     logged.with_name(f"{logged.stem}%compressed.webp").write_bytes(b"RIFF")
     (artifacts / "curve.png").write_bytes(PNG)
     (artifacts / "model.pkl").write_bytes(b"x")
-    [told] = [each for each in imported("mlflow", path) if each["media"]]
+    [result] = [each for each in imported("mlflow", path) if each["media"]]
     names = ["artifacts/step-00000001/curve.png", "artifacts/step-00000004/val-it.png"]
-    assert (sorted(files(told)), told["left_out"]) == (names, {"artifact": 1})
+    assert (sorted(files(result)), result["left_out"]) == (names, {"artifact": 1})
 
 
 def test_a_damaged_event_file_is_named(imported: Import, tmp_path: Path) -> None:
-    """What comes before is kept; one that is cut short is whole as far as it goes."""
+    """Data before the damage are imported; a truncated file is imported up to its end."""
     path = event_file(tmp_path / "logs", *(scalar("loss", step, 1.0) for step in range(1, 9)))
     content = bytearray(path.read_bytes())
     path.write_bytes(content[:-5])
-    [told] = imported("tensorboard", tmp_path / "logs")
-    assert told["steps"] == 7
+    [result] = imported("tensorboard", tmp_path / "logs")
+    assert result["steps"] == 7
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
-    [told] = imported("tensorboard", tmp_path / "logs", code=1)
-    assert 0 < told["steps"] < 7
+    [result] = imported("tensorboard", tmp_path / "logs", code=1)
+    assert 0 < result["steps"] < 7
 
 
 SCHEMA = pyarrow.schema(
@@ -484,7 +488,7 @@ def export_of_neptune(folder: Path, name: str, rows: list[dict[str, Any]], parts
 
 
 def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
-    """All parts of a run are one; what the exporter says of it is kept."""
+    """All parts of a run are one; the exporter's metadata are imported."""
     began = datetime.fromtimestamp(MOMENT, UTC)
     rows: list[dict[str, Any]] = [
         {"attribute_path": path, "attribute_type": kind, f"{kind}_value": value}
@@ -512,25 +516,25 @@ def test_neptunes_runs(imported: Import, tmp_path: Path) -> None:
     rows.append({"attribute_path": "model", "attribute_type": "file"})
     export_of_neptune(tmp_path / "data" / "digits-1a", "RUN-1", rows, parts=2)
     (tmp_path / "data" / "digits-1a" / "RUN-2_part_0.parquet").write_text("no Parquet")
-    [told] = imported("neptune", tmp_path / "data", "--project", "other", code=1)
-    assert told["left_out"] == {"file": 1, "value between two steps": 1}
-    run = read_run(Path(told["folder"]))
+    [result] = imported("neptune", tmp_path / "data", "--project", "other", code=1)
+    assert result["left_out"] == {"file": 1, "value between two steps": 1}
+    run = read_run(Path(result["folder"]))
     assert (run["name"], run["project"], run["tags"]) == ("baseline", "other", ["a", "b"])
     assert run["config"] == {"config": {"lr": 0.1, "layers": 3}}
     assert run["started"] == "2023-11-14T22:13:20.000+00:00"
-    written = Written(Path(told["folder"]))
+    written = Written(Path(result["folder"]))
     assert written.steps["step"].tolist() == [1, 2, 3, 4]
     assert written.steps["elapsed_ms"].tolist() == [0, 2000, 4000, 6000]
     named = metrics(written)
     assert sorted(named["metrics/accuracy"]) == [(s, 1 / s) for s in range(1, 5)]
-    outcome = json.loads((Path(told["folder"]) / "outcome-1.json").read_text())
+    outcome = json.loads((Path(result["folder"]) / "outcome-1.json").read_text())
     assert outcome["status"] == "failed"
 
 
 def test_neptunes_files(imported: Import, tmp_path: Path) -> None:
-    """They lie beside the data, by project; a file without a step stands at step 0.
+    """They are next to the data, by project; a file without a step is at step 0.
 
-    What leads out of the project's folder is left out, as is what the exporter did not bring.
+    Files outside of the project's folder, and those missing in the export, are left out.
     """
     own = tmp_path / "files" / "digits-1a"
     run = own / "ada/digits/RUN-1"
@@ -564,9 +568,9 @@ def test_neptunes_files(imported: Import, tmp_path: Path) -> None:
         value("file_set", "bad", "../.."),
     ]
     export_of_neptune(tmp_path / "data" / "digits-1a", "RUN-1", rows)
-    [told] = imported("neptune", tmp_path / "data")
-    assert told["left_out"] == {"file": 5, "file_set": 3, "histogram_series": 1}
-    kept = files(told)
+    [result] = imported("neptune", tmp_path / "data")
+    assert result["left_out"] == {"file": 5, "file_set": 3, "histogram_series": 1}
+    kept = files(result)
     assert {path: each for path, each in kept.items() if not path.endswith("json")} == {
         "artifacts/step-00000000/model.bin": b"weights",
         "artifacts/step-00000000/notes.txt": b"a note",
@@ -582,18 +586,18 @@ def test_neptunes_files(imported: Import, tmp_path: Path) -> None:
 
 
 def test_neptunes_files_behind_a_link_are_left_out(imported: Import, tmp_path: Path) -> None:
-    """An export that somebody else made names no folder of this machine."""
+    """A foreign export cannot name folders of this machine."""
     (tmp_path / "private" / "digits-1a").mkdir(parents=True)
     (tmp_path / "private" / "digits-1a" / "key").write_text("secret")
     (tmp_path / "files").symlink_to(tmp_path / "private")
     row = {"attribute_path": "it", "attribute_type": "file", "file_value": {"path": "key"}}
     export_of_neptune(tmp_path / "data" / "digits-1a", "RUN-1", [row])
-    [told] = imported("neptune", tmp_path / "data")
-    assert (told["media"], told["left_out"]) == (0, {"file": 1})
+    [result] = imported("neptune", tmp_path / "data")
+    assert (result["media"], result["left_out"]) == (0, {"file": 1})
 
 
 def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:
-    """What is there is left as it is; what has grown since is its next attempt."""
+    """Existing data are unchanged; new data are its next attempt."""
     logs = tmp_path / "logs"
     event_file(logs, scalar("loss", 1, 0.5))
     [first] = imported("tensorboard", logs)
@@ -612,13 +616,13 @@ def test_the_same_twice_is_one_run(imported: Import, tmp_path: Path) -> None:
 
 
 def test_an_import_that_was_broken_off_is_done_over(imported: Import, tmp_path: Path) -> None:
-    """What it left is no run, and in nobody's way."""
+    """Its remains are not a run, and do not disturb the next import."""
     event_file(tmp_path / "logs", scalar("loss", 1, 0.5))
     left = tmp_path / "halfstep" / "logs" / "spool"
     left.mkdir(parents=True)
     (left / "1-0.spool").write_bytes(b"half")
-    [told] = imported("tensorboard", tmp_path / "logs")
-    assert told["folder"] == str(left.parent)
+    [result] = imported("tensorboard", tmp_path / "logs")
+    assert result["folder"] == str(left.parent)
     assert Written(left.parent).steps["loss"].tolist() == [0.5]
 
 

@@ -14,7 +14,7 @@ def _observe(*, is_nan_at_end: bool) -> list[Event]:
     events: list[Event] = []
     observed = Origin(events.append, HostCopies())
     x = torch.zeros(3, requires_grad=True)
-    observed.look()
+    observed.check()
     loss = (x.sqrt() * 0).exp().sum() if is_nan_at_end else x.exp().sum()
     observed.arm([loss])
     loss.backward()

@@ -1,4 +1,5 @@
-"""`halfstep.watch` beside reference loops that find out by asking what it has to know unasked."""
+"""`halfstep.watch` compared with reference loops, which may wait for the device to measure the
+same."""
 
 import gc
 import hashlib
@@ -34,7 +35,7 @@ METHODS = ("scale", "unscale_", "_check_inf_per_device", "update")
 
 @pytest.fixture(autouse=True)
 def undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever a test does, torch and Python are left as they were."""
+    """Restore torch and Python after a test."""
     monkeypatch.delenv("HALFSTEP_MODE", raising=False)
     before = [vars(GradScaler)[name] for name in METHODS]
     others = sys.excepthook, signal.getsignal(signal.SIGTERM), torch.Tensor.backward
@@ -132,7 +133,7 @@ def bf16(watch: Any = None, *, fused: bool = False, epochs: int = 20) -> list[to
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_loop_without_a_scaler_is_watched_by_its_optimizer(tmp_path: Path, fused: bool) -> None:
-    """bf16: the loss that went backward, the norm, the rate; scale 1, and nothing skipped."""
+    """bf16: the loss of the backward pass, the norm, the learning rate; scale 1, and no skips."""
     bare = bf16(fused=fused)
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watched = bf16(watch, fused=fused)
@@ -149,7 +150,7 @@ def test_a_loop_without_a_scaler_is_watched_by_its_optimizer(tmp_path: Path, fus
 def test_a_rate_on_a_device_is_that_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A schedule changes it in place before the row is read, where rows are kept by the host."""
+    """A schedule changes it in place before the row is read, if rows are on the host."""
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     weight, rate = nn.Parameter(torch.ones(2)), torch.tensor(0.5)
     optimizer = torch.optim.SGD([weight], lr=rate)
@@ -163,14 +164,15 @@ def test_a_rate_on_a_device_is_that_of_its_step(
 
 
 class AcceleratedOptimizer:
-    """As Accelerate's `prepare` returns one: no step of its own is heard, but those within."""
+    """Optimizer as Accelerate's `prepare` returns it: only the inner optimizer's steps are
+    observed."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self.param_groups = optimizer, optimizer.param_groups
 
 
 class Lookahead(torch.optim.SGD):
-    """Makes its steps by another, and is heard as itself."""
+    """Optimizer that steps through another one, and is observed itself."""
 
     def __init__(self, parameters: Any) -> None:
         self.optimizer = torch.optim.SGD(parameters, lr=0.1)
@@ -179,7 +181,7 @@ class Lookahead(torch.optim.SGD):
 
 @pytest.mark.parametrize("wrap", [AcceleratedOptimizer, Lookahead])
 def test_an_optimizer_around_another_is_heard(tmp_path: Path, wrap: Callable[..., Any]) -> None:
-    """By the one whose steps torch tells of, and by its name."""
+    """The optimizer whose steps torch's hooks report is recorded, under its name."""
     weight = nn.Parameter(torch.full((2,), 2.0))
     inner = torch.optim.SGD([weight], lr=0.1)
     optimizer = wrap(inner if wrap is AcceleratedOptimizer else [weight])
@@ -197,7 +199,7 @@ def test_an_optimizer_around_another_is_heard(tmp_path: Path, wrap: Callable[...
 
 
 def test_gradients_that_are_sparse_or_missing_are_measured(tmp_path: Path) -> None:
-    """In the host's memory each is read as it is: rows of an embedding, a half, and none."""
+    """In host memory each is read unchanged: rows of an embedding, a half, and none."""
     table, half = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     unused, alone = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     watched = torch.optim.SGD([*table.parameters(), half, unused], lr=0.1)
@@ -235,7 +237,7 @@ def test_what_was_measured_belongs_to_the_row_that_it_was_measured_in(tmp_path: 
 
 
 def test_parameters_that_are_added_within_a_step_end_no_watching(tmp_path: Path) -> None:
-    """Their optimizer was measured, and has no gradients when it is known anew."""
+    """Their optimizer was measured already, and has no gradients when it is registered again."""
     weight, scaler = nn.Parameter(torch.ones(1)), torch.amp.GradScaler("cpu", 8.0)
     optimizer = torch.optim.SGD([weight], lr=0.0)
     with halfstep.watch(folder=tmp_path, name="it", layers_every=1):
@@ -291,8 +293,8 @@ def test_a_scale_set_by_hand_is_told_as_set(tmp_path: Path) -> None:
                 scaler.update(32.0)
     written = Written(tmp_path / "it")
     assert written.steps["scale"].tolist() == [8, 8, 64, 32]
-    told = [(e["kind"], e["step"], e["scale_after"]) for e in written.of("scaler")]
-    assert told == [("set", 3, 64), ("set", 4, 32)]
+    result = [(e["kind"], e["step"], e["scale_after"]) for e in written.of("scaler")]
+    assert result == [("set", 3, 64), ("set", 4, 32)]
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
@@ -317,12 +319,12 @@ def test_a_schedule_that_advances_in_skipped_steps_is_told(tmp_path: Path) -> No
         written = Written(tmp_path / f"waits-{waits}")
         skipped = len(written.of("scaler", "skip"))
         assert skipped >= 3
-        told = written.of("schedule")
+        result = written.of("schedule")
         if waits:
-            assert told == []
+            assert result == []
         else:
-            assert told[0]["advanced"] == told[0]["skipped"]
-            assert skipped / 2 < told[-1]["advanced"] <= skipped
+            assert result[0]["advanced"] == result[0]["skipped"]
+            assert skipped / 2 < result[-1]["advanced"] <= skipped
 
 
 def test_an_optimizer_that_comes_later_lays_the_rows_out_anew(tmp_path: Path) -> None:
@@ -384,7 +386,7 @@ def test_compiled_modules_keep_their_names_and_their_bits(tmp_path: Path) -> Non
 
 
 def test_numbers_texts_images_and_tables_are_logged(tmp_path: Path) -> None:
-    """Numbers become metrics at their step, everything else a file; a fault is said, once."""
+    """Numbers become metrics of their step, everything else a file; an error is reported once."""
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         for _ in range(2):
@@ -404,15 +406,15 @@ def test_numbers_texts_images_and_tables_are_logged(tmp_path: Path) -> None:
 def test_a_tensor_or_an_array_of_one_number_is_that(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever its shape; one of more is named by its own, and by what is allowed."""
+    """Any shape with one element; larger ones are named by their shape, with the allowed values."""
     ones = {"t": torch.ones(1, requires_grad=True), "tt": torch.ones(1, 1), "a": np.ones(1)}
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watch.log(
             ones | {"three": torch.ones(3), "none": np.ones(0), "deep": torch.ones(2, 2, 2, 2, 2)}
         )
         watch.loss(np.ones(1))  # type: ignore[arg-type]
-    told = Written(tmp_path / "it").of("metric")
-    assert [(each["name"], each["value"]) for each in told] == [("t", 1), ("tt", 1), ("a", 1)]
+    result = Written(tmp_path / "it").of("metric")
+    assert [(each["name"], each["value"]) for each in result] == [("t", 1), ("tt", 1), ("a", 1)]
     allowed = "cannot be logged; allowed: a number, a text, a picture, a figure, an array or tensor"
     _watching, *lines = capsys.readouterr().err.splitlines()
     for line, kind in zip(
@@ -424,7 +426,7 @@ def test_a_tensor_or_an_array_of_one_number_is_that(
 
 
 def test_of_several_files_of_a_name_in_a_step_the_last_is_kept(tmp_path: Path) -> None:
-    """As of numbers, of which the server keeps the last."""
+    """As for numbers, of which the server stores the last one."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         for text in ("first", "last"):
             watch.log({"text": text})
@@ -481,7 +483,8 @@ def test_histograms_and_sounds_are_files(tmp_path: Path) -> None:
 def test_what_cannot_be_shown_is_said_and_not_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shape, type, size, or an error of whoever draws it: a line each, and the loop goes on."""
+    """Wrong shape, type or size, or an error of the plotting library: one line each, and the loop
+    continues."""
 
     class Broken:
         def savefig(self, *_: Any, **__: Any) -> None:
@@ -496,10 +499,10 @@ def test_what_cannot_be_shown_is_said_and_not_logged(
     written = Written(tmp_path / "it")
     assert written.of("artifact") == []
     assert len(written.of("metric")) == 1
-    told = capsys.readouterr().err
+    result = capsys.readouterr().err
     for name in ("shape", "type", "long", "figure", "bins", "sound"):
-        assert f"halfstep: {name} is not logged: " in told
-    assert "it is 2.0 MiB as .txt; allowed: 1 MiB" in told
+        assert f"halfstep: {name} is not logged: " in result
+    assert "it is 2.0 MiB as .txt; allowed: 1 MiB" in result
 
 
 def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
@@ -514,11 +517,11 @@ def test_a_number_that_is_none_is_said_and_the_rest_goes_on(
         watch.log({"good": 1.0})
     [good] = Written(tmp_path / "it").of("metric")
     assert good["name"] == "good"
-    told = capsys.readouterr().err
-    assert max(map(len, told.splitlines())) < 1000
+    result = capsys.readouterr().err
+    assert max(map(len, result.splitlines())) < 1000
     for name in ("big", "complex", "meta", "n" * 100):
-        assert f"halfstep: {name} is not logged: " in told
-    assert "halfstep: log got [1.0]; allowed: a dictionary of values by name" in told
+        assert f"halfstep: {name} is not logged: " in result
+    assert "halfstep: log got [1.0]; allowed: a dictionary of values by name" in result
 
 
 UNLOGGED: list[tuple[dict[Any, Any], str]] = [
@@ -545,7 +548,7 @@ UNLOGGED: list[tuple[dict[Any, Any], str]] = [
 def test_what_is_not_logged_is_named_with_what_is_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], said: str
 ) -> None:
-    """In one line, and what is logged beside it is there."""
+    """In one line, and the other logged values are recorded."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         watch.log(values | {"good": 1.0})
     written = Written(tmp_path / "it")
@@ -557,7 +560,7 @@ def test_what_is_not_logged_is_named_with_what_is_allowed(
 
 
 def test_a_checkpoint_is_registered_with_size_and_digest(tmp_path: Path) -> None:
-    """It lies in the run's folder too, without a second copy."""
+    """It is in the run's folder too, as a link instead of a copy."""
     path = tmp_path / "model.pt"
     path.write_bytes(b"weights")
     with halfstep.watch(folder=tmp_path, name="it") as watch:
@@ -606,7 +609,7 @@ def test_whole_numbers_that_no_browser_holds_are_texts_of_the_configuration(
 
 @pytest.mark.parametrize("how", ["run", "file"])
 def test_a_resumed_run_is_the_next_attempt(tmp_path: Path, how: str) -> None:
-    """By run=, or a file in the folder; its steps go on, from where the script says if it does."""
+    """By run=, or a file in the folder; its steps continue, or begin where the script sets them."""
     with halfstep.watch(folder=tmp_path, name="it") as watch:
         bf16(watch, epochs=5)
     if how == "file":
@@ -648,7 +651,7 @@ def test_the_time_of_a_resumed_run_goes_on(tmp_path: Path, clock_set: timedelta)
 def test_a_run_to_go_on_with_that_is_not_there_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
-    """A typo begins a new run, and says so; going on with that one says nothing."""
+    """A typo begins a new run with a message; continuing that one prints nothing."""
     (tmp_path / "resume").write_text("mien\n")
     run = "mien" if how == "run" else None
     for _ in range(2):
@@ -691,7 +694,7 @@ def test_a_run_is_gone_on_with_by_its_name_or_its_folders(
 
 
 def test_a_resumed_run_is_configured_anew(tmp_path: Path) -> None:
-    """What it is given replaces what that names; nothing is named by none."""
+    """The new configuration replaces the keys that it names; None changes nothing."""
     for again, config in (
         ({"name": "it"}, {"lr": 0.1, "seed": 1, "model": {"depth": 2}}),
         ({"run": "it"}, {"lr": 0.2, "model": {"width": 8}}),
@@ -705,14 +708,14 @@ def test_a_resumed_run_is_configured_anew(tmp_path: Path) -> None:
 def test_a_configuration_that_is_none_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the start or later, and the run goes on with what it has."""
+    """At the start or later, and the run continues with its configuration."""
     with halfstep.watch(folder=tmp_path, name="it", config="lr=0.1") as watch:
         watch.configure({"lr": 0.2})
         watch.configure([0.1])
     assert json.loads((tmp_path / "it" / "run.json").read_text())["config"] == {"lr": 0.2}
-    told = capsys.readouterr().err
-    assert "halfstep: config is ignored: it is 'lr=0.1'; allowed: a dictionary" in told
-    assert "halfstep: configure is ignored: it is [0.1]; allowed: a dictionary" in told
+    result = capsys.readouterr().err
+    assert "halfstep: config is ignored: it is 'lr=0.1'; allowed: a dictionary" in result
+    assert "halfstep: configure is ignored: it is [0.1]; allowed: a dictionary" in result
 
 
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
@@ -725,7 +728,7 @@ def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
 def test_the_folder_of_runs_hides_no_module_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script beside it, which finds modules there first, imports us again."""
+    """A script next to it, which finds modules there first, imports ours."""
     monkeypatch.chdir(tmp_path)
     halfstep.watch(name="it").finish()
     assert Path("halfstep-runs/it/outcome-1.json").exists()
@@ -747,9 +750,8 @@ def test_runs_of_an_earlier_version_are_gone_on_with(
 def test_watching_twice_is_watching_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A second call adds modules, and says so to who names another run; finishing twice does
-    nothing more.
-    """
+    """A second call adds modules, with a message if it names another run; a second finish does
+    nothing."""
     first = halfstep.watch(folder=tmp_path, name="it")
     assert halfstep.watch(Net(), folder=tmp_path) is first
     begun = f"halfstep: watching; the run is in {tmp_path / 'it'}\n"
@@ -789,7 +791,7 @@ def test_disabled_it_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_wrong_argument_ends_no_script(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cannot be watched is said in one line."""
+    """An unwatchable argument is reported in one line."""
     monkeypatch.setenv("HALFSTEP_MODE", "sometimes")
     assert halfstep.watch(folder=tmp_path).folder is None
     monkeypatch.delenv("HALFSTEP_MODE")
@@ -811,7 +813,7 @@ def test_where_it_is_written_is_not_guessed(
     argument: str,
     told: Any,
 ) -> None:
-    """A wrong folder or run is named, with what is allowed, and nothing is written."""
+    """An invalid folder or run is named with the allowed values, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     assert halfstep.watch(**{argument: told}).folder is None
     [line] = capsys.readouterr().err.splitlines()
@@ -823,7 +825,7 @@ def test_where_it_is_written_is_not_guessed(
 def test_what_a_run_cannot_be_called_is_passed_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its name, project and tags: a line each, and the run has what is right."""
+    """Invalid name, project and tags: one line each, and the run has the valid ones."""
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"name": 5}, "name is ignored: it is 5; allowed: "),
         ({"name": " "}, "name is ignored: it is ' '; allowed: "),
@@ -874,7 +876,7 @@ WRONG_ONES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 def test_where_what_is_to_be_heard_alone_is_wrong_all_is_heard(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """A line says so, and every step and skip is there."""
+    """A line reports it, and every step and skip is recorded."""
     wrong, said = WRONG_ONES[name]
     with halfstep.watch(folder=tmp_path, name="it", **wrong()) as watch:
         truth = Script().train(watch.add, steps=12)
@@ -888,7 +890,7 @@ def test_where_what_is_to_be_heard_alone_is_wrong_all_is_heard(
 def test_an_error_of_ours_ends_no_loop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is one line, the wraps are gone, the weights are what they would have been."""
+    """It is one line; the wrappers are removed, and the weights are unchanged."""
     bare = Script().train(steps=12)
     write, calls = halfstep.monitor.loop.Loop._write, iter(range(100))
 
@@ -904,8 +906,8 @@ def test_an_error_of_ours_ends_no_loop(
     watch.finish()
     assert all(map(torch.equal, watched.weights, bare.weights))
     assert len(capsys.readouterr().err.splitlines()) == 2
-    [told] = Written(tmp_path / "it").of("failed_diagnosis")
-    assert (told["diagnosis"], told["step"]) == ("watch", 5)
+    [result] = Written(tmp_path / "it").of("failed_diagnosis")
+    assert (result["diagnosis"], result["step"]) == ("watch", 5)
     assert Written(tmp_path / "it").steps["step"].tolist() == [1, 2, 3, 4, 5]
     outcome = json.loads((tmp_path / "it" / "outcome-1.json").read_text())
     assert (outcome["status"], outcome["step"]) == ("finished", 5)
@@ -914,7 +916,7 @@ def test_an_error_of_ours_ends_no_loop(
 def test_a_script_that_raises_after_an_error_of_ours_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody heard its last steps, and how it ended is told all the same."""
+    """Its last steps are missing, but its outcome is recorded."""
 
     def failing(*_: Any) -> Any:
         raise OSError("no space left")
@@ -997,7 +999,7 @@ def test_an_error_that_nobody_can_be_told_of_ends_no_loop(
 def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script that goes on after Ctrl-C can be ended by SIGTERM all the same."""
+    """After Ctrl-C a continuing script can still be ended by SIGTERM."""
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -1006,14 +1008,14 @@ def test_an_interrupt_in_the_midst_of_our_work_does_not_hold_a_later_end(
     monkeypatch.setattr(halfstep.monitor.gradients.Gradients, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Script().train(watch.add, steps=3)
-    assert watch._ending.held == 0
+    assert watch._exit_hooks.held == 0
     watch.finish()
 
 
 def test_an_uploader_that_cannot_be_started_again_ends_no_watching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A machine without a process to spare: what is told stays in the folder."""
+    """If no process can be started, the data stay in the folder."""
     starts = iter(["http://server/runs/1"])
 
     def start(*_: Any) -> str:
@@ -1050,7 +1052,7 @@ def test_torch_has_the_methods_that_are_wrapped(name: str) -> None:
 def test_a_torch_that_has_not_says_which(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop goes on, and the line names class and attribute."""
+    """The loop continues, and the line names class and attribute."""
     monkeypatch.setattr("halfstep.monitor.loop.PRIVATE", (*PRIVATE, "_gone"))
     with halfstep.watch(folder=tmp_path) as watch:
         Script().train(watch.add, steps=2)
@@ -1058,7 +1060,7 @@ def test_a_torch_that_has_not_says_which(
 
 
 def test_nothing_keeps_a_model_alive(tmp_path: Path) -> None:
-    """A run that is over lets go of what it watched."""
+    """An ended run releases the watched model."""
     import weakref
 
     net = Net()
@@ -1116,7 +1118,7 @@ main(globals()[sys.argv[2]])
 def test_however_a_script_ends_its_last_rows_are_there(
     tmp_path: Path, end: str, code: int, status: str, error: str | None
 ) -> None:
-    """Its exit code is what it would have been, and only the process that watched has written."""
+    """Its exit code is unchanged, and only the watching process has written."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path, end],
         capture_output=True,
@@ -1139,13 +1141,13 @@ SIGNALLED = """
 import signal, sys, halfstep
 watch = halfstep.watch(folder=sys.argv[1], name="it")
 ended = []
-watch._ending.terminate = lambda: ended.append("now")
+watch._exit_hooks.terminate = lambda: ended.append("now")
 def interrupted():
     signal.raise_signal(signal.SIGTERM)
     assert ended == []
 watch._guard(interrupted)
 assert ended == ["now"]
-watch._ending.is_due = False
+watch._exit_hooks.is_due = False
 watch.finish()
 """
 
@@ -1272,7 +1274,7 @@ def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) 
 def test_a_full_disk_does_not_end_watching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps and files of that time are lost, and said to be; what comes later is there."""
+    """Steps and files of that time are lost, with a message; later ones are recorded."""
     from halfstep.telemetry import patient_spool
     from tests.halfstep.telemetry.test_patient_spool import full
 
@@ -1286,8 +1288,8 @@ def test_a_full_disk_does_not_end_watching(
     written = Written(tmp_path / "it")
     assert len(written.steps) == 0
     assert [(event["name"], event["step"]) for event in written.of("metric")] == [("late", 40)]
-    told = capsys.readouterr().err
-    assert "the spool is written again: 40 steps" in told
+    result = capsys.readouterr().err
+    assert "the spool is written again: 40 steps" in result
     assert (tmp_path / "it" / "outcome-1.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""What a watched loop is asked at an interval, beside a loop that counts by itself."""
+"""Periodic measurements of a watched loop, compared with a loop that measures itself."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def undone(nothing_compiled: None) -> Iterator[None]:
 
 
 class Reference:
-    """A loop in fp16 that keeps what passes in each step, at the cost of asking."""
+    """A loop in fp16 that stores the values of each step, waiting for the device."""
 
     def __init__(self, *, fused: bool) -> None:
         self.fused = fused
@@ -82,7 +82,7 @@ class Reference:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_what_is_asked_for_is_what_passed(tmp_path: Path, fused: bool) -> None:
-    """Exponents, norms of layers and largest numbers are the loop's own, in the steps due alone."""
+    """Exponents, norms of layers and largest numbers equal the loop's own, only in due steps."""
     reference = Reference(fused=fused)
     reference.train(tmp_path, looks=True, **ALL)
     written = Written(tmp_path / "it")
@@ -130,7 +130,7 @@ def test_to_be_asked_changes_no_bit(tmp_path: Path, fused: bool) -> None:
 
 
 def test_between_the_steps_that_are_due_no_hook_is_there(tmp_path: Path) -> None:
-    """Nor in a module, at any time; what is evaluated in between is not looked at."""
+    """Nor in a module, at any time; evaluations in between are not measured."""
     net = Net()
     optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
     seen = []
@@ -186,6 +186,6 @@ def test_compiled_modules_are_not_compiled_anew(tmp_path: Path) -> None:
 def test_an_interval_that_is_none_is_said(
     tmp_path: Path, wrong: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By name, value and what is allowed."""
+    """By name, value and allowed values."""
     assert halfstep.watch(folder=tmp_path, layers_every=wrong).folder is None
     assert f"layers_every is {wrong!r}; allowed: a whole number" in capsys.readouterr().err

@@ -139,8 +139,8 @@ class Written:
 
     def of(self, event: str, kind: str | None = None) -> list[dict[str, Any]]:
         """Return events of a kind."""
-        told = [each for each in self.events if each["event"] == event]
-        return [each for each in told if kind is None or each["kind"] == kind]
+        result = [each for each in self.events if each["event"] == event]
+        return [each for each in result if kind is None or each["kind"] == kind]
 
     def truth(self) -> Truth:
         """Return it as the reference has it; weights are not written."""

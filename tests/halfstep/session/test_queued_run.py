@@ -65,8 +65,8 @@ def test_a_script_of_wandbs_logs_to_the_queues_run(folder: Path) -> None:
     halfstep.finish()
     written = Written(folder)
     assert [(each["name"], each["value"]) for each in written.of("metric")] == [("accuracy", 0.5)]
-    told = [each["config"] for each in written.of("configured")]
-    assert told == [{"lr": 0.1}, {"lr": 0.1, "more": 1}]
+    result = [each["config"] for each in written.of("configured")]
+    assert result == [{"lr": 0.1}, {"lr": 0.1, "more": 1}]
     assert (run.id, run.name) == ("7", "run 7")
     assert not (folder / "run.json").exists()
 
@@ -82,9 +82,9 @@ def test_what_a_script_is_configured_with_is_told_without_its_secrets(
     watch.configure({"text": "a" * 100_000})
     watch.configure("a text")
     watch.finish()
-    told, cut = Written(folder).of("configured")
+    result, cut = Written(folder).of("configured")
     assert cut["config"]["text"].startswith("a" * 1000)
-    assert told["config"] == {"lr": 0.1, "key": "***", "data": {"path": "/data", "sizes": [1, 2]}}
+    assert result["config"] == {"lr": 0.1, "key": "***", "data": {"path": "/data", "sizes": [1, 2]}}
     assert "text is cut to 2,000 of 100,000 characters" in capfd.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""What the machine is asked, and what becomes of an answer that does not come."""
+"""Samples of the machine, also with failing devices."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ def fail(code: int) -> object:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A library whose handles are what they were asked by."""
+    """A library whose handles are their arguments."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, answer in {
         "nvmlInit": lambda: None,
@@ -35,7 +35,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_gpu_that_does_not_answer_has_an_empty_sample(nvml: pytest.MonkeyPatch) -> None:
-    """It keeps nobody's steps from being recorded; the host's own figures are there."""
+    """Steps are recorded, and the host's own numbers are there."""
     for question in ("UtilizationRates", "MemoryInfo", "PowerUsage", "Temperature"):
         nvml.setattr(pynvml, f"nvmlDeviceGet{question}", fail(pynvml.NVML_ERROR_GPU_IS_LOST))
     host, gpu = SystemMonitor([3]).take()
@@ -44,12 +44,12 @@ def test_a_gpu_that_does_not_answer_has_an_empty_sample(nvml: pytest.MonkeyPatch
 
 
 def test_a_figure_that_is_not_supported_hides_no_other(nvml: pytest.MonkeyPatch) -> None:
-    """A MIG instance tells its memory though it has no utilization."""
+    """A MIG instance reports its memory without a utilization."""
     unsupported = fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
     nvml.setattr(pynvml, "nvmlDeviceGetUtilizationRates", unsupported)
     _host, gpu = SystemMonitor([0]).take()
-    told = {"memory_bytes": 7, "power_watts": 9.0, "temperature_celsius": 61}
-    assert gpu == {"device": 0, "utilization": None, **told}
+    result = {"memory_bytes": 7, "power_watts": 9.0, "temperature_celsius": 61}
+    assert gpu == {"device": 0, "utilization": None, **result}
 
 
 @pytest.mark.parametrize("question", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])

@@ -44,7 +44,7 @@ def no_locks_library(folder: Path) -> Path:
 
 
 class Script:
-    """A process that watches a run, and logs what it is sent."""
+    """A process that watches a run, and logs the values sent to it."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -76,7 +76,7 @@ def logged(folder: Path) -> list[str]:
 
 
 def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[str, str]) -> None:
-    """The second is refused with a line; after the first's end, or death, another goes on."""
+    """The second is rejected with a line; after the first's end, or death, another can continue."""
     first = Script(tmp_path, no_locks)
     assert json.loads((tmp_path / "it" / "writer.lock.owner").read_text())["pid"] == (
         first.process.pid
@@ -100,7 +100,7 @@ def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[s
 def test_without_flock_a_run_is_sent_while_it_is_written(
     tmp_path: Path, no_locks: dict[str, str]
 ) -> None:
-    """By one uploader, whose lock is gone once all is sent."""
+    """By one uploader, whose lock is deleted when all is sent."""
     with IngestServer() as site:
         known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
         script = Script(tmp_path, no_locks | known)
@@ -120,7 +120,7 @@ def test_without_flock_a_run_is_sent_while_it_is_written(
 
 
 def owner_file(folder: Path, **changed: object) -> Path:
-    """Write the lock of another process, with what a test changes of it."""
+    """Write the lock of another process, with a test's changes."""
     path = folder / "it.lock.owner"
     lock = OwnerFile(path)
     assert lock.acquire()
@@ -143,7 +143,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Folder
 
 
 def test_who_waits_holds_the_lock_next(lock: Callable[[], FolderLock]) -> None:
-    """And others see that it is held without taking it."""
+    """Others see that it is held without acquiring it."""
     first, path = lock(), lock()._path
     assert (first.acquire(), lock().is_held()) == (True, True)
     held: list[bool] = []
@@ -177,7 +177,7 @@ def test_an_owner_elsewhere_is_stale_without_a_heartbeat(
 
 
 def test_a_dead_owner_is_stale_at_once(tmp_path: Path, lock: Callable[[], FolderLock]) -> None:
-    """A living one is not, however long ago it was heard of."""
+    """A live one is not, however old its last heartbeat."""
     path = owner_file(tmp_path)
     os.utime(path, (0, 0))
     assert not lock().acquire()

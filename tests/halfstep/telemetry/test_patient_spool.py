@@ -69,16 +69,16 @@ def test_it_goes_on_in_a_new_file_and_counts_what_was_lost(
         "the spool cannot be written; data is lost until it can: [Errno 27] File too large",
         f"the spool is written again: {lost}",
     ]
-    reader, found, told = SpoolReader(tmp_path), [], []
+    reader, found, result = SpoolReader(tmp_path), [], []
     while items := reader.poll():
         for item in items:
             if isinstance(item, np.ndarray):
                 found += item["step"].tolist()
             else:
-                told.append(item)
+                result.append(item)
     assert found == [*range(1, 6), *range(16, 21)]
-    assert [event["event"] for event in told] == ["failed_diagnosis", "metric"]
-    assert (told[0]["diagnosis"], told[0]["error"], told[0]["step"]) == ("spool", lost, 20)
+    assert [event["event"] for event in result] == ["failed_diagnosis", "metric"]
+    assert (result[0]["diagnosis"], result[0]["error"], result[0]["step"]) == ("spool", lost, 20)
     assert {path.name for path in tmp_path.iterdir()} == {"1-0.spool", "1-1.spool"}
 
 

@@ -191,7 +191,7 @@ def test_a_foreign_file_is_refused(tmp_path):
 
 
 def test_a_torn_tail_counts_once_though_its_attempt_takes_a_poll_of_its_own(tmp_path, write):
-    """Two attempts that were both left behind: what is torn between them is counted when left."""
+    """Two abandoned attempts: bytes torn between them are counted when leaving the first."""
     write(1).steps(steps(1, 1))
     path = tmp_path / "1-0.spool"
     path.write_bytes(path.read_bytes() + b"\x30\x00")
@@ -228,7 +228,8 @@ def iter_polls(reader):
 
 @pytest.mark.parametrize("place", ["header", "first", "length", "checksum", "last"])
 def test_damaged_bytes_cost_their_frame_only(tmp_path, write, place):
-    """They are told once, with their number; what follows is read though the file still grows."""
+    """They are reported once, with their number; later frames are read while the file still
+    grows."""
     writer = write(1)
     for step in (1, 2, 3):
         writer.steps(steps(step, 1))
@@ -256,7 +257,7 @@ def test_damaged_bytes_cost_their_frame_only(tmp_path, write, place):
 
 
 def test_frames_without_a_header_are_read_and_are_not_read_for_ever(tmp_path, write):
-    """A part or a file that begins with a frame lacks nothing that anybody would miss."""
+    """A part or a file that begins with a frame is complete."""
     writer = write(1)
     for step in (1, 2):
         writer.steps(steps(step, 1))
@@ -302,7 +303,7 @@ def test_a_part_of_a_file_is_read_as_the_file_is(tmp_path: Path) -> None:
 
 
 def test_steps_whose_wait_nobody_knows_are_as_before(tmp_path, write):
-    """A server of the version before reads what a loop of somebody's own spools."""
+    """A server of the earlier version reads the spool of a watched loop."""
     made = steps(1, 3)
     made["data_us"] = UNKNOWN_US
     writer = write(1)
@@ -326,7 +327,7 @@ def test_steps_whose_wait_nobody_knows_are_as_before(tmp_path, write):
     ),
 )
 def test_reading_any_bytes_comes_to_an_end(begun, pieces):
-    """Each poll that returns something goes on from a later byte."""
+    """Each poll that returns something continues from a later byte."""
     header = FILE_HEADER.pack(MAGIC, VERSION) if begun else b""
     try:
         part = SpoolPart(header + b"".join(pieces), 0)

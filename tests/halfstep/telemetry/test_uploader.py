@@ -50,7 +50,7 @@ def site() -> Iterator[IngestServer]:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long between tries."""
+    """Shorten the pauses between retries."""
     monkeypatch.setattr(uploader, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(uploader, "LONGEST_SECONDS", 0.05)
     monkeypatch.setattr(uploader, "MENDING_SECONDS", 0.05)
@@ -98,7 +98,7 @@ class Writer:
 
 
 def spooled(files: AttemptFiles) -> dict[int, bytes]:
-    """Return what lies in an attempt's spool, by sequence."""
+    """Return the content of an attempt's spool, by sequence."""
     found = files.spool.glob(f"{files.attempt}-*.spool")
     return {int(path.stem.partition("-")[2]): path.read_bytes() for path in found}
 
@@ -109,7 +109,7 @@ def arrived(site: IngestServer, files: AttemptFiles) -> Attempt:
 
 
 def ended(status: str, step: int) -> dict[str, Any]:
-    """Return what the server is told of an end without an error."""
+    """Return the request for an end without an error."""
     return {"status": status, "step": step, "error": None, "exit_code": None, "lost_bytes": 0}
 
 
@@ -119,7 +119,7 @@ def only_run(site: IngestServer) -> Run:
 
 
 def send(site: IngestServer, files: AttemptFiles, tries: int = 100, **named: Any) -> list[str]:
-    """Send until nothing fails any more; return what was said."""
+    """Send until nothing fails; return the messages."""
     said: list[str] = []
     with Ingest(site.server, patience_seconds=20) as ingest:
         sending = RunSending(files.folder, ingest, said.append, **named)
@@ -269,15 +269,15 @@ def test_a_long_spool_goes_in_pieces(site: IngestServer, tmp_path: Path) -> None
 def test_what_is_longer_than_a_run_may_have_is_shortened(
     site: IngestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Name, tags, command and traceback: of that the end, which says what was raised."""
+    """Name, tags, command and traceback, of which the end stays, with the exception."""
     monkeypatch.setattr(sys, "argv", ["train.py", "\udcff", *["x" * 5000] * 2000])
     writer = Writer(tmp_path, "n" * 90, tags=["t" * 300] * 60, project="p" * 300).finish()
     write_outcome(writer.files, "failed", 0, "x" * 150_000 + "KeyError")
     send(site, writer.files)
-    told = only_run(site).described
-    assert [len(told["tags"]), len(told["tags"][0]), len(told["project"])] == [50, 200, 200]
-    assert (told["command"][:2], len(told["command"])) == (["train.py", "\\udcff"], 1000)
-    assert (len(told["command"][-1]), told["folder"]) == (4096, str(Path.cwd()))
+    result = only_run(site).described
+    assert [len(result["tags"]), len(result["tags"][0]), len(result["project"])] == [50, 200, 200]
+    assert (result["command"][:2], len(result["command"])) == (["train.py", "\\udcff"], 1000)
+    assert (len(result["command"][-1]), result["folder"]) == (4096, str(Path.cwd()))
     outcome = arrived(site, writer.files).outcome
     assert outcome is not None
     assert len(outcome["error"]) == 100_000
@@ -285,7 +285,7 @@ def test_what_is_longer_than_a_run_may_have_is_shortened(
 
 
 def test_sent_twice_it_is_there_once(site: IngestServer, tmp_path: Path) -> None:
-    """The second time nothing but two questions goes out, with or without what is remembered."""
+    """The second time only two requests are sent, with or without the remembered state."""
     writer = Writer(tmp_path).steps(20).file(b"hello").finish()
     for forget in (False, False, True):
         if forget:
@@ -299,7 +299,7 @@ def test_sent_twice_it_is_there_once(site: IngestServer, tmp_path: Path) -> None
 
 
 def test_half_a_run_goes_on_where_it_was(site: IngestServer, tmp_path: Path) -> None:
-    """What is written between two passes is all that the second one sends; no end is claimed."""
+    """The second pass sends only what was written since the first; no end is reported."""
     writer = Writer(tmp_path).steps(7)
     with Ingest(site.server) as ingest:
         run = RunSending(writer.files.folder, ingest, print)
@@ -346,7 +346,7 @@ def test_damage_that_no_frame_follows_is_said(site: IngestServer, tmp_path: Path
 
 
 def test_a_server_that_was_set_back_gets_all_again(site: IngestServer, tmp_path: Path) -> None:
-    """Spool and files: what is remembered beside the spool is not believed."""
+    """Spool and files: the server's state counts, not the one remembered next to the spool."""
     writer = Writer(tmp_path).steps(20).file(b"hello").finish()
     send(site, writer.files)
     arrived(site, writer.files).__init__()  # type: ignore[misc]
@@ -388,7 +388,7 @@ def test_a_file_that_is_not_what_was_named_is_said(site: IngestServer, tmp_path:
 
 
 def test_attempts_go_in_order(site: IngestServer, tmp_path: Path) -> None:
-    """The first is sent whole before the second fences it; sent again, no fence is told."""
+    """The first is sent completely before the second fences it; a second upload reports none."""
     first = Writer(tmp_path).steps()
     first.spool.close()  # killed
     second = Writer(tmp_path).steps().finish()
@@ -405,7 +405,7 @@ def test_attempts_go_in_order(site: IngestServer, tmp_path: Path) -> None:
 def test_a_run_is_sent_while_it_is_written(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """The page is told once; after the end all is there, and the uploader has gone."""
+    """The page is printed once; after the end everything is sent, and the uploader has exited."""
     writer = Writer(tmp_path)
     uploading = following(site, writer.files)
     for _ in range(5):
@@ -424,7 +424,7 @@ def test_a_run_is_sent_while_it_is_written(
 def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """It passes once the script has configured it anew; what is sent alike is refused alike."""
+    """It succeeds once the script has configured it again; unchanged data are rejected again."""
     site.faults = ["422"]
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
@@ -442,7 +442,8 @@ def test_what_the_server_refuses_is_said_and_given_up_at_the_end(
 def test_a_death_without_a_word_is_told_once_all_is_sent(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """By a server that fails too; the folder says so from then on, and a next attempt goes on."""
+    """Also by a failing server; afterwards the folder has the outcome, and a next attempt
+    continues."""
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.pages))
@@ -461,7 +462,7 @@ def test_a_death_without_a_word_is_told_once_all_is_sent(
 def test_a_death_after_the_last_word_is_none_of_its_own(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """How it ended is what the process said, however it went on."""
+    """The reported outcome counts, whatever the process did afterwards."""
     writer = Writer(tmp_path).steps().finish()
     uploading = following(site, writer.files)
     uploading.kill()
@@ -472,7 +473,7 @@ def test_a_death_after_the_last_word_is_none_of_its_own(
 def test_a_server_that_comes_and_goes_gets_everything(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """Away, stalling, away again: said once in the same words, and nothing is missing."""
+    """Away, stalling, away again: reported once in the same words, and nothing is missing."""
     site.stop()
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
@@ -510,7 +511,7 @@ def test_a_server_that_stays_away_is_given_up_after_the_end(
 def test_a_refused_token_is_said_and_may_be_mended(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """By somebody at the server, or by `halfstep login` here."""
+    """By an admin of the server, or by `halfstep login` on this machine."""
     site.tokens = set()
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
@@ -528,7 +529,7 @@ def test_a_refused_token_is_said_and_may_be_mended(
 def test_an_attempt_that_is_not_wanted_is_kept_and_sent_no_more(
     site: IngestServer, tmp_path: Path, following: Any, how: str
 ) -> None:
-    """Said once; the training is none the wiser, and its end finds nothing to do."""
+    """Reported once; the training is not affected, and its end has nothing to do."""
     writer = Writer(tmp_path).steps()
     uploading = following(site, writer.files)
     until(lambda: bool(uploading.pages))
@@ -551,7 +552,7 @@ def test_an_attempt_that_is_not_wanted_is_kept_and_sent_no_more(
 def test_a_later_attempt_takes_the_folder_over(
     site: IngestServer, tmp_path: Path, following: Any
 ) -> None:
-    """Its uploader sends what is left of the one before, which makes way."""
+    """Its uploader sends the rest of the earlier attempt, whose uploader stops."""
     site.stop()
     first = Writer(tmp_path).steps()
     earlier = following(site, first.files)
@@ -579,8 +580,8 @@ def test_upload_sends_all_runs_below_a_folder(site: IngestServer, tmp_path: Path
         f"{files.folder}: {site.url}/runs/{number}\n" for number, files in enumerate(runs, 7)
     )
     assert all(arrived(site, files).spool == spooled(files) for files in runs)
-    told = [json.loads(line) for line in upload(site, tmp_path, "--json").stdout.splitlines()]
-    assert told[0] == {
+    result = [json.loads(line) for line in upload(site, tmp_path, "--json").stdout.splitlines()]
+    assert result[0] == {
         "folder": str(runs[0].folder),
         "page": f"{site.url}/runs/7",
         "is_over": True,
@@ -603,7 +604,7 @@ def test_upload_says_what_has_not_ended_and_what_is_at_work(
 def test_upload_deletes_what_is_over_and_sent_and_no_step_is_forgotten(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """Of attempts that were fenced long ago too; a run that goes on keeps its spool."""
+    """Also of attempts that were fenced long ago; an active run keeps its spool."""
     first = Writer(tmp_path).steps().finish()
     second = Writer(tmp_path).steps(20).finish()
     send(site, second.files)
@@ -732,7 +733,7 @@ def test_a_folder_whose_name_is_not_utf8_is_reported_in_its_line(
 def test_a_run_whose_process_is_dead_has_failed_when_it_is_sent(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """Of another PID namespace, boot or machine it is unknown, and the run goes on."""
+    """In another PID namespace, boot or machine that is unknown, and the run continues."""
     writer = Writer(tmp_path).steps()
     described = read_run(writer.files.folder)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
@@ -821,7 +822,7 @@ def test_a_spool_shorter_than_the_script_left_it_is_reported(
 
 
 def test_upload_with_a_refused_token_ends_at_once(site: IngestServer, tmp_path: Path) -> None:
-    """Nobody waits for a person to mend it."""
+    """It does not wait for a new token."""
     Writer(tmp_path).steps()
     site.tokens = set()
     done = upload(site, tmp_path)
@@ -874,7 +875,7 @@ except ChildProcessError:
 
 
 class Script:
-    """A script that watches, and steps as often as it is told."""
+    """A script that watches, and makes the requested number of steps."""
 
     def __init__(self, site: IngestServer, folder: Path) -> None:
         known = {"HALFSTEP_URL": site.url, "HALFSTEP_TOKEN": "token"}
@@ -905,7 +906,7 @@ class Script:
 def test_watch_starts_an_uploader_and_says_where_the_run_is(
     site: IngestServer, tmp_path: Path
 ) -> None:
-    """Nobody's child, without torch, and without the token where others could read it."""
+    """It is detached, without torch, and without the token where others could read it."""
     script = Script(site, tmp_path)
     [at_work] = uploaders(tmp_path)
     assert "token" not in " ".join(at_work.cmdline())
@@ -926,7 +927,7 @@ def test_watch_starts_an_uploader_and_says_where_the_run_is(
 
 
 def test_the_page_is_told_as_soon_as_the_server_has(site: IngestServer, tmp_path: Path) -> None:
-    """To whoever starts an uploader and waits; `watch` does for a second."""
+    """For callers that start an uploader and wait; `watch` does for a second."""
     writer = Writer(tmp_path).steps().finish()
     assert uploader.start(writer.files, site.server, SECONDS) == f"{site.url}/runs/7"
     until(lambda: not uploaders(tmp_path))
@@ -935,7 +936,7 @@ def test_the_page_is_told_as_soon_as_the_server_has(site: IngestServer, tmp_path
 
 
 def test_a_killed_training_is_sent_to_its_last_byte(site: IngestServer, tmp_path: Path) -> None:
-    """kill −9 of it and of all its session; whoever reads its output does not wait for us."""
+    """After kill -9 of its session too; readers of its output do not wait for the uploader."""
     script = Script(site, tmp_path)
     site.stop()
     script.step(30)
@@ -951,7 +952,7 @@ def test_a_killed_training_is_sent_to_its_last_byte(site: IngestServer, tmp_path
 
 
 def test_a_killed_uploader_is_succeeded_at_the_end(site: IngestServer, tmp_path: Path) -> None:
-    """The training notices, and what the server has is not sent again."""
+    """The training notices, and data that the server has are not sent again."""
     script = Script(site, tmp_path)
     for each in uploaders(tmp_path):
         each.kill()
@@ -989,13 +990,13 @@ def test_a_refusal_is_an_answer(
     capfd: pytest.CaptureFixture[str],
     is_told: bool,
 ) -> None:
-    """The script waits no more for the page; a token that it was not told is named by its place."""
+    """The script no longer waits for the page; a missing token is named by its source."""
     monkeypatch.setattr(watch_session, "PAGE_SECONDS", SECONDS)
     site.tokens = set()
-    told = {"url": site.url, "token": "token"} if is_told else {}
+    result = {"url": site.url, "token": "token"} if is_told else {}
     if not is_told:
         credentials.store(site.server)
-    halfstep.watch(folder=tmp_path, name="it", **told).finish()
+    halfstep.watch(folder=tmp_path, name="it", **result).finish()
     said = capfd.readouterr().err
     named = "" if is_told else f" The token is that of {credentials.place()}."
     refused, begun = said.splitlines()[:2]
@@ -1020,7 +1021,7 @@ def test_offline_nothing_is_sent_before_upload(
 
 
 def test_a_folder_that_is_deleted_ends_the_uploader(tmp_path: Path) -> None:
-    """In one line, that of the log that nobody has any more."""
+    """In one line, in the log that is deleted with it."""
     files = open_run(tmp_path, name="it")
     write_json(files.folder / "run.json", {**read_run(files.folder), "attempts": []})
     uploader.start(files, Credentials("http://127.0.0.1:1", "token"))

@@ -20,7 +20,7 @@ from tests.halfstep.monitor.watch_made import Written
 
 @pytest.fixture(autouse=True)
 def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder, nothing said yet, and no run that outlives its test."""
+    """An empty folder, no messages, and no run that outlives its test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(unsupported, "_said", set())
     for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_ID"):
@@ -33,7 +33,7 @@ def beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation of the wheel alone."""
+    """An installation of only the wheel."""
     monkeypatch.setattr(watch_session, "find_spec", lambda name: None)
 
 
@@ -69,7 +69,7 @@ def outcome(name: str) -> dict[str, Any]:
 
 
 def test_a_plain_loop() -> None:
-    """The quickstart's script, around a scaler: what it logs stands at the steps that are heard."""
+    """The quickstart's script, around a scaler: logged values are at the observed steps."""
     wandb: Any = halfstep
     wandb.login()
     run = wandb.init(
@@ -191,7 +191,7 @@ def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> 
 
 
 def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """`with wandb.init() as run`, once each; one that raises has failed, and the next goes on."""
+    """`with wandb.init() as run`, once each; one that raises has failed, and the next starts."""
     wandb: Any = halfstep
     sweep = wandb.sweep({"method": "grid"}, project="digits")
     wandb.agent(sweep, function=lambda: None, count=1)
@@ -223,7 +223,7 @@ def test_several_runs_of_a_sweep(without_torch: None, capsys: pytest.CaptureFixt
 
 
 def test_a_run_that_only_logs_goes_on(without_torch: None) -> None:
-    """By its id; W&B's counter goes on where it was, and the server is told."""
+    """By its id; W&B's counter continues, and the data are sent to the server."""
     for attempt in (1, 2):
         with halfstep.init(id="abc", resume="allow") as run:
             assert run.resumed == (attempt == 2)
@@ -248,7 +248,7 @@ def test_a_run_knows_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_goes_on_keeps_its_configuration() -> None:
-    """But for what it is given anew, by `init` or later."""
+    """Except for new values, by `init` or later."""
     halfstep.init(id="abc", config={"lr": 0.1, "seed": 1}).finish()
     with halfstep.init(id="abc", resume="allow", config={"lr": 0.2}) as run:
         assert (run.config.lr, run.config.seed) == (0.2, 1)
@@ -260,7 +260,7 @@ def test_a_run_that_goes_on_keeps_its_configuration() -> None:
 def test_an_alert_that_nobody_can_hear_is_kept(
     without_torch: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a process whose stderr was closed."""
+    """From a process with closed stderr."""
     wandb: Any = halfstep
     wandb.init(name="silent")
     monkeypatch.setattr("sys.stderr", None)
@@ -270,7 +270,7 @@ def test_an_alert_that_nobody_can_hear_is_kept(
 
 
 def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever a script does that cannot be served, out of order or with what is no value."""
+    """Whatever unsupported call a script makes, out of order or with invalid values."""
     wandb: Any = halfstep
     wandb.log({"early": 1})
     wandb.save("x")
@@ -303,7 +303,7 @@ def test_nothing_raises(without_torch: None, capsys: pytest.CaptureFixture[str])
 
 
 def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> None:
-    """Of what is logged at once the rest is there; of files saved at one step each is."""
+    """Other values logged at the same time are recorded; so are files saved at one step."""
     wandb: Any = halfstep
     wandb.init(name="all")
     wandb.log({"names": np.array(["cat", "dog"]), "loss": 1.5})
@@ -324,7 +324,7 @@ def test_one_value_that_cannot_be_shown_costs_no_other(without_torch: None) -> N
 
 
 def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As W&B's environment wishes it."""
+    """As W&B's environment variable requests."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
     run: Any = halfstep.init(config={"lr": 1})
     run.log({"loss": 1})
@@ -335,7 +335,7 @@ def test_a_disabled_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_our_own_watch_stays_ours() -> None:
-    """Without `init` the name means what it did."""
+    """Without `init` the name has its original meaning."""
     assert halfstep.watch is watch_session.watch
     with pytest.raises(AttributeError, match="nothing_of_ours"):
         _ = halfstep.nothing_of_ours

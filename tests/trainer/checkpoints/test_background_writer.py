@@ -17,22 +17,22 @@ def writer():
 
 def test_what_is_begun_runs_beside_and_the_next_waits_for_it(writer):
     """The first `begin` returns while it is under way; the second when it is over."""
-    told, go_on = [], Event()
+    result, go_on = [], Event()
 
     def first():
-        told.append(current_thread())
+        result.append(current_thread())
         go_on.wait()
-        told.append("first is over")
+        result.append("first is over")
 
     writer.begin(first)
-    told.append("training")
+    result.append("training")
     Thread(target=go_on.set).start()
-    writer.begin(lambda: told.append("second"))
-    told.append("training")
+    writer.begin(lambda: result.append("second"))
+    result.append("training")
     writer.wait()
-    [thread] = [each for each in told if isinstance(each, Thread)]
+    [thread] = [each for each in result if isinstance(each, Thread)]
     assert thread is not current_thread()
-    said = [each for each in told if each is not thread]
+    said = [each for each in result if each is not thread]
     assert said[:2] == ["training", "first is over"]
     assert sorted(said[2:]) == ["second", "training"]
 

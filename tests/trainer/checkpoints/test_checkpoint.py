@@ -34,7 +34,7 @@ EXACT = ["step", "loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "flags
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, fused):
-    """40 steps, and 20 + 20 from a checkpoint, end in the same bits and tell the same story."""
+    """40 steps, and 20 + 20 from a checkpoint, have the same bits and the same events."""
     values = VALUES | {"training": VALUES["training"] | {"fused": fused}}
     straight = run_loop(Digits, values, folder=tmp_path / "a")
     first = straight.of("checkpoint", step=20)[0]["files"][0]
@@ -113,7 +113,7 @@ def test_files_are_described_as_they_are(run_loop, tmp_path):
 
 
 def test_weights_are_saved_as_safetensors_too(run_loop, tmp_path):
-    """A plain strict load into the module finds them all, and `format` says whose they are."""
+    """A strict load into the module finds them all, and `format` names the framework."""
     run = run_loop(Regression, {"training": {"steps": 2}}, folder=tmp_path)
     path = tmp_path / "step-00000002.safetensors"
     model = run.recipe.modules["model"]
@@ -165,7 +165,7 @@ def saved(run_loop, tmp_path):
 
 @pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
 def test_a_checkpoint_that_was_cut_short_is_refused(saved, keep):
-    """The message names the file and says what is wrong."""
+    """The message names the file and the damage."""
     data = saved.read_bytes()
     saved.write_bytes(data[: int(keep * len(data)) if keep < 1 else keep])
     with pytest.raises(CheckpointError, match=r"step-00000003\.pt is cut short"):
@@ -183,7 +183,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(saved):
 
 
 def test_a_checkpoint_with_another_checksum_is_refused(saved):
-    """What the database knows of a file decides, if it is told."""
+    """The checksum in the database counts, if it is given."""
     checkpoint.load(saved, hashlib.sha256(saved.read_bytes()).hexdigest())
     with pytest.raises(CheckpointError, match="its SHA-256 is"):
         checkpoint.load(saved, "0" * 64)
@@ -199,7 +199,7 @@ def test_files_that_are_no_checkpoints_are_refused(tmp_path):
 
 
 def test_a_resume_under_other_circumstances_says_so(run_loop, saved, monkeypatch):
-    """It goes on, and names each circumstance that may change the bits."""
+    """It continues, and names each difference that may change the bits."""
     monkeypatch.setattr("trainer.machine.device_name", lambda device: "another processor")
     values = {"training": {"steps": 4}, "recipe": {"learning_rate": 0.5}}
     run = run_loop(Regression, values, resume=saved)
@@ -213,7 +213,7 @@ def test_a_resume_under_other_circumstances_says_so(run_loop, saved, monkeypatch
 
 
 def test_without_determinism_no_resume_is_exact(run_loop, tmp_path):
-    """Neither of the same settings on the same device: what may differ is told."""
+    """Not with the same settings on the same device either: possible differences are reported."""
     values = {"training": {"steps": 3, "deterministic": False}, "checkpoints": {"every_steps": 2}}
     run_loop(Regression, values, folder=tmp_path)
     run = run_loop(Regression, values, resume=tmp_path / "step-00000002.pt")
@@ -253,24 +253,25 @@ def test_a_folder_without_write_permission_is_named(run_loop, tmp_path):
 def test_a_checkpoint_of_a_version_with_fewer_settings_is_gone_on_from_exactly(
     run_loop, saved, tmp_path
 ):
-    """What it does not name had its default then; what is set otherwise now is named."""
+    """Missing settings had their defaults; settings with other values now are named."""
     state = torch.load(saved, weights_only=True)
     del state["config"]["spike"], state["parts"]["spikes"]
     old = tmp_path / "old" / saved.name
     old.parent.mkdir()
     torch.save(state, old)
     values = {"training": {"steps": 3}}
-    [told] = run_loop(Regression, values, resume=old).of("resumed")
-    assert told["exact"], told["notes"]
-    [told] = run_loop(Regression, values | {"spike": {"threshold": 5.0}}, resume=old).of("resumed")
-    assert told["notes"] == ["spike.threshold was 10.0, is 5.0"]
+    [result] = run_loop(Regression, values, resume=old).of("resumed")
+    assert result["exact"], result["notes"]
+    [result] = run_loop(Regression, values | {"spike": {"threshold": 5.0}}, resume=old).of(
+        "resumed"
+    )
+    assert result["notes"] == ["spike.threshold was 10.0, is 5.0"]
 
 
 def test_what_is_resumed_stays_in_its_file_and_is_let_go_of(run_loop, tmp_path, monkeypatch):
-    """While it is put in place its bytes are no memory of this process; at the first step nothing
-    of it is left, neither of optimizers, averages nor what the recipe keeps. The bits are those of
-    a run that went straight on.
-    """
+    """While it is loaded its bytes are not memory of this process; after the first step nothing of
+    it is left, neither optimizers, averages nor the recipe's state. The bits are those of an
+    uninterrupted run."""
     states, seen = [], []
     load = checkpoint.load
 
@@ -328,7 +329,7 @@ def private_bytes(path):
     ("rank", "is_checked", "times"), [(0, False, 1), (1, False, 0), (0, True, 0)]
 )
 def test_what_is_resumed_is_checked_once(run_loop, saved, monkeypatch, rank, is_checked, times):
-    """By the first rank alone, and not where a supervisor has."""
+    """Only by the first rank, and not if the supervisor has checked it."""
     ranks = Ranks()
     ranks.rank, ranks.world_size = rank, rank + 1
     checks = []

@@ -41,7 +41,7 @@ def disk(monkeypatch):
 
 
 def test_what_is_saved_is_the_state_at_the_boundary(run_loop, tmp_path, disk):
-    """Bit for bit, of weights, moments, scaler and counts, though steps went on meanwhile."""
+    """Bit for bit, of weights, moments, scaler and counts, though steps continued meanwhile."""
     kept = {}
 
     class Observed(Pair):
@@ -52,7 +52,7 @@ def test_what_is_saved_is_the_state_at_the_boundary(run_loop, tmp_path, disk):
     asked = []
 
     def control():
-        """Look at each step boundary; the disk comes back at the ninth."""
+        """Poll at each step boundary; the disk works again at the ninth."""
         asked.append(1)
         recipe = kept["recipe"]
         if len(asked) == 5:
@@ -80,7 +80,7 @@ def test_what_is_saved_is_the_state_at_the_boundary(run_loop, tmp_path, disk):
 
 
 def test_a_run_that_raises_finishes_its_save(run_loop, tmp_path, disk):
-    """The checkpoint before the error is whole, and is told of."""
+    """The checkpoint before the error is complete, and has its event."""
 
     class Failing(Regression):
         drawn = 0
@@ -92,24 +92,24 @@ def test_a_run_that_raises_finishes_its_save(run_loop, tmp_path, disk):
                 raise ZeroDivisionError
             return super().batch(indices, generator)
 
-    told = []
+    result = []
     with pytest.raises(ZeroDivisionError):
         train(
             Failing,
             parse_config(Failing, EVERY_5),
             device=CPU,
             on_steps=lambda steps: None,
-            on_event=told.append,
+            on_event=result.append,
             checkpoint_folder=tmp_path,
         )
     assert checkpoint.load(tmp_path / "step-00000005.pt")["progress"]["step"] == 5
-    assert [event["step"] for event in told if event["event"] == "checkpoint"] == [5]
+    assert [event["step"] for event in result if event["event"] == "checkpoint"] == [5]
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("steps", [40, 100_000], ids=["at the end", "at a step boundary"])
 def test_a_full_disk_fails_the_run(run_loop, tmp_path, steps, suffix):
-    """With the system's own words; what was saved before is whole, nothing half-written is left."""
+    """With the system's message; earlier checkpoints are complete, no partial file is left."""
     (tmp_path / f".step-00000040.{suffix}.partial").symlink_to("/dev/full")
     values = {"training": {"steps": steps}, "checkpoints": {"every_steps": 20}}
     boundaries = []
@@ -194,7 +194,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("name", ["state.pt", "weights.safetensors"])
 def test_a_full_disk_names_folder_and_sizes(small_disk, name):
-    """In place of torch's own error: the folder, the bytes needed and those free."""
+    """Instead of torch's error: the folder, the needed and the free bytes."""
     state = {"weight": torch.zeros(3 * 2**20)}  # 12 MiB, in the middle of which it is full
     write = partial(torch.save, state)
     if name.endswith("safetensors"):

@@ -1,4 +1,4 @@
-"""A run that starts from weights alone."""
+"""A run that starts from weights."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ ONE_STEP = {"training": {"steps": 1}, "recipe": {"learning_rate": 1e-30}}
 
 
 class Kept(Regression):
-    """Keeps its weights as they were before the first step."""
+    """Stores its weights from before the first step."""
 
     def batch(self, indices, generator):
         if not hasattr(self, "first"):
@@ -24,7 +24,7 @@ class Kept(Regression):
 
 
 def other_weights():
-    """Of a network like Regression's, drawn anew."""
+    """Return new random weights of a network like Regression's."""
     torch.manual_seed(99)
     network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     return {name: each.detach().clone() for name, each in network.state_dict().items()}
@@ -60,7 +60,7 @@ def fitted(tmp_path):
 
 
 def test_a_network_within_a_network(fitted):
-    """Where the recipe wraps what the file has, its names get the beginning that they lack."""
+    """If the recipe wraps the saved network, names get the missing prefix."""
     inner = nn.Sequential(nn.Linear(2, 2))
     outer = nn.Module()
     outer.backbone = inner
@@ -147,7 +147,7 @@ def test_a_tied_weight_need_not_be_there_twice(fitted):
 
 
 def test_quantised_weights_are_no_weights(fitted):
-    """Whole numbers in the place of a fraction would be loaded as they are."""
+    """Integers instead of floats would be loaded as they are."""
     network = nn.Linear(2, 2)
     weights = {"weight": torch.ones(2, 2, dtype=torch.int8), "bias": torch.ones(2)}
     event, trouble = fitted(weights, {"model": network})
@@ -182,7 +182,7 @@ def test_a_resumed_run_has_its_own(run_loop, tmp_path):
 
 
 def test_settings_name_one_source(run_loop):
-    """A path or a run; a step with a run alone."""
+    """A path or a run; a step only with a run."""
     for weights, message in (
         ({"path": "a.pt", "run": 3}, "allowed: one of path, upload, run"),
         ({"upload": "net.pt"}, "allowed: text that matches"),
@@ -195,7 +195,7 @@ def test_settings_name_one_source(run_loop):
 
 
 def test_at_a_terminal(capsys, tmp_path):
-    """What was loaded is printed; a file that is not there is a sentence, and no traceback."""
+    """The loaded weights are printed; a missing file is an error message, without a traceback."""
     words = ["digits", "--precision", "fp32", "--set", "training.steps=1"]
     main([*words, "--checkpoints", str(tmp_path)])
     path = tmp_path / "step-00000001.safetensors"

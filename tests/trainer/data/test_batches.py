@@ -10,7 +10,7 @@ VALUES = {"training": {"steps": 6, "batch_size": 8}, "checkpoints": {"every_step
 
 
 class Shuffled(Regression):
-    """A loader of its own, whose order nobody can repeat: the indices are ignored."""
+    """A loader with an order that cannot be repeated: the indices are ignored."""
 
     def batch(self, indices, generator):
         rows = torch.randint(64, (len(indices),), generator=self.order)
@@ -22,7 +22,7 @@ class Shuffled(Regression):
 
 
 class Remembered(Shuffled):
-    """The same, with the order's state among what a checkpoint holds."""
+    """The same, with the order's state in the checkpoint."""
 
     def state_dict(self):
         return {"order": self.order.get_state()}
@@ -32,7 +32,7 @@ class Remembered(Shuffled):
 
 
 def resume(run_loop, tmp_path, recipe):
-    """Return a run of six steps, and one that goes on from its third."""
+    """Return a run of six steps, and one that resumes from its third."""
     whole = run_loop(recipe, VALUES, tmp_path / "a")
     return whole, run_loop(
         recipe, VALUES, tmp_path / "b", resume=tmp_path / "a" / "step-00000003.pt"
@@ -40,18 +40,18 @@ def resume(run_loop, tmp_path, recipe):
 
 
 def test_a_recipe_that_ignores_its_indices_is_not_told_to_be_exact(run_loop, tmp_path):
-    """It resumes with other data, and says so."""
+    """It resumes with other data, with a note."""
     whole, resumed = resume(run_loop, tmp_path, Shuffled)
-    [told] = resumed.of("resumed")
-    assert not told["exact"]
-    assert told["notes"] == [
+    [result] = resumed.of("resumed")
+    assert not result["exact"]
+    assert result["notes"] == [
         "another batch comes next: Recipe.batch does not depend only on its indices"
     ]
     assert resumed.records["loss"].tolist() != whole.records["loss"][3:].tolist()
 
 
 def test_a_loader_whose_state_is_kept_is_exact(run_loop, tmp_path):
-    """With its state in the checkpoint the same batches come, which is what is compared."""
+    """With its state in the checkpoint the batches are the same, which is what is compared."""
     whole, resumed = resume(run_loop, tmp_path, Remembered)
     assert resumed.of("resumed")[0]["exact"]
     assert resumed.records["loss"].tolist() == whole.records["loss"][3:].tolist()
@@ -59,7 +59,7 @@ def test_a_loader_whose_state_is_kept_is_exact(run_loop, tmp_path):
 
 
 def test_a_checkpoint_draws_no_batch_twice(run_loop, tmp_path):
-    """What is drawn for its fingerprint is what the next step takes."""
+    """The batch drawn for its fingerprint is the next step's."""
     often = VALUES | {"checkpoints": {"every_steps": 1}}
     saved = run_loop(Shuffled, often, tmp_path / "a")
     assert saved.records["loss"].tolist() == run_loop(Shuffled, VALUES).records["loss"].tolist()
@@ -72,12 +72,12 @@ def test_a_fork_of_an_old_checkpoint_says_what_is_not_known(run_loop, tmp_path):
     state = torch.load(path, weights_only=True)
     del state["next_batch"]
     torch.save(state, path)
-    [told] = run_loop(Regression, VALUES, resume=path).of("resumed")
-    assert told["notes"] == ["which batch came next is not known"]
+    [result] = run_loop(Regression, VALUES, resume=path).of("resumed")
+    assert result["notes"] == ["which batch came next is not known"]
 
 
 def test_drawing_ahead_changes_neither_order_nor_position():
-    """However often it is asked for, with accumulation, over the end of an epoch."""
+    """For any number of calls, with accumulation, across the end of an epoch."""
     training = Training(batch_size=5, accumulation_steps=3)
 
     def drawn(asks):
@@ -118,7 +118,7 @@ def test_a_fingerprint_sees_every_value_type_and_shape():
 
 
 class Slow(Regression):
-    """Takes its time, by a clock that does what it says."""
+    """Slow loader with a fake clock."""
 
     def batch(self, indices, generator):
         clock[0] += 0.25
@@ -129,7 +129,7 @@ clock = [0.0]
 
 
 def test_what_a_step_waits_for_its_data_is_in_its_record(run_loop, monkeypatch):
-    """All its micro-batches count, and no more than the step itself took."""
+    """The sum over its micro-batches, at most the time of the step."""
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     training = {"steps": 3, "batch_size": 8, "accumulation_steps": 2}
     run = run_loop(Slow, {"training": training})
@@ -138,14 +138,14 @@ def test_what_a_step_waits_for_its_data_is_in_its_record(run_loop, monkeypatch):
 
 
 def test_a_checkpoint_from_before_orders_were_computed_says_that_it_is(run_loop, tmp_path):
-    """Its position stands in an order that is no more: nobody's recipe is to blame."""
+    """Its position refers to an order that no longer exists: the recipe is not blamed."""
     run_loop(Regression, VALUES, tmp_path / "a")
     path = tmp_path / "a" / "step-00000003.pt"
     state = torch.load(path, weights_only=True)
     del state["data"]
     state["next_batch"] = ["0" * 16]
     torch.save(state, path)
-    [told] = run_loop(Regression, VALUES, tmp_path / "b", resume=path).of("resumed")
-    assert told["notes"] == [
+    [result] = run_loop(Regression, VALUES, tmp_path / "b", resume=path).of("resumed")
+    assert result["notes"] == [
         "another batch comes next: the version that saved this drew the order of examples otherwise"
     ]

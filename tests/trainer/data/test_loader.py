@@ -1,4 +1,4 @@
-"""Datasets that workers read: the same bits whoever reads them, and however often it is resumed."""
+"""Datasets read by workers: the same bits for any number of workers and resumes."""
 
 import faulthandler
 import mmap
@@ -94,7 +94,7 @@ class Streaming(Reading):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_goes_on_after_the_batch_that_was_trained_on(run_loop, tmp_path, workers):
-    """However far it was read ahead, over its end, and whoever reads it after a resume."""
+    """For any prefetch, over its end, and any number of workers after a resume."""
     whole = run_loop(Streaming, settings(workers), tmp_path / "a")
     resumed = run_loop(
         Streaming,
@@ -131,7 +131,7 @@ def test_a_stream_says_what_it_lacks(run_loop):
 
 
 class Broken(Noisy):
-    """One example cannot be read, as often as it is tried."""
+    """One example cannot be read, at every attempt."""
 
     def __getitem__(self, index):
         if index == 20:
@@ -175,7 +175,7 @@ def test_what_reading_raises_names_the_example_with_its_traceback(run_loop, work
 
 
 def test_examples_of_different_shape_are_named(run_loop):
-    """Two of them, with their shapes, and what collate said."""
+    """Two of them, with their shapes, and collate's error."""
     with pytest.raises(
         DataError, match=r"example \d+ has the shape .*example 20 \(12,\), \(1,\); coll"
     ):
@@ -203,7 +203,7 @@ def test_a_worker_that_is_killed_is_named_with_its_example(run_loop):
 
 
 def test_a_long_wait_shows_where_the_worker_is(run_loop, monkeypatch, tmp_path):
-    """It is told with the worker's stack and its example, and the run goes on."""
+    """It is reported with the worker's stack and its example, and the run continues."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -213,18 +213,18 @@ def test_a_long_wait_shows_where_the_worker_is(run_loop, monkeypatch, tmp_path):
                 gate.read_bytes()
             return super().__getitem__(index)
 
-    told = []
+    result = []
 
     def hear(sentence):
-        if "read_bytes" in sentence and not told:  # not of a worker that is merely slow
-            told.append(sentence)
+        if "read_bytes" in sentence and not result:  # not of a worker that is merely slow
+            result.append(sentence)
             gate.write_bytes(b"")
 
     monkeypatch.setattr("trainer.setup.tell_of_wait", hear)
     values = settings(1, data={"workers": 1, "wait_seconds": 0.2})
     values["training"] |= {"steps": 4, "shuffle": False}
     run = run_loop(reading(Hanging), values)
-    [sentence] = told
+    [sentence] = result
     assert sentence.startswith("training has waited ")
     assert ", at example 20):\nStack (most recent call first):" in sentence
     assert len(run.records) == 4
@@ -273,7 +273,7 @@ def test_a_batch_for_which_shared_memory_has_no_room_is_told(run_loop):
 
 
 def test_workers_that_are_stuck_end_with_the_training(run_loop, monkeypatch, tmp_path):
-    """They are not asked to end, which they would not hear, and not waited for."""
+    """They get no request to end, which they would not receive, and are not waited for."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -292,7 +292,7 @@ def test_workers_that_are_stuck_end_with_the_training(run_loop, monkeypatch, tmp
 
 
 def test_all_workers_are_asked_for_their_stacks_at_once(monkeypatch):
-    """One is told of only when another has heard, and stacks are cut that are very deep."""
+    """Workers are reported once all have responded, and very deep stacks are cut."""
     monkeypatch.setattr("trainer.data.worker_pool.STACK_SECONDS", 600.0)
     fork = multiprocessing.get_context("fork")
     worker_pool, ready = WorkerPool(2), fork.Barrier(3)

@@ -401,7 +401,7 @@ WARNINGS = {
 
 @pytest.mark.parametrize("doubt", WARNINGS)
 def test_a_doubt_is_a_warning(tmp_path, capsys, doubt):
-    """What may be meant so is said, and the exit code stays 0."""
+    """Possible mistakes are printed, and the exit code stays 0."""
     old, new, message = WARNINGS[doubt]
     code, text = checked(tmp_path, capsys, (old, new))
     assert code == 0
@@ -550,7 +550,7 @@ def test_what_determinism_allows_is_no_mistake(tmp_path, capsys, value):
 
 
 def test_an_attack_on_the_inputs_is_no_step_of_its_own(tmp_path, capsys):
-    """backward() with inputs leaves weights and their gradients alone."""
+    """backward() with inputs leaves weights and their gradients unchanged."""
     step = f"""attacked = inputs.clone().requires_grad_()
         missed = F.mse_loss(self.modules["model"](attacked).squeeze(1), targets)
         missed.backward(inputs=[attacked])
@@ -591,7 +591,7 @@ def test_an_operation_without_a_meta_kernel_is_no_wait(tmp_path, capsys):
 
 
 def test_a_recipe_of_one_batch_size_is_a_doubt(tmp_path, capsys):
-    """What the check could not ask is said, with the line, and the check goes on."""
+    """The skipped check is reported, with the line, and the check continues."""
     step = 'yield Loss(F.mse_loss(outputs.view(8), targets), optimizer="adamw")'
     code, text = checked(tmp_path, capsys, (STEP, step))
     assert code == 0
@@ -608,7 +608,7 @@ def test_a_shape_that_the_values_decide_is_a_wait(tmp_path, capsys):
 
 
 def test_a_compiler_under_a_path_with_a_space_is_named(tmp_path, capsys, monkeypatch):
-    """torch hands such a path to the linker in two pieces, whose message nobody understands."""
+    """torch passes such a path to the linker in two pieces, with an obscure message."""
     monkeypatch.setattr(recipe_checks, "TORCH_LIB_PATH", "/home/a b/torch/lib")
     code, text = checked(tmp_path, capsys, arguments=["training.compile=true"])
     assert code == 1
@@ -617,7 +617,7 @@ def test_a_compiler_under_a_path_with_a_space_is_named(tmp_path, capsys, monkeyp
 
 
 def test_what_holds_in_one_precision_only_says_so(tmp_path, capsys):
-    """A finding of fp16 alone names fp16."""
+    """A finding only in fp16 names fp16."""
     old, new, _, message = ERRORS["log of what fp16 flushes"]
     _, text = checked(tmp_path, capsys, (old, new))
     [line] = [line for line in text.splitlines() if message in line]

@@ -35,10 +35,10 @@ def test_culprits_and_their_counts_are_the_truth(run_loop, monkeypatch, recipe, 
         "scaler": {"init_scale": 2.0**22, "growth_interval": 5},
     }
     run = run_loop(recipe, values)
-    told = [event["culprits"] for event in run.of("scaler", kind="skip")]
-    assert told == truth
-    assert any(culprit["inf"] > 0 for culprits in told for culprit in culprits)
-    assert any(len(culprits) < len(told[0]) for culprits in told)
+    result = [event["culprits"] for event in run.of("scaler", kind="skip")]
+    assert result == truth
+    assert any(culprit["inf"] > 0 for culprits in result for culprit in culprits)
+    assert any(len(culprits) < len(result[0]) for culprits in result)
 
 
 def test_counts_are_of_elements():

@@ -30,14 +30,14 @@ def test_the_largest_and_smallest_of_each_module_in_steps_that_are_due(run_loop)
     values = EVERY | {"precision": "fp16", "training": {"steps": 7, "accumulation_steps": 2}}
     values |= {"scaler": {"init_scale": 256.0}}
     run = run_loop(Loud, values)
-    looks = run.of("headroom")
-    assert [each["step"] for each in looks] == [3, 6]
-    for look in looks:
-        assert look["scale"] == 256.0
-        names = [each["name"] for each in look["modules"]]
+    events = run.of("headroom")
+    assert [each["step"] for each in events] == [3, 6]
+    for event in events:
+        assert event["scale"] == 256.0
+        names = [each["name"] for each in event["modules"]]
         assert names == ["model.0", "model.1", "model.2"]
-        first = look["modules"][0]
-        seen = torch.cat(run.recipe.seen[2 * look["step"] - 2 : 2 * look["step"]]).abs()
+        first = event["modules"][0]
+        seen = torch.cat(run.recipe.seen[2 * event["step"] - 2 : 2 * event["step"]]).abs()
         assert first["activation"] == seen.max().item()
         assert first["smallest_activation"] == seen[seen > 0].min().item()
         assert first["dtype"] == "float16"
@@ -87,7 +87,7 @@ def test_magnitudes_are_exact_in_every_type(dtype):
 
 @pytest.mark.parametrize("recipe_class", [Pair, Digits])
 def test_no_bit_of_training_is_different(run_loop, recipe_class):
-    """With a look at every step or none, skips and replays included."""
+    """With a event at every step or none, skips and replays included."""
     values = {"training": {"steps": 30}, "modules": {"checkpointed": ["model.0"]}}
     if recipe_class is Pair:
         values["scaler"] = {"init_scale": 2.0**20, "growth_interval": 5}

@@ -50,7 +50,7 @@ def _factor(x):
 
 
 class Planted(Regression):
-    """512 examples, one of which is far out, through BatchNorm, a plant and dropout."""
+    """512 examples with one outlier, through BatchNorm, a planted overflow and dropout."""
 
     name: ClassVar = "planted"
     defaults: ClassVar = {
@@ -85,10 +85,10 @@ class PlantedBackward(Planted):
     [(PlantedForward, "forward", "mul"), (PlantedBackward, "backward", "MulBackward0")],
 )
 def test_a_planted_overflow_is_named_exactly(run_loop, recipe, direction, operation):
-    """Module, direction and operation are those of the plant, although others turn inf after it.
+    """Module, direction and operation are those of the plant, although others become inf after it.
 
-    Catches a search that blames the last module, or the one whose parameters overflowed: the
-    plant has none.
+    Catches a search that blames the last module, or the one whose parameters overflowed: the plant
+    has none.
     """
     run = run_loop(recipe)
     replays = run.of("replay")
@@ -127,18 +127,18 @@ CALIBRATED_STEP, PLANTED_STEP = 25, 27
 
 
 def overflow_forward(forward, x):
-    """A layer whose output is, in this batch, larger than fp16 can hold."""
+    """A layer whose output in this batch exceeds fp16's maximum."""
     return forward(x).half() * 2.0**15 * 2.0**15
 
 
 def overflow_backward(forward, x):
-    """A layer whose output is what it was, and whose gradient is 2^40 times as large."""
+    """A layer with unchanged output, whose gradient is 2^40 times as large."""
     y = forward(x).half()
     return y + (y - y.detach()) * 2.0**20 * 2.0**20
 
 
 def with_plant(recipe_class, path, plant):
-    """The recipe, one module of which overflows in the batch of PLANTED_STEP."""
+    """The recipe with a module that overflows in the batch of PLANTED_STEP."""
 
     class WithPlant(recipe_class):
         def __init__(self, config, device):
@@ -174,13 +174,11 @@ TINY_STREETS = {"height": 16, "width": 32, "channels": 4, "blocks": 1, "dilation
 def test_an_overflow_in_a_real_recipe_is_named_and_leaves_no_trace(
     run_loop, recipe, sizes, path, plant, direction, operation
 ):
-    """The module of a transformer or of a convolutional network that overflows in one step is
-    named, and the run goes on as the same run without replay: weights, running statistics,
-    optimizer, scaler, records and events.
-
-    Catches a search that blames a residual branch for what its neighbour did, or the parameters
-    that overflow, which here are all upstream ones; and a replay that moves dropout or BatchNorm.
-    """
+    """The module of a transformer or a convolutional network that overflows in one step is named,
+    and the run is the same as without replay: weights, running statistics, optimizer, scaler,
+    records and events. Catches a search that blames a residual branch for its neighbour, or the
+    overflowed parameters, which here are all upstream; and a replay that affects dropout or
+    BatchNorm."""
     values = {
         "training": {"steps": 31, "batch_size": 4},
         "scaler": {"init_scale": 1024.0},
@@ -210,7 +208,7 @@ def test_an_overflow_in_a_real_recipe_is_named_and_leaves_no_trace(
 
 
 def _told(run):
-    """All that a run said, but for replays and what a clock measures."""
+    """All events of a run except replays and measured times."""
     kept = [e for e in json_safe(run.events) if e["event"] != "replay"]
     kept = [e for e in kept if not e.get("name", "").startswith("run/")]
     return [{key: e[key] for key in e if key != "elapsed_ms"} for e in kept]
@@ -267,11 +265,9 @@ def test_only_the_first_skips_are_replayed(run_loop):
 
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_resumed_run_replays_what_the_undisturbed_one_would(run_loop, tmp_path, knows):
-    """Calibration is over and one replay of two is used up, as the checkpoint says; one from
-    before such a state was kept loads as well.
-
-    Catches a resumed run that calibrates anew, and one that begins to count replays anew.
-    """
+    """Calibration is over and one of two replays is used, as the checkpoint says; an older
+    checkpoint without this state loads too. Catches a resumed run that calibrates again, and one
+    that counts replays from 0."""
     values = {
         "training": {"steps": 140},
         "scaler": {"init_scale": 2.0**20},
@@ -307,7 +303,7 @@ def test_a_fork_replays_as_many_skips_as_any_run(run_loop, tmp_path):
 
 
 def test_a_step_to_come_is_replayed_on_request(run_loop):
-    """It is replayed as soon as it has been attempted, and says that it had not been skipped."""
+    """It is replayed once it has been attempted, and the event says that it was not skipped."""
     controls = iter([Control(request=Request(id_, "replay", 12.0)) for id_ in (3, 4)])
     run = run_loop(
         Digits,
@@ -321,10 +317,8 @@ def test_a_step_to_come_is_replayed_on_request(run_loop):
 
 
 def test_a_past_skip_is_replayed_on_request(run_loop):
-    """With the weights of now, at the scale of then, and the event says that it is not exact.
-
-    As often as it is asked for.
-    """
+    """With the current weights, at the scale of that step, and the event says that it is not exact;
+    for each request."""
     calls = []
 
     def control():
@@ -343,7 +337,7 @@ def test_a_past_skip_is_replayed_on_request(run_loop):
 
 
 def test_a_skip_of_one_optimizer_among_two_is_not_called_exact(run_loop):
-    """The other one's weights have moved, and the event says so."""
+    """The other optimizer's weights have changed, and the event says so."""
     run = run_loop(
         Pair,
         {"training": {"steps": 200}, "scaler": {"growth_interval": 30, "init_scale": 2.0**16}},
@@ -355,7 +349,7 @@ def test_a_skip_of_one_optimizer_among_two_is_not_called_exact(run_loop):
 
 
 def test_a_mask_of_minus_infinity_is_no_overflow(run_loop):
-    """Attention's -inf is an argument, and whoever is given an inf is not to blame for one."""
+    """Attention's -inf is an argument, and an operation with an inf input is not the origin."""
 
     class Masked(PlantedForward):
         def training_step(self, batch):
@@ -394,14 +388,14 @@ def test_a_replay_that_fails_midway_leaves_no_trace(run_loop, monkeypatch):
 
     monkeypatch.setattr(Replay, "_repeat_passes", failing)
     run = run_loop(PlantedForward)
-    assert [told["diagnosis"] for told in run.of("failed_diagnosis")] == ["replay"]
+    assert [result["diagnosis"] for result in run.of("failed_diagnosis")] == ["replay"]
     assert alone.of("replay")
     assert_same_bits(run.weights(), alone.weights())
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
 def test_which_skips_are_replayed_depends_on_steps_alone(run_loop, monkeypatch, seconds):
-    """Not on when the host happened to hear of them: at once, or as late as the ring allows."""
+    """Not on when the host receives them: at once, or as late as the ring allows."""
     monkeypatch.setattr(ring, "DRAIN_SECONDS", seconds)
     run = run_loop(PlantedForward)
     skips = [event["step"] for event in run.of("scaler", kind="skip")]
@@ -433,7 +427,7 @@ class Averaged(PlantedForward):
 
 
 def test_a_replay_runs_nothing_after_the_last_loss(run_loop):
-    """An average of the weights that a recipe keeps there is what it is without replays."""
+    """An average of the weights updated there is the same as without replays."""
     run = run_loop(Averaged)
     alone = run_loop(Averaged, {"diagnosis": {"replay_skips": 0}})
     assert run.of("replay")
@@ -457,7 +451,7 @@ class Clipped(Pair):
 
 
 def test_a_replay_puts_back_weights_that_change_between_losses(run_loop):
-    """What a recipe does to weights between two losses is done once."""
+    """Changes of weights between two losses are applied once."""
     values = {"scaler": {"init_scale": 2.0**14, "growth_interval": 27}}
     run = run_loop(Clipped, values)
     alone = run_loop(Clipped, values | {"diagnosis": {"replay_skips": 0}})
@@ -494,7 +488,8 @@ def test_a_replay_counts_what_the_step_counted(run_loop, accumulation_steps):
 
 
 def test_a_replay_by_hand_that_fails_ends_no_run(run_loop, monkeypatch):
-    """It is told, the request counts as obeyed, and the run goes on to the same bits."""
+    """The error is reported, the request counts as acknowledged, and the run continues bit-
+    identically."""
     alone = run_loop(PlantedForward, {"diagnosis": {"replay_skips": 0}})
 
     def failing(*_arguments):
@@ -504,8 +499,8 @@ def test_a_replay_by_hand_that_fails_ends_no_run(run_loop, monkeypatch):
     wanted = iter([Control()] * 5 + [Control(request=Request(7, "replay", 3.0))])
     values = {"diagnosis": {"replay_skips": 0}}
     run = run_loop(PlantedForward, values, control=lambda: next(wanted, Control()))
-    [told] = run.of("failed_diagnosis")
-    assert told["diagnosis"] == "replay"
+    [result] = run.of("failed_diagnosis")
+    assert result["diagnosis"] == "replay"
     assert [event["request"] for event in run.of("obeyed")] == [7]
     assert_same_bits(run.weights(), alone.weights())
 
@@ -549,7 +544,7 @@ class GapsByDesign(Regression):
 def test_a_batch_that_is_not_finite_is_named_without_a_scaler(
     run_loop, monkeypatch, accumulation_steps
 ):
-    """The first lost step's batch is drawn again, and the run goes on bit for bit."""
+    """The batch of the first lost step is drawn again, and the run continues bit-identically."""
     values = {"training": {"steps": 300, "accumulation_steps": accumulation_steps}}
     run = run_loop(Gaps, values)
     lost = run.records["step"][~np.isfinite(run.records["loss"])]
@@ -564,7 +559,7 @@ def test_a_batch_that_is_not_finite_is_named_without_a_scaler(
 
 
 def test_what_is_not_finite_by_design_is_no_cause(run_loop):
-    """The batch before, whose loss was finite, has NaN in the same place."""
+    """The batch before, with a finite loss, has NaN in the same position."""
     run = run_loop(GapsByDesign, {"training": {"steps": 120}})
     assert not torch.tensor(run.records["loss"]).isfinite().all()
     assert run.of("bad_inputs") == []

@@ -22,7 +22,7 @@ WINDOW = 16
 
 
 class Poisoned(Regression):
-    """One example makes the loss of its batch a thousand times what it was, and its update too."""
+    """One example multiplies the loss of its batch, and its update, by a thousand."""
 
     name: ClassVar = "poisoned"
     poison: ClassVar = {40}
@@ -41,7 +41,7 @@ class Poisoned(Regression):
 VALUES = {
     "training": {"steps": 60, "batch_size": 4, "seed": 3},
     "checkpoints": {"every_steps": 10},
-    "spike": {"window_steps": WINDOW, "rollback": True, "look_every_steps": 4},
+    "spike": {"window_steps": WINDOW, "rollback": True, "check_every_steps": 4},
 }
 
 
@@ -83,7 +83,7 @@ def test_a_sudden_rise_is_told_with_its_step_and_how_high_it_is():
 
 @given(cuts=st.lists(st.integers(0, 80), max_size=6))
 def test_how_records_are_handed_over_changes_nothing(cuts):
-    """Whatever the pieces, the same spikes are found: each is judged by what came before alone."""
+    """For any split the same spikes are found: each depends only on earlier records."""
     losses = noise(80)
     losses[[30, 60]] = 4.0, 9.0
     made = records(losses)
@@ -115,7 +115,7 @@ def test_a_loss_that_is_not_finite_is_one_where_the_step_was_applied():
 
 
 def test_what_decides_of_the_next_step_is_in_the_state():
-    """Another object goes on from the state of one as that would itself."""
+    """Another object continues from the state as the original would."""
     losses = noise(80)
     losses[40] = 5.0
     made, whole, parts = records(losses), [], []
@@ -166,7 +166,7 @@ def undone(run):
 
 
 def test_the_same_seed_goes_back_alike_and_so_does_a_resumed_run(run_loop, tmp_path):
-    """Bit for bit: run twice, and gone on from a checkpoint before its rewinds or between them."""
+    """Bit for bit: run twice, and resumed from a checkpoint before or between its rollbacks."""
     whole = run_loop(Poisoned, VALUES, tmp_path / "a")
     assert len(undone(whole)) > 1
     again = run_loop(Poisoned, VALUES, tmp_path / "b")
@@ -225,7 +225,7 @@ def test_a_fork_goes_back_for_spikes_of_its_own(is_scaled):
 
 
 def test_after_so_many_rewinds_a_run_goes_on_or_fails_as_set(run_loop, tmp_path):
-    """The spike is told all the same; a failure says at which step, how high and how often."""
+    """The spike is reported in any case; a failure has the step, loss and z."""
     once = {**VALUES, "spike": {**VALUES["spike"], "max_rollbacks": 1}}
     run = run_loop(Poisoned, once, tmp_path / "a")
     assert len(undone(run)) == 1
@@ -237,7 +237,7 @@ def test_after_so_many_rewinds_a_run_goes_on_or_fails_as_set(run_loop, tmp_path)
 
 
 def test_without_a_checkpoint_before_it_the_run_goes_on(run_loop, tmp_path):
-    """A spike before the first checkpoint is told, and nothing else."""
+    """A spike before the first checkpoint is only reported."""
     late = {**VALUES, "checkpoints": {"every_steps": 59}}
     run = run_loop(Poisoned, late, tmp_path / "a")
     assert run.of("spike")
@@ -266,6 +266,6 @@ def test_looking_without_going_back_changes_no_bit(run_loop, tmp_path):
     ],
 )
 def test_a_rewind_needs_what_it_goes_by(values, message):
-    """A checkpoint to go back to, and a threshold; the message names what is missing."""
+    """A checkpoint to go back to, and a threshold; the message names the missing one."""
     with pytest.raises(ConfigError, match=message):
         parse_config(Regression, values)

@@ -1,7 +1,7 @@
 """Trainings of two ranks, ddp and fsdp, for test_shards.py: `python sharded.py <folder>`.
 
-One start of the ranks for all of them, because starting takes longer than training. What each came
-to is saved as rank-<rank>.pt.
+The ranks start once for all of them, because the start takes longer than training. Results are
+saved as rank-<rank>.pt.
 """
 
 import errno
@@ -52,7 +52,7 @@ UNFUSED = (
 
 
 class Shift(nn.Module):
-    """Adds a bias, the gradient of whose last element overflows once, on rank 0 alone."""
+    """Adds a bias; the gradient of its last element overflows once, only on rank 0."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class Shift(nn.Module):
 
 
 class Overflowing(Digits):
-    """Digits, with a batch norm, whose shard on rank 1 gets an inf out of rank 0's examples."""
+    """Digits with a batch norm, whose shard on rank 1 gets an inf from rank 0's examples."""
 
     def __init__(self, config, device):
         super().__init__(config, device)
@@ -133,7 +133,8 @@ class Router(nn.Module):
 
 
 class Placed(Regression):
-    """A network with a mask and a tied weight that rank 0 alone draws, and data drawn after it."""
+    """A network with a mask and a tied weight that only rank 0 initializes, and data drawn after
+    it."""
 
     def __init__(self, config, device):
         self.made_on = []
@@ -188,7 +189,7 @@ def number_alone(tensor, full_tensor=DTensor.full_tensor):
 
 
 def story(recipe_class, values, *, parallel, folder=None, resume=None, control=Control):
-    """Train, and return what it came to."""
+    """Train, and return the result."""
     kept, records, events = [], [np.zeros(0, STEP_DTYPE)], []
 
     class Kept(recipe_class):
@@ -249,7 +250,7 @@ def staged_bytes(saving):
 
 
 def on_a_full_disk(folder):
-    """Return what each rank raises where the second one has no room."""
+    """Return the error on each rank if the second one has no disk space."""
 
     def write(self, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -264,7 +265,7 @@ def on_a_full_disk(folder):
 
 
 def cut_otherwise(path):
-    """Return the weights of a checkpoint, read in columns in place of rows and put together."""
+    """Return the weights of a checkpoint, read in columns instead of rows and concatenated."""
     mesh = DeviceMesh.from_group(torch.distributed.group.WORLD, "cpu")
 
     def columns(size, dtype):
@@ -274,7 +275,7 @@ def cut_otherwise(path):
 
 
 def bare_loop_by_policy(values):
-    """PyTorch's documented loop over shards cast as they are gathered, and nothing else."""
+    """PyTorch's documented loop over shards that are cast when gathered, without anything else."""
     config = parse_config(Digits, values)
     torch.manual_seed(0)
     recipe = Digits(config, device)
@@ -305,7 +306,7 @@ def refusal(recipe_class, values):
 
 
 def trainings(folder):
-    """Yield the name of each training and what it came to."""
+    """Yield the name and the result of each training."""
     observed = DIGITS | {
         "precision": "fp32",
         "diagnosis": {"histogram_every_steps": 2, "headroom_every_steps": 3},

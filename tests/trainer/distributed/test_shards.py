@@ -1,4 +1,4 @@
-"""Two ranks with a part of each weight, beside two that have all of them; see sharded.py."""
+"""Two ranks with sharded weights, compared with two with whole weights; see sharded.py."""
 
 import errno
 import fcntl
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder):
-    """What each training came to, on both ranks."""
+    """The result of each training, on both ranks."""
     return [torch.load(folder / f"rank-{rank}.pt") for rank in (0, 1)]
 
 
@@ -52,7 +52,8 @@ def events(story, kind, *, without=()):
 
 
 def assert_alike(story, other):
-    """Two trainings went alike, but for the last bits of a norm, which a clip multiplies by."""
+    """Assert that two trainings are equal, except for the last bits of a norm, which a clip
+    multiplies."""
     for name in ("loss", "grad_norm", "scale"):
         np.testing.assert_allclose(story[name], other[name], rtol=1e-5)
     assert story["flags"] == other["flags"]
@@ -134,11 +135,11 @@ def test_an_overflow_in_one_shard_skips_the_step_on_all_ranks(found):
 
 
 def test_a_replay_is_left_out_and_says_so(found):
-    """It is told once, and a request for one is obeyed without a replay."""
+    """It is reported once, and a request is acknowledged without a replay."""
     shards = found[0]["overflow fsdp"]
-    [told] = events(shards, "left_out")
-    assert told["diagnosis"] == "replay"
-    assert "training.parallel fsdp" in told["reason"]
+    [result] = events(shards, "left_out")
+    assert result["diagnosis"] == "replay"
+    assert "training.parallel fsdp" in result["reason"]
     assert [each["request"] for each in events(shards, "obeyed")] == [7]
     assert not events(shards, "replay")
 
@@ -194,7 +195,7 @@ def test_shards_go_back_from_a_spike(found):
 
 
 def test_ranks_on_other_machines_go_back_as_well(found, folder):
-    """To a checkpoint that is on the first one's disk alone."""
+    """To a checkpoint that is only on the first one's disk."""
     for parallel in ("ddp", "fsdp"):
         for rank in found:
             apart, together = rank[f"apart {parallel}"], rank[f"spiking {parallel}"]
@@ -214,9 +215,8 @@ def test_shards_go_on_from_a_checkpoint_to_the_same_bits(found, folder):
 
 
 def test_a_checkpoint_of_shards_is_whole(found, folder, run_loop):
-    """Two ranks of whole weights and a single process go on from it, and its .safetensors have
-    all weights: those of the network, and their averages.
-    """
+    """Two ranks of whole weights and a single process resume from it, and its .safetensors has all
+    weights: those of the network, and their averages."""
     [with_ddp] = events(found[0]["resumed ddp"], "resumed")
     assert with_ddp["notes"] == ["training.parallel was fsdp, is ddp"]
     assert_alike(found[0]["resumed ddp"], found[0]["resumed"])
@@ -237,7 +237,7 @@ def test_a_checkpoint_of_shards_is_whole(found, folder, run_loop):
 
 
 def test_a_save_holds_a_ranks_share_and_no_more(found, folder):
-    """Counted in bytes of all that is copied; the first rank has what is no shard besides."""
+    """Counted in bytes of all copies; the first rank also has unsharded tensors."""
     state = load(folder / "checkpoints/step-00000003.pt")
     shards = {"modules": state["modules"], "optimizers": state["optimizers"]}
     shards["ema"] = state["parts"]["ema"]
@@ -250,14 +250,14 @@ def test_a_save_holds_a_ranks_share_and_no_more(found, folder):
 
 
 def test_shards_are_read_by_whoever_cuts_otherwise(found, folder):
-    """As another number of ranks does: each reads what it wants out of several files."""
+    """Another number of ranks reads its parts from several files."""
     state = load(folder / "checkpoints/step-00000003.pt")
     for rank in (0, 1):
         assert_same_bits(found[rank]["cut otherwise"]["model"], dict(state["modules"]["model"]))
 
 
 def test_the_last_save_is_one_file_and_those_before_are_shards(found, folder):
-    """Weights are whole in both. What was on its way to the end is gone."""
+    """Weights are complete in both. Shards of the unfinished save are deleted."""
     kinds = [[file["kind"] for file in e["files"]] for e in events(found[0]["saved"], "checkpoint")]
     shards = ["shard.0", "shard.metadata", "shard.1"]
     assert kinds == [["checkpoint", *shards, "weights", "ema"], ["checkpoint", "weights", "ema"]]
@@ -312,7 +312,7 @@ def test_shards_that_are_not_what_was_saved_are_refused(folder, tmp_path, capsys
 
 
 def test_a_full_disk_of_one_rank_is_told_by_all(found, folder):
-    """In the system's words, by which the page says so; nothing is left of the save."""
+    """With the system's message, which the page shows; nothing is left of the save."""
     for rank in (0, 1):
         assert os.strerror(errno.ENOSPC) in found[rank]["full disk"]
     assert list((folder / "full").iterdir()) == []
@@ -341,8 +341,8 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(tmp_path):
 
     write_job(tmp_path, attempt=2, config=config, resume="checkpoints/step-00000010.pt")
     assert finish(start(tmp_path, attempt=2, devices=2))[0] == 0
-    _, _, told = read(tmp_path, attempt=2)
-    assert [(e["step"], e["exact"]) for e in told if e["event"] == "resumed"] == [(10, True)]
+    _, _, result = read(tmp_path, attempt=2)
+    assert [(e["step"], e["exact"]) for e in result if e["event"] == "resumed"] == [(10, True)]
     for path in torn.iterdir():
         assert path.read_bytes() == (place / "step-00000020" / path.name).read_bytes()
 

@@ -1,4 +1,4 @@
-"""Weights in bf16 without masters: what is cast, and which updates round away."""
+"""Weights in bf16 without masters: cast weights, and updates that round away."""
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ BF16 = {"precision": "bf16", "training": {"steps": 4, "weights": "bf16"}}
 
 
 class Large(Regression):
-    """Weights of 1, gradients of 1 and of 0, and an SGD whose rate decides what rounds away."""
+    """Weights of 1, gradients of 1 and of 0, and an SGD whose rate decides which updates round
+    away."""
 
     def __init__(self, config, device):
         self.device, self.train_size = device, 64
@@ -45,8 +46,8 @@ def test_updates_that_round_away_are_counted(run_loop, weights, rate, lost):
     assert weight.dtype == {"bf16": torch.bfloat16, "fp32": torch.float32}[weights]
     assert int((weight != 1).sum()) == (0 if lost else 384)
     modules = [{"name": "model", "wanted": 384, "lost": lost}]
-    told = [(event["step"], event["modules"]) for event in run.of("updates")]
-    assert told == ([] if lost is None else [(2, modules), (4, modules)])
+    result = [(event["step"], event["modules"]) for event in run.of("updates")]
+    assert result == ([] if lost is None else [(2, modules), (4, modules)])
 
 
 def test_a_second_loss_does_not_change_the_count(run_loop):
@@ -87,7 +88,7 @@ class Mixed(Regression):
 
 
 def test_all_but_running_statistics_and_their_norm_is_bf16(run_loop, tmp_path):
-    """Weights and moments; it trains, is saved in bf16, and goes on exactly."""
+    """Weights and moments; it trains, is saved in bf16, and resumes exactly."""
     run = run_loop(Mixed, BF16, folder=tmp_path)
     weights = run.weights()
     fp32 = {name for name, weight in weights.items() if weight.dtype == torch.float32}
@@ -101,7 +102,7 @@ def test_all_but_running_statistics_and_their_norm_is_bf16(run_loop, tmp_path):
 
 
 def test_a_fork_may_change_the_weights_type(run_loop, tmp_path):
-    """To bf16 they are rounded, to fp32 they stay what they are."""
+    """To bf16 they are rounded, to fp32 they are unchanged."""
     run_loop(Mixed, BF16, folder=tmp_path)
     path = tmp_path / "step-00000004.pt"
     fork = run_loop(Mixed, {"precision": "bf16", "training": {"steps": 6}}, resume=path)
@@ -144,7 +145,7 @@ def test_a_recipes_own_half_weights(run_loop, dtype, precision, is_refused):
 
 
 def test_a_fused_sgd_that_would_not_train_is_refused(run_loop):
-    """torch's kernel for a CPU leaves bf16 weights as they are, and says nothing."""
+    """torch's CPU kernel silently leaves bf16 weights unchanged."""
     values = {"precision": "bf16", "training": {"weights": "bf16"}}
     with pytest.raises(RecipeError, match='"sgd" is a fused SGD of weights in bf16'):
         run_loop(Regression, values)

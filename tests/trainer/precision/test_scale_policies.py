@@ -30,7 +30,7 @@ class Overflowing(Regression):
 
 
 def scale_as_described(records, settings):
-    """The scale of each step by the rules as they are told, from the skips that there were."""
+    """The scale of each step by the documented rules, from the recorded skips."""
     scale, tracker, patience, steps, skips = settings.init_scale, 0, settings.hysteresis, 0, 0
     scales = []
     for flags in records["flags"]:
@@ -67,9 +67,9 @@ def scale_as_described(records, settings):
     ],
 )
 def test_the_scale_moves_as_the_settings_say(run_loop, settings, fused):
-    """Step by step it is what the rules, told in plain Python, make of the same skips.
+    """At every step it equals a plain Python implementation of the rules.
 
-    Catches patience that is not refilled at a growth, a share counted over the whole run, and a
+    Catches patience that is not restored at a growth, a share counted over the whole run, and a
     ceiling that lets one growth through.
     """
     values = {
@@ -84,9 +84,9 @@ def test_the_scale_moves_as_the_settings_say(run_loop, settings, fused):
 
 
 def test_a_skip_at_the_floor_is_still_a_skip(run_loop):
-    """At the floor the scale stays, and the step is recorded as skipped all the same.
+    """At the floor the scale stays, and the step is recorded as skipped.
 
-    Catches skips that are told from a falling scale.
+    Catches skips derived from a falling scale.
     """
     run = run_loop(Digits, {"scaler": {"floor": 2.0**24}, "training": {"steps": 10}})
     assert run.skipped() == list(range(1, 11))
@@ -175,9 +175,10 @@ def test_calibration_is_over_once_and_for_all():
 
 
 def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
-    """Resumed between two skips, a run is stopped at the step at which it would have been.
+    """Resumed between two skips, a run is stopped at the same step.
 
-    Catches a rule that counts skips anew, or takes the steps after a resume for calibration.
+    Catches a rule that counts skips from 0 again, or takes the steps after a resume for
+    calibration.
     """
     values = {"scaler": {"stop_after_skips": 4}, "checkpoints": {"every_steps": 1}}
     stopped_at = "step 44 was skipped, the last of 4 in a"
@@ -195,10 +196,10 @@ def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
     "unscaled", [{"precision": "bf16"}, {"precision": "fp32"}, {"scaler": {"enabled": False}}]
 )
 def test_a_fork_from_an_unscaled_run_has_its_scale_still_to_find(run_loop, tmp_path, unscaled):
-    """It may skip more often in a row than a calibrated run, and none of it is replayed.
+    """It may skip more often in a row than a calibrated run, and these skips are not replayed.
 
-    Catches steps without a scaler, of which none is skipped, that pass for its calibration; and
-    patience that is the parent's.
+    Catches steps without a scaler, which never skip, counted as calibration, and the parent's
+    patience.
     """
     run_loop(Digits, unscaled | {"training": {"steps": 30}}, folder=tmp_path / "parent")
     scaler = {"stop_after_skips": 4, "hysteresis": 2}
@@ -217,9 +218,9 @@ def test_a_fork_from_an_unscaled_run_has_its_scale_still_to_find(run_loop, tmp_p
     ("wanted", "scale"), [(512.0, 512.0), (1024, 1024.0), (1.0, 4.0), (2.0**20, 2.0**14)]
 )
 def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
-    """It holds from the next step on, within the bounds, and is an event of its own.
+    """It applies from the next step on, within the bounds, and is a separate event.
 
-    Catches an int, which `GradScaler.update` refuses, and a set scale that is told as a growth.
+    Catches an int, which `GradScaler.update` rejects, and a set scale reported as a growth.
     """
     asked = []
 
@@ -240,9 +241,8 @@ def test_the_scale_can_be_set_while_a_run_runs(run_loop, wanted, scale):
 
 
 def test_a_scale_set_as_a_run_pauses_is_in_its_checkpoint(run_loop, tmp_path):
-    """It was told to be obeyed, so the resumed run goes on with it, and tells of it; a fork, whose
-    scale nobody set, does not.
-    """
+    """It was acknowledged, so the resumed run continues with it and reports it; a fork, whose scale
+    was not set, does not."""
     values = {"scaler": {"init_scale": 64.1}, "training": {"steps": 2}}
     run = run_loop(
         Digits,
@@ -281,7 +281,7 @@ def test_a_resumed_run_tells_of_no_scale_that_nobody_set(run_loop, tmp_path):
 
 @pytest.mark.parametrize("nonsense", [-1.0, 0.0, 1e-40, float("inf"), float("nan")])
 def test_a_scale_that_is_none_is_not_set(run_loop, nonsense):
-    """The run goes on with the scale it has."""
+    """The run continues with its present scale."""
     run = run_loop(
         Digits,
         {"training": {"steps": 4}, "scaler": {"init_scale": 64.0}},
@@ -306,7 +306,7 @@ def test_a_skipped_batch_can_be_retried_in_fp32(run_loop, tmp_path):
 
 
 def test_a_retry_that_is_not_finite_either_changes_nothing(run_loop):
-    """NaN in fp32 is skipped as well, and the event says so."""
+    """NaN in fp32 is skipped too, and the event says so."""
 
     class Broken(Regression):
         def training_step(self, batch):

@@ -83,8 +83,8 @@ def test_a_run_goes_on_exactly_and_forks_may_round_otherwise(run_loop, tmp_path)
     path = tmp_path / "step-00000004.pt"
     resumed = run_loop(Small, values(9), resume=path)
     assert_same_bits(resumed.weights(), whole.weights())
-    [told] = resumed.of("resumed")
-    assert told["notes"] == ["training.steps was 4, is 9"]
+    [result] = resumed.of("resumed")
+    assert result["notes"] == ["training.steps was 4, is 9"]
     fork = run_loop(Small, values(6, "nearest"), resume=path, folder=tmp_path / "fork")
     assert type(fork.recipe.optimizers["it"]) is torch.optim.AdamW
     back = run_loop(Small, values(8), resume=tmp_path / "fork" / "step-00000006.pt")

@@ -34,8 +34,8 @@ def test_a_training_does_not_learn_how_to_reach_the_database(
     child.finish_listening()
     assert "sesame" not in "".join(environment.values())
     assert environment["HALFSTEP_RECIPES"] == "gan.py:GAN"
-    told = {name for name, value in environment.items() if value == "/well"}
-    assert told == {"http_proxy", "MINE", "OURS_A", "HF_HOME", "TORCHINDUCTOR_CACHE_DIR"}
+    result = {name for name, value in environment.items() if value == "/well"}
+    assert result == {"http_proxy", "MINE", "OURS_A", "HF_HOME", "TORCHINDUCTOR_CACHE_DIR"}
     assert environment["OMP_NUM_THREADS"] == "1"
 
 

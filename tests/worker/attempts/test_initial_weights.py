@@ -72,12 +72,12 @@ def test_runs_start_from_weights_alone(site: Site, tmp_path: Path) -> None:
         ended = {run_id: site.wait(run_id) for run_id in all_of_them}
     assert [ended[run_id].status for run_id in (second, uploaded)] == ["finished"] * 2
     with site.database.reading() as session:
-        [told] = artifacts.diagnoses(session, second, "weights")
+        [result] = artifacts.diagnoses(session, second, "weights")
         [told_of_upload] = artifacts.diagnoses(session, uploaded, "weights")
         [refused] = artifacts.diagnoses(session, unlike, "weights")
         [row] = checkpoints.weights_at(session, first, 2)
-    assert (told.content["loaded"], told.content["missing"]) == (6, [])
-    assert told.content["source"] == f"run {first} at step 2"
+    assert (result.content["loaded"], result.content["missing"]) == (6, [])
+    assert result.content["source"] == f"run {first} at step 2"
     assert (told_of_upload.content["loaded"], told_of_upload.content["missing"]) == (6, [])
     assert told_of_upload.content["source"].startswith("net.safetensors, uploaded, SHA-256 ")
     assert refused.content["unexpected"] == ["no.such"]

@@ -76,7 +76,7 @@ def test_a_log_printed_quickly_is_kept_whole(site: Site, tmp_path: Path) -> None
         assert mismatches(session, open_store(settings), deep=True) == []
     assert run.stored_bytes == file.size_bytes > 0
     assert check_numbers(lines) > 0
-    assert len(lines) <= telemetry.MOST_LINES + telemetry.FIRST_LINES + telemetry.LINES_A_LOOK
+    assert len(lines) <= telemetry.MOST_LINES + telemetry.FIRST_LINES + telemetry.LINES_PER_CHECK
     assert not any("\ufffd" in line.text for line in lines)
     assert not list((settings.run_folder(run_id) / "log").glob("*.txt"))
 
@@ -141,7 +141,7 @@ def test_a_part_is_complete_past_a_bound(tmp_path: Path, monkeypatch: pytest.Mon
     """Parts follow each other, those of another process are found, compressed ones stay whole."""
     monkeypatch.setattr(log_file, "PART_BYTES", 10)
     log = LogFile(tmp_path, 1)
-    log.remark("$ it")
+    log.append_log("$ it")
     assert not (tmp_path / "log").exists()  # nothing was printed
     for number in range(5):
         log.write(f"line {number}\n".encode())

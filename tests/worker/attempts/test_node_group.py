@@ -20,7 +20,7 @@ from tests import warm
 from tests.db.conftest import CPU, DIGITS, add_worker, claim, submit
 from tests.site import DEAD, SECONDS, Site, is_running, until
 from tests.trainer.conftest import assert_same_bits
-from worker.attempts.attempt import LOST_LEASE, Ending
+from worker.attempts.attempt import LOST_LEASE, Outcome
 from worker.attempts.node_group import combined_outcome, reported_outcome
 from worker.engine import Handle
 
@@ -153,7 +153,7 @@ def test_two_nodes_train_what_two_devices_do(machines: Machines, site: Site, rec
 def test_what_dies_on_one_node_ends_the_attempt_on_all(
     machines: Machines, site: Site, victim: str
 ) -> None:
-    """The run is queued again once no node may train, and goes on bit for bit from there."""
+    """The run is queued again once no node may train, and resumes bit-identically."""
     run_id = machines.submit(100, recipe="gated")
     machines.start(run_id)
     until(lambda: site.run(run_id).step >= 2)
@@ -209,32 +209,32 @@ def test_a_pause_leaves_one_checkpoint_from_which_both_go_on(
 
 def test_who_is_to_blame_for_an_end() -> None:
     """A node's own fault counts before a loss, a loss before the complaints of those who saw it."""
-    gone = Ending(Status.FAILED, "Connection closed by peer", "Traceback", node_groups.RANK)
+    gone = Outcome(Status.FAILED, "Connection closed by peer", "Traceback", node_groups.RANK)
     code = node_groups.NodeOutcome("node 1 (m1): ValueError: no", "Traceback: no", "code")
     lost = node_groups.NodeOutcome("node 1 (m1) was lost", None, "infrastructure")
     nobody = node_groups.NodeOutcome()
-    assert combined_outcome(gone, code, None) == Ending(
+    assert combined_outcome(gone, code, None) == Outcome(
         Status.FAILED, code.reason, code.error, "code"
     )
-    assert combined_outcome(gone, lost, None) == Ending(None, lost.reason)
-    assert combined_outcome(gone, nobody, None) == Ending(None, gone.reason)
-    own = Ending(Status.FAILED, "ValueError: mine", "Traceback: mine", "code")
+    assert combined_outcome(gone, lost, None) == Outcome(None, lost.reason)
+    assert combined_outcome(gone, nobody, None) == Outcome(None, gone.reason)
+    own = Outcome(Status.FAILED, "ValueError: mine", "Traceback: mine", "code")
     assert combined_outcome(own, code, None) is own
-    assert combined_outcome(Ending(None, "was killed by SIGKILL"), lost, "node 2 (m2)") == Ending(
+    assert combined_outcome(Outcome(None, "was killed by SIGKILL"), lost, "node 2 (m2)") == Outcome(
         None, "node 2 (m2)"
     )
-    paused = Ending(Status.PAUSED)
+    paused = Outcome(Status.PAUSED)
     assert combined_outcome(paused, lost, None) is paused
     assert (reported_outcome(paused).failure_kind, reported_outcome(own).failure_kind) == (
         None,
         "code",
     )
-    assert reported_outcome(Ending(Status.QUEUED, LOST_LEASE)).failure_kind == "infrastructure"
+    assert reported_outcome(Outcome(Status.QUEUED, LOST_LEASE)).failure_kind == "infrastructure"
 
 
 @pytest.mark.only_on("postgresql")
 def test_an_error_on_the_second_node_is_the_runs(machines: Machines, site: Site) -> None:
-    """Its own words end the run, not the first node's that it is alone now."""
+    """Its message ends the run, not the first node's about the lost peer."""
     text = "A rank of the second machine fails."
     recipe = machines.folder / "failing.py"
     recipe.write_text(
@@ -278,9 +278,9 @@ def test_workers_start_their_nodes_of_what_one_of_them_claimed(site: Site, tmp_p
 
 
 def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> None:
-    """The database calls a device free once a run is closed; its supervisor may still be ending.
+    """The database releases a device once a run is closed; its supervisor may still be ending.
 
-    One that dies before its end is told of is the first node's to hear of, and closes nothing.
+    If it dies before, the first node detects it, and it closes nothing.
     """
     worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
     run_id = site.submit(nodes=2)
@@ -305,7 +305,7 @@ def test_a_node_waits_until_what_its_device_did_before_has_ended(site: Site) -> 
 
 
 def test_a_first_node_whose_supervisor_died_is_closed_after_the_others(site: Site) -> None:
-    """While another node may still train, no other attempt begins; its end is what they hear of."""
+    """While another node may still train, no other attempt begins; the others detect its end."""
     worker, other = site.idle_worker(), add_worker(site.database, "other", [DIGITS], [CPU])
     run_id = site.submit(nodes=2)
     attempt = site.lost_attempt(worker, run_id)

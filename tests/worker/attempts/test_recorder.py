@@ -49,7 +49,7 @@ from worker.attempts.recorder import CannotRecord, Recorder
 
 
 class NoDevices:
-    """Stands for a machine's sampler: what is recorded here are trainings."""
+    """Replacement for a machine's sampler: only trainings are recorded here."""
 
     def take(self) -> list[dict[str, Any]]:
         return []
@@ -91,12 +91,12 @@ class Attempts:
             session.get_one(Run, self.run_id).source = source
 
     def recorder(self) -> Recorder:
-        """A recorder as a worker makes it, to record what a dead supervisor left."""
+        """Recorder as a worker creates it, for the rest of a dead supervisor."""
         store = open_store(self.settings)
         return Recorder(self.settings, self.database, store, self.run_id, self.number)
 
     def supervisor(self, policy: dict[str, Any] | None = None) -> Recorder:
-        """A recorder as a supervisor makes it: what was left is recorded, its training begins."""
+        """Recorder as a supervisor creates it: the rest is recorded, then its training begins."""
         recorder = self.recorder()
         drain(recorder)
         recorder.begin(NoDevices(), 0.0, policy or {})  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ class Attempts:
 
 
 def test_a_command_that_only_logs_has_its_numbers(attempts: Attempts) -> None:
-    """They wait for no step; the next attempt begins anew, and what it logs stands instead."""
+    """They need no step; the next attempt restarts, and its values replace the earlier ones."""
     for number in (1, 2):
         attempts.take_for(RECIPE)  # which the worker is one for
         spool = attempts.next()
@@ -221,7 +221,7 @@ def test_an_attempt_that_resumes_nothing_says_that_it_begins_anew(attempts: Atte
         began = select(RunStatus.reason).where(RunStatus.status == Status.RUNNING)
         assert list(session.scalars(began.order_by(RunStatus.id))) == [
             None,
-            "begins anew at step 1",
+            "restarts at step 1",
         ]
 
 
@@ -273,7 +273,7 @@ def test_what_a_superseded_attempt_left_is_deleted_unread(attempts: Attempts) ->
 
 
 def test_what_an_attempt_after_the_last_recorded_left_is_not_lost(attempts: Attempts) -> None:
-    """Only what is older than recorded steps is given up."""
+    """Only data older than recorded steps are dropped."""
     spool = attempts.next()
     recorder = attempts.supervisor()
     spool.steps(attempts.steps(1, 50))
@@ -317,7 +317,7 @@ def test_what_is_told_before_the_first_steps_survives_a_resume_that_is_not_exact
 
 
 def test_what_an_attempt_without_steps_told_is_forgotten(attempts: Attempts) -> None:
-    """Events whose steps were never spooled are not laid over an earlier attempt's."""
+    """Events without spooled steps do not replace those of an earlier attempt."""
     spool = attempts.next()
     spool.steps(attempts.steps(1, 60))
     spool.event(make_metric(55, 0.5))
@@ -334,7 +334,7 @@ def test_what_an_attempt_without_steps_told_is_forgotten(attempts: Attempts) -> 
 def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
     attempts: Attempts,
 ) -> None:
-    """Its frame lies in a folder beside the spool, which the fault and the run's log name."""
+    """Its frame is stored in a folder next to the spool, which the error and the run's log name."""
     attempts.next().steps(attempts.steps(1, 4))
     event = make_metric(3, "warm-up", "phase")
     spool_anything(attempts.spool, 1, make_metric(2, 0.5), event, make_metric(4, 0.5))
@@ -342,7 +342,7 @@ def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
     drain(recorder)
     assert recorder.problem is not None
     assert "metric 'phase' at step 3: value is 'warm-up'; allowed: a number" in recorder.problem
-    kept = attempts.spool.parent / "unrecorded-1" / "frames"
+    kept = attempts.spool.parent / "quarantine-1" / "frames"
     assert str(kept.parent) in recorder.problem
     assert json.dumps(event).encode() in kept.read_bytes()
     assert attempts.steps_of(Metric) == [2, 4]
@@ -354,7 +354,7 @@ def test_an_event_that_cannot_be_recorded_is_kept_and_the_rest_is_recorded(
 def test_damaged_bytes_of_a_spool_cost_their_frame_and_are_told(
     attempts: Attempts, place: str
 ) -> None:
-    """The run's log names them, and the training goes on: it may be well."""
+    """The run's log names them, and the training continues."""
     spool = attempts.next()
     for first in (1, 5, 9):
         spool.steps(attempts.steps(first, first + 3))
@@ -398,15 +398,15 @@ def test_what_fails_for_good_is_put_aside_with_the_whole_spool(attempts: Attempt
     """A spool that cannot be read at all is moved, and the message says where to."""
     attempts.next()
     spool_anything(attempts.spool, 1, make_metric(2, 0.5)).write_bytes(b"another file's header")
-    with pytest.raises(CannotRecord, match=r"is not a spool file of version 1.*unrecorded-1"):
+    with pytest.raises(CannotRecord, match=r"is not a spool file of version 1.*quarantine-1"):
         drain(attempts.recorder())
     assert attempts.left() == []
-    assert (attempts.spool.parent / "unrecorded-1" / "1-0.spool").exists()
+    assert (attempts.spool.parent / "quarantine-1" / "1-0.spool").exists()
     drain(attempts.recorder())
 
 
 def test_a_disk_that_fails_is_not_held_against_the_run(attempts: Attempts) -> None:
-    """What was spooled stays where it is, for whoever records it when the disk is back."""
+    """Spooled data stay in place, to be recorded when the disk works again."""
     attempts.next().steps(attempts.steps(1, 5))
     path, moved = attempts.spool / "1-0.spool", attempts.folder / "moved"
     path.rename(moved)
@@ -444,7 +444,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @st.composite
 def spoilt(draw: st.DrawFn) -> dict[str, Any]:
-    """An honest event with anything in place of some of what it says."""
+    """Valid events in which values are replaced by arbitrary ones."""
     event: dict[str, Any] = json.loads(json.dumps(draw(st.sampled_from(list(HONEST.values())))))
     for _ in range(draw(st.integers(0, 2))):
         *way, last = draw(st.sampled_from(list(places(event))))
@@ -492,7 +492,7 @@ def test_the_recorder_takes_whatever_a_spool_holds(
 
 
 def rolled_back(step: int, now: int, rollbacks: int = 1) -> list[dict[str, Any]]:
-    """What a training tells when it goes back from a spike in its last step."""
+    """Events of a training that rolls back after a spike in its last step."""
     spike = {"event": "spike", "step": now, "loss": 20.5, "z": 99.5}
     back = {"event": "rolled_back", "step": step, "from_step": now, "spike": now}
     back |= {"loss": 20.5, "z": 99.5, "examples": 320, "rollbacks": rollbacks}
@@ -501,10 +501,10 @@ def rolled_back(step: int, now: int, rollbacks: int = 1) -> list[dict[str, Any]]
 
 @pytest.mark.parametrize("is_at_once", [True, False])
 def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_once: bool) -> None:
-    """Whether it was recorded already or comes with it: steps, skips and metrics beyond are gone.
+    """Steps, skips and metrics after it are deleted, whether recorded already or in the same flush.
 
-    The spike stays, the history says it once, also where the spool is read a second time, and a
-    viewer goes on from where the run does.
+    The spike stays, the history mentions it once, also if the spool is read twice, and clients
+    continue from the run's position.
     """
     spool = attempts.next()
     recorder = attempts.supervisor()
@@ -547,7 +547,7 @@ def test_what_a_training_went_back_from_is_taken_back(attempts: Attempts, is_at_
 
 
 def test_what_was_done_stays_done_where_a_training_goes_back_from_it() -> None:
-    """A request that was obeyed is not asked again; a diagnosis that failed is not back."""
+    """An acknowledged request is not repeated; a failed diagnosis is not enabled again."""
     recording = Recording(1, 1, has_begun=True, last_line=0)
     done = [HONEST[kind] | {"step": 25} for kind in ("obeyed", "failed_diagnosis")]
     recording.take([*done, make_metric(25, 0.5), *rolled_back(20, 30)])
@@ -560,7 +560,7 @@ def test_what_was_done_stays_done_where_a_training_goes_back_from_it() -> None:
 
 
 def test_two_rewinds_unseen_are_both_followed(attempts: Attempts) -> None:
-    """Of the earlier it is not known how far it went: a viewer gets all from the beginning."""
+    """The extent of the earlier one is unknown: clients reload everything."""
     spool = attempts.next()
     recorder = attempts.supervisor()
     spool.steps(attempts.steps(1, 30))
@@ -595,7 +595,7 @@ def test_a_spool_of_the_version_before_is_recorded_and_added_to(attempts: Attemp
 
 
 def saved(attempts: Attempts, step: int) -> dict[str, Any]:
-    """A checkpoint's file, and what a training tells of it."""
+    """File and event of a checkpoint."""
     path = attempts.spool.parent / "checkpoints" / f"step-{step:08d}.pt"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"weights")
@@ -605,13 +605,13 @@ def saved(attempts: Attempts, step: int) -> dict[str, Any]:
 
 
 def train_ten(attempts: Attempts, spool: SpoolWriter, last: int) -> None:
-    """Tell of ten steps and the checkpoint of the last of them."""
+    """Emit ten steps and the checkpoint of the last one."""
     spool.steps(attempts.steps(last - 9, last))
     spool.event(saved(attempts, last))
 
 
 def cut_off(attempts: Attempts, bucket: Bucket, **options: Any) -> tuple[SpoolWriter, Recorder]:
-    """Begin an attempt whose files belong into a bucket, which goes away."""
+    """Begin an attempt whose files belong into a bucket, which becomes unavailable."""
     attempts.storage_url = bucket.url
     spool = attempts.next(**options)
     recorder = attempts.supervisor()
@@ -623,7 +623,7 @@ def cut_off(attempts: Attempts, bucket: Bucket, **options: Any) -> tuple[SpoolWr
 def test_a_bucket_that_is_away_holds_up_files_and_nothing_else(
     attempts: Attempts, bucket: Bucket
 ) -> None:
-    """Steps are recorded meanwhile; the spool stays, for whoever may have to go on from it."""
+    """Steps are recorded meanwhile; the spool stays, for a later recorder."""
     spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)  # a file each time
     for last in (10, 20, 30):
         train_ten(attempts, spool, last)
@@ -644,7 +644,7 @@ def test_a_bucket_that_is_away_holds_up_files_and_nothing_else(
 def test_files_on_their_way_to_a_bucket_outlive_the_supervisor(
     attempts: Attempts, bucket: Bucket
 ) -> None:
-    """Whoever records what it left sends them."""
+    """The recorder of its remaining data sends them."""
     spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)
     for last in (10, 20):
         train_ten(attempts, spool, last)
@@ -657,7 +657,7 @@ def test_files_on_their_way_to_a_bucket_outlive_the_supervisor(
 
 @pytest.mark.xdist_group("bucket")
 def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, bucket: Bucket) -> None:
-    """What it told before is recorded before: else a checkpoint of undone steps would come last."""
+    """Earlier events are recorded first: otherwise a checkpoint of undone steps would come last."""
     spool, recorder = cut_off(attempts, bucket)
     spool.steps(attempts.steps(1, 20))
     spool.event(saved(attempts, 20))
@@ -676,7 +676,7 @@ def test_a_training_that_goes_back_waits_for_the_bucket(attempts: Attempts, buck
 def test_what_arrived_is_published_although_the_rest_cannot_be_recorded(
     attempts: Attempts, bucket: Bucket
 ) -> None:
-    """A checkpoint that was on its way is one that the run can go on from."""
+    """A checkpoint in transfer is one to resume from."""
     spool, recorder = cut_off(attempts, bucket, rotate_bytes=1)
     train_ten(attempts, spool, 10)
     drained = [recorder.flush() for _ in range(3)]
@@ -696,7 +696,7 @@ def rename(database: Database, table: str, name: str) -> None:
 def test_a_checkpoint_is_published_although_what_came_with_it_cannot_be_recorded(
     attempts: Attempts,
 ) -> None:
-    """The run can be gone on with from there."""
+    """The run can be resumed from it."""
     spool = attempts.next()
     recorder = attempts.supervisor()
     rename(attempts.database, "metrics", "gone")

@@ -1,4 +1,4 @@
-"""The supervisor while database, store or people keep it waiting."""
+"""The supervisor while database, storage or users delay it."""
 
 import threading
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def failing(times: int, then: Callable[[], None]) -> Callable[[], None]:
 
 
 def test_a_store_that_is_away_is_waited_for(attempt: Supervisor) -> None:
-    """An attempt whose checkpoint cannot be fetched now is not lost: it begins when it can be."""
+    """An attempt whose checkpoint cannot be fetched now is not lost: it begins later."""
     attempt._prepare = failing(3, attempt._prepare)  # type: ignore[method-assign]
     attempt._begin()
     assert (attempt.folder / f"job-{attempt.attempt}.json").exists()
@@ -54,7 +54,7 @@ def test_a_store_that_is_away_is_waited_for(attempt: Supervisor) -> None:
 def test_a_run_that_waits_for_its_store_can_be_cancelled(
     attempt: Supervisor, database: Database, ada: User
 ) -> None:
-    """It ends without a training, and says what it had waited for."""
+    """It ends without a training, and its reason names the storage."""
     with database.writing() as session:
         run_control.cancel(session, attempt.run_id, ada)
     attempt._prepare = failing(10**6, lambda: None)  # type: ignore[method-assign]
@@ -65,7 +65,7 @@ def test_a_run_that_waits_for_its_store_can_be_cancelled(
 
 
 def test_what_waits_to_be_recorded_outlives_a_stop(attempt: Supervisor) -> None:
-    """A worker that is stopped while a store is away lets go of the run, and of nothing it told."""
+    """A worker stopped while the storage is unavailable releases the run without losing data."""
     spooled = attempt.folder / "spool" / f"{attempt.attempt}-0.spool"
     spooled.parent.mkdir()
     spooled.write_bytes(b"of a supervisor that died")
@@ -101,7 +101,7 @@ def test_the_lease_is_renewed_while_a_file_is_on_its_way(attempt: Supervisor) ->
 
 
 def test_a_takeover_ends_the_wait(attempt: Supervisor, database: Database) -> None:
-    """What was given up waits for no store; an error of the store goes through as it is."""
+    """A superseded attempt does not wait for the storage; other errors of it are raised."""
     with database.writing() as session:
         queue.end(session, attempt.run_id, attempt.attempt, Status.QUEUED, reason="given up")
     is_told = threading.Event()
@@ -117,7 +117,7 @@ def test_a_takeover_ends_the_wait(attempt: Supervisor, database: Database) -> No
 
 
 def test_retention_of_a_run_from_before_counts_in_whole_numbers() -> None:
-    """An earlier version queued 2.0 for 2, and nothing is kept as the last 2.0."""
+    """An earlier version queued 2.0 for 2, and no checkpoint is retained by 2.0."""
     queued = {"checkpoints": {"keep_last": 2.0, "keep_every_steps": None, "keep_best": "loss"}}
     assert repr(retention(queued)["keep_last"]) == "2"
     assert retention(queued) == queued["checkpoints"]

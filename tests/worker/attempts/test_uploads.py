@@ -21,8 +21,8 @@ def test_what_was_sent_before_another_failed_is_not_sent_again():
             raise OSError("the bucket is away")
         sent.append(file["path"])
 
-    uploads, told = Uploads(send, lambda _keys: None), [artifact("a"), artifact("b")]
-    uploads.add(told, SINCE)
+    uploads, result = Uploads(send, lambda _keys: None), [artifact("a"), artifact("b")]
+    uploads.add(result, SINCE)
     is_broken.set()
     uploads.begin()
     with pytest.raises(OSError, match="away"):
@@ -30,6 +30,6 @@ def test_what_was_sent_before_another_failed_is_not_sent_again():
     is_broken.clear()
     uploads.begin()
     uploads.wait()
-    assert uploads.arrived() == told
+    assert uploads.arrived() == result
     assert sent == ["a", "b"]
     assert not uploads

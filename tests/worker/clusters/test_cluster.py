@@ -12,7 +12,7 @@ from worker.clusters import cluster
 
 
 def found(settings: Settings) -> dict[str, tuple[bool, str]]:
-    return {each.what: (each.is_fine, each.text) for each in cluster.look(settings)}
+    return {each.what: (each.is_fine, each.text) for each in cluster.findings(settings)}
 
 
 def test_a_box_of_its_own_is_told_what_others_could_not_reach(

@@ -126,8 +126,8 @@ class Cluster:
 def test_a_run_is_one_indexed_job_however_often_it_is_placed(
     engine: Kubernetes, api: KubernetesEmulator
 ) -> None:
-    """A pod a node, restarted by nobody; a cancelled one is gone, and may be cancelled again."""
-    assert engine.look(TWO).state == "gone"
+    """One pod per node, never restarted; a cancelled one is gone, and may be cancelled again."""
+    assert engine.poll(TWO).state == "gone"
     engine.place(TWO)
     engine.place(TWO)
     [(_resource, namespace, name)] = api.objects
@@ -143,22 +143,22 @@ def test_a_run_is_one_indexed_job_however_often_it_is_placed(
     assert worker["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
     engine.cancel(TWO)
     engine.cancel(TWO)
-    assert engine.look(TWO).reason == "Kubernetes does not know it"
+    assert engine.poll(TWO).reason == "Kubernetes does not know it"
 
 
 def test_settings_stand_over_the_pod_template_and_secrets_in_neither(
     api: KubernetesEmulator, tmp_path: Path
 ) -> None:
-    """Of the template what is not ours stays; the environment comes by the Secret's name alone."""
+    """Other properties of the template stay; the environment comes only by the Secret's name."""
     template = tmp_path / "pod.yaml"
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
     containers = [{"name": "worker", "volumeMounts": mounts, "image": "other"}]
     template.write_text(yaml.safe_dump({"spec": {"priority": 7, "containers": containers}}))
     changes = {"service_account": "trainer", "queue": "team", "secret": "halfstep"}
     changes |= {"resource": "", "pod_template": template}
-    told = {f"kubernetes_{name}": value for name, value in changes.items()}
+    result = {f"kubernetes_{name}": value for name, value in changes.items()}
     database_url = "postgresql://me:hunter2@box/halfstep"
-    made = settings(tmp_path, stop_grace_seconds=90, database_url=database_url, **told)
+    made = settings(tmp_path, stop_grace_seconds=90, database_url=database_url, **result)
     job = Kubernetes(made).manifest(TWO)
     assert "hunter2" not in repr(job)
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
@@ -212,10 +212,10 @@ def test_what_a_pod_waits_for_is_said_in_kubernetes_words(
     name = cluster.pod(1, "Pending", **status)
     cluster.event(name, "Scheduled", "assigned to n1")
     cluster.event(name, "FailedMount", 'secret "halfstep" not found', minute=1)
-    look = engine.look(TWO)
-    assert look.state == "waiting"
-    assert look.reason.startswith("Kubernetes job halfstep-1-1 waits: ")
-    assert look.reason.endswith(words)
+    pilots = engine.poll(TWO)
+    assert pilots.state == "waiting"
+    assert pilots.reason.startswith("Kubernetes job halfstep-1-1 waits: ")
+    assert pilots.reason.endswith(words)
 
 
 def test_a_job_without_pods_says_why(api: KubernetesEmulator, tmp_path: Path) -> None:
@@ -223,14 +223,14 @@ def test_a_job_without_pods_says_why(api: KubernetesEmulator, tmp_path: Path) ->
     engine = Kubernetes(settings(tmp_path))
     engine.place(TWO)
     Cluster(api).event(TWO.name, "FailedCreate", "exceeded quota")
-    assert engine.look(TWO).reason.endswith("waits: FailedCreate: exceeded quota")
+    assert engine.poll(TWO).reason.endswith("waits: FailedCreate: exceeded quota")
     queued = Kubernetes(settings(tmp_path, kubernetes_queue="team"))
     other = Pilots(2, 1, 1, 1)
     queued.place(other)
     cluster = Cluster(api, other.name)
-    assert queued.look(other).reason.endswith("the queue 'team' has not admitted it")
+    assert queued.poll(other).reason.endswith("the queue 'team' has not admitted it")
     cluster.event(other.name, "Suspended", "Kueue: insufficient quota")
-    assert queued.look(other).reason.endswith("admitted it: Suspended: Kueue: insufficient quota")
+    assert queued.poll(other).reason.endswith("admitted it: Suspended: Kueue: insufficient quota")
 
 
 @pytest.mark.parametrize(
@@ -255,16 +255,16 @@ def test_how_a_pod_ended_is_said(
     engine.place(TWO)
     cluster = Cluster(api)
     cluster.pod(0, "Running")
-    assert engine.look(TWO).state == "waiting"
+    assert engine.poll(TWO).state == "waiting"
     cluster.pod(1, "Running")
-    assert engine.look(TWO).reason == "Kubernetes job halfstep-1-1 on n0, n1"
-    assert engine.look(TWO).state == "running"
+    assert engine.poll(TWO).reason == "Kubernetes job halfstep-1-1 on n0, n1"
+    assert engine.poll(TWO).state == "running"
     cluster.pod(1, "Failed", **status)
-    assert words in engine.look(TWO).reason
+    assert words in engine.poll(TWO).reason
     cluster.end("Failed", reason="BackoffLimitExceeded", message="Job has reached the limit")
-    look = engine.look(TWO)
-    assert look.state == "gone"
-    assert words in look.reason
+    pilots = engine.poll(TWO)
+    assert pilots.state == "gone"
+    assert words in pilots.reason
 
 
 def test_a_job_that_is_over_makes_way_for_the_next_try(
@@ -276,10 +276,10 @@ def test_a_job_that_is_over_makes_way_for_the_next_try(
     cluster.pod(0, "Succeeded")
     cluster.pod(1, "Succeeded")
     cluster.end("Complete", message="Reached expected number of succeeded pods")
-    assert engine.look(TWO).reason.endswith("ended: Reached expected number of succeeded pods")
+    assert engine.poll(TWO).reason.endswith("ended: Reached expected number of succeeded pods")
     engine.place(TWO)
     api.objects[JOBS, "lab", TWO.name].patch({"metadata": {"uid": "another"}, "status": None})
-    assert engine.look(TWO).reason.endswith("its pods are yet to be made")
+    assert engine.poll(TWO).reason.endswith("its pods are yet to be made")
 
 
 def test_what_its_pods_print_is_their_log(engine: Kubernetes, api: KubernetesEmulator) -> None:
@@ -299,11 +299,11 @@ def test_another_installations_jobs_are_left_alone(
     """Run 1 of one is not run 1 of the other, and one name is one job."""
     engine.place(TWO)
     other = Kubernetes(settings(tmp_path / "other"))
-    assert other.look(TWO).state == "gone"
+    assert other.poll(TWO).state == "gone"
     other.cancel(TWO)
     with pytest.raises(PlacementRejected, match="has a job halfstep-1-1 of another installation"):
         other.place(TWO)
-    assert engine.look(TWO).state == "waiting"
+    assert engine.poll(TWO).state == "waiting"
 
 
 def test_what_kubernetes_refuses_is_the_runs_and_what_it_does_not_answer_is_not(
@@ -316,7 +316,7 @@ def test_what_kubernetes_refuses_is_the_runs_and_what_it_does_not_answer_is_not(
         engine.place(TWO)
     path = f"get /apis/batch/v1/namespaces/lab/jobs/{TWO.name}"
     api[path] << KubernetesError(status=503, message="etcd is away")
-    calls: list[Callable[[Pilots], Any]] = [engine.place, engine.look, engine.cancel, engine.log]
+    calls: list[Callable[[Pilots], Any]] = [engine.place, engine.poll, engine.cancel, engine.log]
     for call in calls:
         with pytest.raises(OSError, match="etcd is away"):
             call(TWO)
@@ -328,7 +328,7 @@ def test_an_api_that_is_away_is_waited_for(
     """Nothing listens there."""
     lead_to("http://127.0.0.1:9", tmp_path, monkeypatch)
     with pytest.raises(ConnectionError, match="does not answer"):
-        Kubernetes(settings(tmp_path)).look(TWO)
+        Kubernetes(settings(tmp_path)).poll(TWO)
 
 
 @pytest.mark.parametrize(
@@ -378,14 +378,14 @@ def groups(*names: str) -> dict[str, Any]:
 
 
 def checked(tmp_path: Path, **changes: Any) -> dict[str, str]:
-    """What `halfstep cluster check` says of the cluster, by what it is about."""
+    """Return the findings of `halfstep cluster check` on the cluster, by subject."""
     found = of_placement(settings(tmp_path, **changes))
     return {each.what: f"{'ok' if each.is_fine else 'NO'} {each.text}" for each in found}
 
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesScaffold]:
-    """A cluster that answers what a test says, and keeps nothing."""
+    """A cluster with a test's responses, without state."""
     handler = KubernetesScaffold()
     handler.resources[JOBS] = {}
     parts = ("buildDate", "compiler", "gitCommit", "gitTreeState", "goVersion", "major", "minor")

@@ -21,7 +21,7 @@ def test_a_ray_that_does_not_answer_is_waited_for(
     with closing(ray.Ray(settings)) as engine:
         for _ in range(2):
             with pytest.raises(ConnectionError, match=f"127.0.0.1:9 .*{tmp_path}"):
-                engine.look(Pilots(1, 1, 2, 1))
+                engine.poll(Pilots(1, 1, 2, 1))
     assert (tmp_path / "placements" / "ray.log").exists()
 
 

@@ -52,9 +52,8 @@ def last_reason(site: Site, run_id: int) -> tuple[str, str | None]:
 def test_a_command_gets_its_parameters_its_environment_and_no_credentials(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each value is one argument; of the worker's environment only what is harmless is passed on;
-    secrets are there, and stand in the log as ***.
-    """
+    """Each value is one argument; of the worker's environment only allowed variables are passed;
+    secrets are set, and *** in the log."""
     monkeypatch.setenv("PGPASSWORD", "sesame")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
     settings = Settings(data=site.data, database_url=site.url)
@@ -141,7 +140,7 @@ def test_a_cancel_is_sigterm_and_after_the_grace_sigkill(
 def test_what_ends_from_outside_is_queued_again_and_begins_anew(
     site: Site, worker: subprocess.Popen[bytes]
 ) -> None:
-    """A killed command, and one whose supervisor is killed, in whose place nothing goes on."""
+    """A killed command, and one whose supervisor is killed, whose remains end."""
     code = "import os; print('attempt', os.environ['HALFSTEP_ATTEMPT'], flush=True);"
     code += "os.environ['HALFSTEP_ATTEMPT'] == '3' and exit(0);" + SLEEPS
     run_id = python(site, code)
@@ -171,7 +170,7 @@ def test_a_worker_that_stops_gives_its_command_back(site: Site) -> None:
 
 
 def test_a_worker_whose_operator_does_not_say_yes_takes_none(site: Site) -> None:
-    """It trains what has a recipe, and leaves the command where it is."""
+    """It trains recipes, and does not claim the command."""
     command, digits = python(site, "print('no')"), site.submit(steps=1)
     with site.worker():
         assert site.wait(digits).status == Status.FINISHED
@@ -277,7 +276,7 @@ def test_the_next_attempt_of_a_watched_script_replaces_what_the_last_one_made(
 
 
 def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
-    """By a whole hash or the first digits of one; what is none is told, and fails that run."""
+    """By a whole hash or its first digits; an invalid one fails that run with a message."""
     repository = tmp_path / "repository"
     (repository / "src").mkdir(parents=True)
 
@@ -320,7 +319,7 @@ def test_a_commit_is_checked_out(site: Site, tmp_path: Path) -> None:
 
 @pytest.mark.only_on("sqlite")
 def test_a_clone_that_hangs_can_be_cancelled(site: Site, worker: subprocess.Popen[bytes]) -> None:
-    """Its lease is renewed meanwhile, people are heard, and nothing of git is left."""
+    """Its lease is renewed meanwhile, user requests are applied, and no process of git is left."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://127.0.0.1:{silent.getsockname()[1]}/it"
         run_id = submit(site, "python", "it.py", git=url, commit="01234567")

@@ -1,4 +1,4 @@
-"""The process between a supervisor and a command, by its files and signals alone."""
+"""The process between a supervisor and a command, tested through files and signals."""
 
 import json
 import os
@@ -47,7 +47,7 @@ class Kept:
         return self.process
 
     def waits(self, code: str = WAITS, **named: int) -> tuple[subprocess.Popen[bytes], list[int]]:
-        """Start a command that waits; return its keeper, and what has been started below it."""
+        """Start a waiting command; return its runner, and its child processes."""
         command_runner = self.start(sys.executable, "-c", code, str(self.begun), **named)
         until(self.begun.exists)
         family = [each.pid for each in psutil.Process(command_runner.pid).children(recursive=True)]
@@ -88,7 +88,7 @@ def test_it_ends_as_its_command_does(kept: Kept, code: str, end: int) -> None:
 def test_a_command_makes_sockets_however_deep_its_folder_lies(
     kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """multiprocessing makes them in TMPDIR, which a path through /proc stands for if too long."""
+    """multiprocessing creates them in TMPDIR, replaced by a path through /proc if too long."""
     code = (
         "import multiprocessing, tempfile\n"
         "numbers = multiprocessing.Manager().dict(it=7)\n"
@@ -143,7 +143,7 @@ LEAVES = (
 
 
 def test_what_a_command_leaves_behind_ends_with_it(kept: Kept) -> None:
-    """Also what has a session of its own, as torchrun's ranks do."""
+    """Including processes with their own session, such as torchrun's ranks."""
     command_runner, family = kept.waits(LEAVES)
     assert len(family) == 2
     kept.begun.with_name("begun-over").touch()
@@ -152,7 +152,7 @@ def test_what_a_command_leaves_behind_ends_with_it(kept: Kept) -> None:
 
 
 def test_a_command_does_not_outlive_its_supervisor_or_its_keeper(kept: Kept) -> None:
-    """One whose supervisor is another process than its parent is an orphan."""
+    """If its supervisor is not its parent it is an orphan."""
     command_runner = kept.start(sys.executable, "-c", WAITS, str(kept.begun), supervisor=1)
     assert command_runner.wait(60) == -signal.SIGKILL
     kept.begun.unlink(missing_ok=True)

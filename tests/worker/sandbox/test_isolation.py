@@ -1,4 +1,4 @@
-"""Runs that have a user to themselves, and limits: what they reach, and whom they take down."""
+"""Runs with their own user, and limits: their access, and the effect on others."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def _working(site: Site, python: Path, **environment: str) -> Iterator[int]:
 
 @pytest.fixture
 def passable(database: Database, database_url: str, ada: User) -> Iterator[Site]:
-    """A site whose data folder lies where other users may pass, as pytest's own do not."""
+    """A site whose data folder other users may pass, unlike pytest's own."""
     folder = Path(tempfile.mkdtemp(dir="/var/lib", prefix="halfstep-test-"))
     folder.chmod(0o711)
     (folder / "data").mkdir(mode=0o700)
@@ -110,10 +110,10 @@ def passable(database: Database, database_url: str, ada: User) -> Iterator[Site]
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
 @pytest.mark.only_on("sqlite")
 def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, python: Path) -> None:
-    """Neither what its worker knows nor another run's folder nor /tmp; what it leaves behind ends
-    with it; one that starts too many processes fails alone, and a recipe trains so, too.
+    """Neither files of its worker nor another run's folder nor /tmp; its processes end with it; one
+    that starts too many processes fails without affecting others, and a recipe trains in it, too.
     """
-    assert sandbox.can_stand(), "this kernel has no Landlock, which Linux 6.2 has"
+    assert sandbox.is_supported(), "this kernel has no Landlock, which Linux 6.2 has"
     site = passable
     for name, text in (("spy.py", SPY), ("bomb.py", BOMB)):
         (site.data.parent / name).write_text(text)
@@ -146,14 +146,14 @@ def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, pytho
     ), (spy.error, trained.error)
     assert "STARTED" in (bomb.error or "")
     [said] = [each for each in site.log(spied).splitlines() if each.startswith("SPIED ")]
-    told = json.loads(said.removeprefix("SPIED "))
-    assert told.pop("user") in Settings(run_users=USERS).run_user_range
-    assert (told.pop("groups"), told.pop("/tmp")) == ([], ["mine"])
-    assert told.pop("folder") == "0o42700"
-    privileges = " ".join(told.pop("privileges")).split()
+    result = json.loads(said.removeprefix("SPIED "))
+    assert result.pop("user") in Settings(run_users=USERS).run_user_range
+    assert (result.pop("groups"), result.pop("/tmp")) == ([], ["mine"])
+    assert result.pop("folder") == "0o42700"
+    privileges = " ".join(result.pop("privileges")).split()
     assert privileges == ["CapEff:", "0" * 16, "NoNewPrivs:", "1"]
-    assert {path: how for path, how in told.items() if how == "done"} == {}
-    assert len(told) == len(theirs) + 1
+    assert {path: how for path, how in result.items() if how == "done"} == {}
+    assert len(result) == len(theirs) + 1
     assert trained.step == 3
     for number in Settings(run_users=USERS).run_user_range:
         assert _processes_of(number) == []
@@ -191,7 +191,7 @@ def test_users_that_cannot_be_are_told_of(tmp_path: Path) -> None:
 
 
 def test_two_runs_never_have_the_same_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as one is held it is nobody else's; when all are, that is said."""
+    """A held one is not assigned again; if all are held, there is a message."""
     settings = Settings(data=tmp_path, run_users=USERS)
     first, second = run_users.RunUser.taken(settings), run_users.RunUser.taken(settings)
     assert first is not None
@@ -214,7 +214,7 @@ def test_two_runs_never_have_the_same_user(tmp_path: Path, monkeypatch: pytest.M
 def test_limits_are_written_into_a_cgroup_of_the_runs_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the worker's, of which it makes room for them; a controller that lacks is named."""
+    """Next to the worker's, which is moved for them; a missing controller is named."""
     settings = Settings(run_memory_gib=1.5, run_processes=7, run_cpus=0.5)
     own = Path("/proc/self/cgroup").read_text()
     path = next(line[3:] for line in own.splitlines() if line.startswith("0::"))
@@ -239,7 +239,7 @@ def test_limits_are_written_into_a_cgroup_of_the_runs_own(
 
 @pytest.mark.only_on("sqlite")
 def test_a_run_that_takes_too_much_memory_ends_alone(site: Site, tmp_path: Path) -> None:
-    """The kernel ends it, and its worker goes on with the next."""
+    """The kernel ends it, and its worker continues with the next."""
     hog = tmp_path / "hog.py"
     hog.write_text("taken = bytearray(2**30)\nprint(len(taken))\n")
     with site.worker(HALFSTEP_ALLOW_COMMANDS="yes", HALFSTEP_RUN_MEMORY_GIB="0.2"):

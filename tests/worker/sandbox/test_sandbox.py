@@ -275,7 +275,7 @@ def test_a_sandbox_that_cannot_be_is_not_ok(
     settings = Settings(data=tmp_path / "data", sandbox=True)
     assert sandbox.obstacle(settings) == ""
     assert sorted((tmp_path / "data" / "runs").iterdir()) == []
-    monkeypatch.setattr(landlock.Wall, "variable", lambda self: {landlock.VARIABLE: "{}"})
+    monkeypatch.setattr(landlock.Sandbox, "variable", lambda self: {landlock.VARIABLE: "{}"})
     assert sandbox.obstacle(settings).startswith("its probe failed: ")
     monkeypatch.setattr(sandbox, "version", lambda: 0)
     assert "no Landlock" in sandbox.obstacle(settings)

@@ -66,14 +66,14 @@ class Spy(Digits):
 
 def spied(site: Site, run_id: int) -> dict[str, str]:
     [said] = [line for line in site.log(run_id).splitlines() if line.startswith("SPIED ")]
-    told: dict[str, str] = json.loads(said.removeprefix("SPIED "))
-    return told
+    result: dict[str, str] = json.loads(said.removeprefix("SPIED "))
+    return result
 
 
 @pytest.mark.only_on("sqlite")
 def test_runs_reach_nothing_that_the_service_knows(site: Site, tmp_path: Path) -> None:
     """Neither database, key, files of others nor the daemons' memory; their own folder they do."""
-    assert sandbox.can_stand(), "this kernel has no Landlock, which Linux 6.2 has"
+    assert sandbox.is_supported(), "this kernel has no Landlock, which Linux 6.2 has"
     settings = Settings(data=site.data, database_url=site.url)
     settings.secrets_key.write_text("key")
     (tmp_path / "theirs.txt").write_text("anybody's")
@@ -113,14 +113,14 @@ def test_runs_reach_nothing_that_the_service_knows(site: Site, tmp_path: Path) -
         [(row, _)] = workers.all_workers(session)
     assert row.is_sandboxed
     for run_id in (command, run):
-        told = spied(site, run_id)
-        assert (told.pop("own"), told.pop("temporary")) == ("done", "done")
-        assert told.pop("mode") == "0o40700"
+        result = spied(site, run_id)
+        assert (result.pop("own"), result.pop("temporary")) == ("done", "done")
+        assert result.pop("mode") == "0o40700"
         is_held_off = sandbox.version() >= sandbox.WITH_SIGNALS
-        assert told.pop("kill") == ("PermissionError" if is_held_off else "done")
-        assert told.pop("move") in ("OSError", "PermissionError")  # as between two disks
-        assert set(told.values()) == {"PermissionError"}, told
-        assert len(told) == 8 + 2 * len(private) + 2
+        assert result.pop("kill") == ("PermissionError" if is_held_off else "done")
+        assert result.pop("move") in ("OSError", "PermissionError")  # as between two disks
+        assert set(result.values()) == {"PermissionError"}, result
+        assert len(result) == 8 + 2 * len(private) + 2
         assert not (site.data / "runs" / str(run_id) / "tmp").exists()
 
 

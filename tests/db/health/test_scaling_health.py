@@ -5,7 +5,7 @@ import pytest
 
 from db.database import Database
 from db.files import checkpoints
-from db.health import verdict
+from db.health import scaling_health as health
 from db.tables import NORM_OVERFLOW, NOT_STEPPED, Diagnosis, Run, User, Worker
 from db.telemetry import series
 from tests.db.conftest import claim, config, submit
@@ -38,26 +38,24 @@ SEARCH = list(range(1, 7))  # the skips that lead from 2^24 down to 2^18
 def test_word_follows_from_the_skips(
     attempts: int, skips: list[int], scale: float, word: str, part: str
 ) -> None:
-    """Each verdict has its own trace of skips, and says with figures what led to it."""
-    found = verdict.judge(verdict.count(attempts, sorted(skips), scale))
+    """Each health has its own pattern of skips, and its reason names the numbers."""
+    found = health.judge(health.count(attempts, sorted(skips), scale))
     assert (found.word, part.lower() in found.reason.lower()) == (word, True), found.reason
 
 
 def test_a_scale_that_is_tried_as_often_as_it_was_asked_to_is_healthy() -> None:
     """One skip a growth interval is what the interval says, unless it costs much."""
-    figures = verdict.count(400, [*SEARCH, 320, 345, 370, 395], 2.0**19)
-    words = [
-        verdict.judge(figures, growth_interval=each).word for each in (2000, 100, 25, 10, None)
-    ]
+    figures = health.count(400, [*SEARCH, 320, 345, 370, 395], 2.0**19)
+    words = [health.judge(figures, growth_interval=each).word for each in (2000, 100, 25, 10, None)]
     assert words == ["oscillating", "oscillating", "healthy", "healthy", "oscillating"]
-    often = verdict.count(400, [*SEARCH, *range(310, 400, 9)], 2.0**19)
-    assert verdict.judge(often, growth_interval=8).word == "oscillating"
+    often = health.count(400, [*SEARCH, *range(310, 400, 9)], 2.0**19)
+    assert health.judge(often, growth_interval=8).word == "oscillating"
 
 
 def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
     """Who set it too high reads so, and not of a growth that there was not."""
     skips = [*SEARCH, 320, 345, 370, 399]
-    found = verdict.judge(verdict.count(400, skips, 2.0**19, set_at=319))
+    found = health.judge(health.count(400, skips, 2.0**19, set_at=319))
     assert found.word == "oscillating"
     assert "the scale was set by hand 81 steps ago" in found.reason
     assert "grows into" not in found.reason
@@ -65,9 +63,9 @@ def test_a_scale_set_by_hand_is_what_it_is_blamed_on() -> None:
 
 
 def test_skips_after_a_new_scaler_are_not_called_a_growth(database: Database, running: Run) -> None:
-    """A scaler whose state was not restored searches again: the verdict agrees with the finding."""
+    """A scaler whose state was not restored searches again: the health agrees with the finding."""
     skips = [*SEARCH, 320, 321, 322, 399]
-    found = verdict.judge(verdict.count(400, skips, 2.0**19, replaced_at=319))
+    found = health.judge(health.count(400, skips, 2.0**19, replaced_at=319))
     assert "a new scaler, of another scale, replaced the old one 81 steps ago" in found.reason
     with database.writing() as session:
         run = session.get_one(Run, running.id)
@@ -76,7 +74,7 @@ def test_skips_after_a_new_scaler_are_not_called_a_growth(database: Database, ru
         session.add(Diagnosis(run_id=run.id, kind="scaler_replaced", step=319, content=content))
     with database.reading() as session:
         run = session.get_one(Run, running.id)
-        assert verdict.figures(session, run).steps_since_replaced == 81
+        assert health.figures(session, run).steps_since_replaced == 81
 
 
 def test_skips_in_one_row_are_not_called_a_growth_into_the_limit() -> None:
@@ -85,7 +83,7 @@ def test_skips_in_one_row_are_not_called_a_growth_into_the_limit() -> None:
         (400, "one after another, and none since"),
         (383, "one after another;"),
     ):
-        found = verdict.judge(verdict.count(attempts, [*SEARCH, *range(380, 384)], 2.0**15))
+        found = health.judge(health.count(attempts, [*SEARCH, *range(380, 384)], 2.0**15))
         assert found.word == "oscillating"
         assert cause in found.reason
         assert "repeatedly grows" not in found.reason
@@ -93,7 +91,7 @@ def test_skips_in_one_row_are_not_called_a_growth_into_the_limit() -> None:
 
 def test_search_ends_as_the_trainer_has_it() -> None:
     """The page and the training agree on when a run is calibrated."""
-    assert verdict.CALIBRATED_AFTER == CALIBRATED_AFTER
+    assert health.CALIBRATED_AFTER == CALIBRATED_AFTER
 
 
 def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
@@ -101,15 +99,15 @@ def test_figures_come_from_the_rows(database: Database, running: Run) -> None:
     record(database, running, make_steps([1.0] * 1100, skipped=[40, 90, 91, 92]))
     with database.reading() as session:
         run = session.get_one(Run, running.id)
-        found = verdict.figures(session, run)
+        found = health.figures(session, run)
     assert (found.attempts, found.skips_1000, found.longest_streak) == (1100, 0, 0)
     assert (found.steps_since_skip, found.seconds_since_skip) == (1008, 5.04)
 
     record(database, running, make_steps([np.nan] * 50, first=1101, skipped=range(1120, 1151)))
     with database.reading() as session:
         run = session.get_one(Run, running.id)
-        found = verdict.figures(session, run)
-        judged = verdict.verdict(session, run)
+        found = health.figures(session, run)
+        judged = health.scaling_health(session, run)
     assert (found.skips_100, found.streak, found.applied_500) == (31, 31, 469)
     assert judged is not None
     assert judged.word == "collapsing"
@@ -131,7 +129,7 @@ def test_a_fork_is_judged_by_its_own_steps(
     record(database, fork, make_steps(losses, first=4001, skipped=skipped))
     with database.reading() as session:
         run = session.get_one(Run, fork.id)
-        judged = verdict.verdict(session, run)
+        judged = health.scaling_health(session, run)
         line = series.sparklines(session, [run])[run.id]
     assert judged is not None
     assert judged.word == "calibrating"
@@ -150,7 +148,7 @@ def test_what_is_not_scaled_has_no_verdict(
     with database.writing() as session:
         run = submit(session, ada, config=config(precision=precision) | {"scaler": scaler})
         run.step = 10
-        assert verdict.verdict(session, run) is None
+        assert health.scaling_health(session, run) is None
 
 
 @pytest.mark.parametrize(
@@ -171,6 +169,6 @@ def test_weights_are_lost_by_gradients_that_are_not_finite(
     steps["grad_norm"][-1], steps["flags"][-1] = norm, flags
     record(database, running, steps)
     with database.reading() as session:
-        judged = verdict.verdict(session, session.get_one(Run, running.id))
+        judged = health.scaling_health(session, session.get_one(Run, running.id))
     assert judged is not None
     assert (judged.word == "dead") is is_dead, judged.reason

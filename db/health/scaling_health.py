@@ -39,7 +39,7 @@ ZERO_STEPS = 50  # in a row with all gradients 0: nothing is learned
 
 
 class Figures(NamedTuple):
-    """Figures from which a verdict is derived."""
+    """Figures from which the health is derived."""
 
     attempts: int  # all own steps of the run
     scale: float | None
@@ -57,7 +57,7 @@ class Figures(NamedTuple):
     seconds_since_skip: float | None
 
 
-class Verdict(NamedTuple):
+class ScalingHealth(NamedTuple):
     """Loss-scale health of a run."""
 
     word: str  # calibrating, healthy, oscillating, collapsing or dead
@@ -65,18 +65,20 @@ class Verdict(NamedTuple):
     figures: Figures
 
 
-def verdict(session: Session, run: Run) -> Verdict | None:
+def scaling_health(session: Session, run: Run) -> ScalingHealth | None:
     """Return the health of a run; None without a loss scale or without steps."""
-    return verdicts(session, [run]).get(run.id)
+    return health_of_runs(session, [run]).get(run.id)
 
 
-def verdicts(session: Session, some_runs: Collection[Run]) -> dict[int, Verdict]:
+def health_of_runs(session: Session, some_runs: Collection[Run]) -> dict[int, ScalingHealth]:
     """Return the health of each run that has a loss scale and steps."""
-    judged = [run for run in some_runs if run.own_steps and has_scaler(run)]
-    figures_by_run = figures_of(session, judged) if judged else {}
-    lost = _lost_weights(session, judged)
-    intervals = {run.id: run.settings.get("scaler", {}).get("growth_interval") for run in judged}
-    runs = {run.id: run for run in judged}
+    scaled_runs = [run for run in some_runs if run.own_steps and has_scaler(run)]
+    figures_by_run = figures_of(session, scaled_runs) if scaled_runs else {}
+    lost = _lost_weights(session, scaled_runs)
+    intervals = {
+        run.id: run.settings.get("scaler", {}).get("growth_interval") for run in scaled_runs
+    }
+    runs = {run.id: run for run in scaled_runs}
     return {
         run_id: _unlearning(runs[run_id], figures, has_lost_weights=run_id in lost)
         or judge(figures, growth_interval=intervals[run_id])
@@ -98,8 +100,8 @@ def _lost_weights(session: Session, some_runs: Collection[Run]) -> set[int]:
     return {run_id for run_id, norm in rows if norm is None or math.isinf(norm)}  # NULL: NaN
 
 
-def _unlearning(run: Run, figures: Figures, *, has_lost_weights: bool) -> Verdict | None:
-    """Return the verdict on a run with only zero gradients, no applied step or lost weights."""
+def _unlearning(run: Run, figures: Figures, *, has_lost_weights: bool) -> ScalingHealth | None:
+    """Return the health of a run with only zero gradients, no applied step or lost weights."""
     if run.zero_steps >= ZERO_STEPS:
         reason = f"All gradients were 0 in the last {run.zero_steps:,} steps."
     elif run.not_stepped and run.not_stepped + run.skipped >= run.own_steps:
@@ -109,7 +111,7 @@ def _unlearning(run: Run, figures: Figures, *, has_lost_weights: bool) -> Verdic
         reason = "The last step was applied with a loss and gradients that are not finite."
     else:
         return None
-    return Verdict("dead", reason, figures)
+    return ScalingHealth("dead", reason, figures)
 
 
 def has_scaler(run: Run) -> bool:
@@ -126,8 +128,8 @@ def is_scaled(config: dict[str, Any]) -> bool:
     return config["precision"] == "fp16" and bool(config.get("scaler", {}).get("enabled", True))
 
 
-def judge(figures: Figures, *, growth_interval: int | None = None) -> Verdict:
-    """Derive the verdict from the figures. growth_interval: None if unknown."""
+def judge(figures: Figures, *, growth_interval: int | None = None) -> ScalingHealth:
+    """Derive the health from the figures. growth_interval: None if unknown."""
     allowed: float = OSCILLATION_RATE
     if growth_interval:
         allowed = max(allowed, min(EXPECTED * 100 / (growth_interval + 1), BEARABLE_RATE))
@@ -159,7 +161,7 @@ def judge(figures: Figures, *, growth_interval: int | None = None) -> Verdict:
         reason += _skipped(figures)
     else:
         word, reason = "healthy", _skipped(figures)
-    return Verdict(word, f"{reason[0].upper()}{reason[1:]}.", figures)
+    return ScalingHealth(word, f"{reason[0].upper()}{reason[1:]}.", figures)
 
 
 def _cause(figures: Figures) -> str:
