@@ -32,7 +32,8 @@ from tests.site import Site
 # where several processes share two cores, a small loop takes four times as much of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("halfstep", deadline=None)  # a busy machine is no fault
+settings.register_profile("all", deadline=None)  # a busy machine is no fault
+settings.register_profile("halfstep", deadline=None, max_examples=25)
 settings.load_profile("halfstep")
 
 
@@ -48,7 +49,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             kinds = [kind for kind in kinds if kind in only.args]
         if os.environ.get("HALFSTEP_FAULTS") != "full":
             kinds = _shortened(kinds, metafunc)
-        metafunc.parametrize("database_url", kinds, indirect=True)
+        metafunc.parametrize("database_url", _databases(kinds, metafunc), indirect=True)
+
+
+def _databases(kinds: list[str], metafunc: pytest.Metafunc) -> list[Any]:
+    """Mark the second database as extended, unless the test's subject is SQL."""
+    if len(kinds) < 2 or metafunc.definition.get_closest_marker("sql"):
+        return kinds
+    return [kinds[0], *(pytest.param(kind, marks=pytest.mark.extended) for kind in kinds[1:])]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -21,6 +21,8 @@ from tests.buckets import Bucket
 from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.site import GATED, SECONDS, Site, answers, halfstep, is_running, type_command, until, up
 
+pytestmark = pytest.mark.sql
+
 
 def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
     """The printed link signs in once; Ctrl-C stops server and worker, SIGTERM the next time."""

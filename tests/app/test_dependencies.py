@@ -5,6 +5,7 @@ import gc
 import weakref
 
 import httpx2
+import pytest
 from fastapi import FastAPI
 from sqlalchemy import event
 from sqlalchemy.orm import Session
@@ -13,6 +14,8 @@ from app.dependencies import TURNS
 from db.access import accounts
 from db.database import Database
 from db.tables import User
+
+pytestmark = pytest.mark.sql
 
 REQUESTS = 150
 

@@ -28,6 +28,7 @@ def settings(site: Site) -> Settings:
     return Settings(data=site.data, database_url=site.url)
 
 
+@pytest.mark.journey
 def test_submit_watch_and_download(
     site: Site, database: Database, ada: User, page: Page, tmp_path: Path
 ) -> None:

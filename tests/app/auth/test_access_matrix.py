@@ -274,11 +274,24 @@ IDENTITIES: dict[str, Identity] = {
     "viewer's browser": _by_session("viewer", sees=True),
     "token to read": _by_token("owner", kind="read", sees=True),
 }
+#: One of each kind of access; the others run in `make test-all`.
+KINDS = (
+    "anonymous",
+    "read-only link",
+    "outsider's browser",
+    "limited token",
+    "limited token to steer",
+    "token to send",
+    "viewer",
+)
+CALLERS = [
+    name if name in KINDS else pytest.param(name, marks=pytest.mark.extended) for name in IDENTITIES
+]
 #: Those whose requests change nothing at all, not even what is their own.
 CHANGE_NOTHING = ("limited token", "token to read")
 
 
-@pytest.mark.parametrize("name", IDENTITIES)
+@pytest.mark.parametrize("name", CALLERS)
 def test_no_route_opens_what_an_identity_may_not_see(
     app: FastAPI,
     database: Database,

@@ -28,6 +28,8 @@ from tests.app.uploading import Uploader, described, write_token
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
 from tests.spool_made import spool_anything
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def uploader(stranger: TestClient, database: Database, ada: User, tmp_path: Path) -> Uploader:

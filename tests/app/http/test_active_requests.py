@@ -24,6 +24,8 @@ from tests.app.conftest import start_run, submit
 from tests.e2e.test_artifacts import publish
 from tests.site import until
 
+pytestmark = pytest.mark.sql
+
 PROJECT = "vision"
 BIG = 32 << 20  # more than sockets hold
 

@@ -15,6 +15,8 @@ from db.tables import Run, User
 from tests.app.conftest import submit
 from tests.app.uploading import Uploader, write_token
 
+pytestmark = pytest.mark.sql
+
 ZEROS = "0" * 5000
 CODE = HTTPStatus(413).name.lower()  # Python 3.13 calls it by its new name
 FIELDS = {"recipe": "digits", "precision": "fp16", "priority": "0", "devices_per_node": "1"}

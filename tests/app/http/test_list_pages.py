@@ -21,6 +21,8 @@ from tests.db.telemetry.telemetry_made import (
     record,
 )
 
+pytestmark = pytest.mark.sql
+
 STEPS = [1, 2, 4, 8, 9]
 
 

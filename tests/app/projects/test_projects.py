@@ -50,6 +50,8 @@ from tests.app.runs.test_continue_run import end
 from tests.app.uploading import Uploader
 from tests.db.conftest import blocked, make_watched
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def mel(database: Database, ada: User, offered: None) -> User:

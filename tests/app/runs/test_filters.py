@@ -16,6 +16,8 @@ from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG, submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
+pytestmark = pytest.mark.sql
+
 DAY = 86400.0
 
 

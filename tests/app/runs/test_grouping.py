@@ -12,6 +12,8 @@ from db.tables import LatestMetric, Run, User
 from tests.app.conftest import CONFIG, submit
 from tests.app.test_looks import noted
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def some(database: Database, ada: User) -> None:

@@ -22,6 +22,8 @@ from db.tables import NONFINITE_LOSS, LatestMetric, Run, Status, Sweep, Trial, U
 from tests.app.conftest import CPU
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
+pytestmark = pytest.mark.sql
+
 LRS = {"training.max_grad_norm": "0.1, 1, off"}
 
 

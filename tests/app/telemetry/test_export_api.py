@@ -13,6 +13,8 @@ from db.tables import Run
 from db.telemetry.export import PAGE_ROWS
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 
+pytestmark = pytest.mark.sql
+
 STEPS = PAGE_ROWS + 1
 
 

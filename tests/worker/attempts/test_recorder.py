@@ -47,6 +47,8 @@ from tests.site import until
 from tests.spool_made import spool_anything, spool_raw
 from worker.attempts.recorder import CannotRecord, Recorder
 
+pytestmark = pytest.mark.sql
+
 
 class NoDevices:
     """Stands for a machine's sampler: what is recorded here are trainings."""
