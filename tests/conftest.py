@@ -74,6 +74,18 @@ def pytest_collection() -> Generator[None, object, object]:
 SLOW_FIXTURES = {"site", "browser_tab", "ranks", "server", "nginx", "wheel"}
 SLOW_FOLDERS = {"clusters", "diagnosis", "e2e", "examples", "faults", "frameworks"}
 SLOW_FOLDERS |= {"gpu", "images", "journeys"}
+FOLDER = Path(__file__).parent
+#: Not in `make test`: they have targets of their own, test-faults and test-journeys.
+EXTENDED_FOLDERS = {"faults", "journeys"}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import nothing of a folder that the marker expression leaves out whole."""
+    expression = config.option.markexpr
+    folders = {"not slow": SLOW_FOLDERS, "not extended": EXTENDED_FOLDERS}
+    left_out = set().union(*(folders[mark] for mark in folders if mark in expression))
+    is_left_out = collection_path.parent == FOLDER and collection_path.name in left_out
+    return True if is_left_out else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -83,6 +95,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if fixtures or SLOW_FOLDERS.intersection(item.path.parts):
             item.add_marker("slow")
+        if EXTENDED_FOLDERS.intersection(item.path.parts):
+            item.add_marker("extended")
     _spread(items)
 
 

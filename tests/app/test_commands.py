@@ -21,7 +21,7 @@ from tests.buckets import Bucket
 from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.site import GATED, SECONDS, Site, answers, halfstep, is_running, type_command, until, up
 
-pytestmark = pytest.mark.sql
+pytestmark = [pytest.mark.slow, pytest.mark.sql]
 
 
 def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
@@ -80,6 +80,7 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
         assert not any(map(is_running, family))
 
 
+@pytest.mark.extended
 def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
     """Its worker goes with it, so that the next one has the name, and finds what is trained."""
     gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
@@ -97,6 +98,7 @@ def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
     assert site.run(run_id).attempt == 1
 
 
+@pytest.mark.extended
 def test_up_that_nobody_reads_any_more_leaves_no_worker_behind(tmp_path: Path) -> None:
     """Whoever read its output is gone, as after `halfstep up | head`."""
     with up(signal.SIGTERM, HALFSTEP_DATA=str(tmp_path)) as (process, _link):

@@ -24,7 +24,7 @@ from tests.db.telemetry.telemetry_made import (
     record,
 )
 
-pytestmark = pytest.mark.sql
+pytestmark = [pytest.mark.slow, pytest.mark.sql]
 
 INSTRUCTIONS = 100
 

@@ -22,7 +22,10 @@ __all__ = ["server"]
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.xdist_group("wheel")  # one process builds and installs it, once
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.xdist_group("wheel"),  # one process builds and installs it, once
+]
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,8 @@ from tests.app.conftest import DIGITS, SCHEMA, submit
 from tests.app.installation import HIDDEN, MARK, OPEN, Installation, Side, install
 from tests.app.uploading import Uploader, write_token
 
+pytestmark = pytest.mark.slow
+
 CONTENT = b"PK\x03\x04 weights"
 WEIGHTS: dict[str, Any] = {
     "type": "object",

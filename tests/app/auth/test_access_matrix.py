@@ -36,9 +36,12 @@ from tests.app.installation import (
     install,
     tables,
 )
+from tests.marks import extended
 
-#: On PostgreSQL in `make test-journeys`: the conditions themselves are tested on both.
-pytestmark = [] if os.environ.get("HALFSTEP_FAULTS") == "full" else pytest.mark.only_on("sqlite")
+pytestmark = [pytest.mark.slow]
+if os.environ.get("HALFSTEP_FAULTS") != "full":
+    # On PostgreSQL in `make test-journeys`: the conditions themselves are tested on both.
+    pytestmark.append(pytest.mark.only_on("sqlite"))
 SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -284,9 +287,7 @@ KINDS = (
     "token to send",
     "viewer",
 )
-CALLERS = [
-    name if name in KINDS else pytest.param(name, marks=pytest.mark.extended) for name in IDENTITIES
-]
+CALLERS = [*KINDS, *extended(name for name in IDENTITIES if name not in KINDS)]
 #: Those whose requests change nothing at all, not even what is their own.
 CHANGE_NOTHING = ("limited token", "token to read")
 

@@ -95,6 +95,7 @@ def test_a_token_that_writes_opens_nothing_but_the_ingest(
     _check_it_only_sends(app, stranger, writing, (404, 422))
 
 
+@pytest.mark.slow
 def test_a_token_for_one_run_opens_nothing_but_its_ingest(
     app: FastAPI, database: Database, ada: User, stranger: TestClient, tmp_path: Path
 ) -> None:

@@ -509,6 +509,7 @@ def test_what_waits_for_the_first_steps_is_bounded(
         assert "more than 200 bytes" in series.log_lines(session, 1)[-1].text
 
 
+@pytest.mark.slow
 @trying(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     begun=st.booleans(),
@@ -542,6 +543,7 @@ def test_no_bytes_make_the_server_fail(
     assert script.get("/runs").status_code == 200
 
 
+@pytest.mark.slow
 def test_twenty_runs_at_once(address: str, database: Database, ada: User, tmp_path: Path) -> None:
     """Each is recorded whole, while the others are."""
     token = write_token(database, ada)

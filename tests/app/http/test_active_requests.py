@@ -66,6 +66,7 @@ def _statements(engine: Engine) -> Iterator[list[str]]:
     event.remove(engine, "before_cursor_execute", note)
 
 
+@pytest.mark.slow
 def test_what_lasts_ends_with_what_let_it_in(
     settings: Settings, database: Database, ada: User, offered: None, address: str
 ) -> None:

@@ -18,7 +18,7 @@ from db.tables import Run, Status, User
 from tests.app.conftest import offer_digits, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 
-pytestmark = pytest.mark.sql
+pytestmark = [pytest.mark.slow, pytest.mark.sql]
 
 
 def _told(found: run_updates.Update | None) -> tuple[dict[str, Any], str]:

@@ -18,6 +18,8 @@ from tests.app.conftest import start_run
 from tests.halfstep.test_client import client, token
 from tests.site import SECONDS, halfstep, heeded, type_command
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["client", "token"]
 
 

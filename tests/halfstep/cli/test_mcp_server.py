@@ -18,6 +18,8 @@ from halfstep.cli.mcp_server import server_of
 from tests.halfstep.api_client.test_series import STEPS, client, recorded
 from tests.halfstep.test_client import token
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["client", "recorded", "token"]
 
 READING = {"list_runs", "show_run", "findings", "series", "log", "compare", "recipes"}

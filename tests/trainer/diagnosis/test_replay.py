@@ -20,6 +20,8 @@ from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT
 
+pytestmark = pytest.mark.slow
+
 
 class Plain(nn.Module):
     """Harmless, and computed in fp16 under autocast."""
