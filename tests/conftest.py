@@ -53,8 +53,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _databases(kinds: list[str], metafunc: pytest.Metafunc) -> list[Any]:
-    """Mark the second database as extended, unless the test's subject is SQL."""
-    if len(kinds) < 2 or metafunc.definition.get_closest_marker("sql"):
+    """Mark the second database as extended, unless the test's subject is SQL.
+
+    Of a test with a bucket the subject is that.
+    """
+    is_about_sql = metafunc.definition.get_closest_marker("sql")
+    if len(kinds) < 2 or (is_about_sql and "bucket" not in metafunc.fixturenames):
         return kinds
     return [kinds[0], *(pytest.param(kind, marks=pytest.mark.extended) for kind in kinds[1:])]
 
@@ -71,7 +75,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 #: Tests that start workers, browsers or clusters, or train for long: not in `make check`.
-SLOW_FIXTURES = {"site", "browser_tab", "ranks", "server", "nginx", "wheel"}
+SLOW_FIXTURES = {"bucket", "server", "site"}
 SLOW_FOLDERS = {"clusters", "diagnosis", "e2e", "examples", "faults", "frameworks"}
 SLOW_FOLDERS |= {"gpu", "images", "journeys"}
 FOLDER = Path(__file__).parent

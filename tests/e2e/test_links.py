@@ -1,6 +1,5 @@
 """A read-only link, pasted into a browser that nobody has signed in with."""
 
-import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from db.database import Database
@@ -11,7 +10,6 @@ from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 from tests.e2e.test_access import found_on
 
 
-@pytest.mark.journey
 def test_a_link_shows_runs_to_whoever_pastes_it(
     page: Page, chromium: Browser, database: Database, ada: User, running: Run
 ) -> None:
