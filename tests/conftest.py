@@ -80,7 +80,7 @@ SLOW_FOLDERS = {"clusters", "diagnosis", "e2e", "examples", "faults", "framework
 SLOW_FOLDERS |= {"gpu", "images", "journeys"}
 FOLDER = Path(__file__).parent
 #: Not in `make test`: they have targets of their own, test-faults and test-journeys.
-EXTENDED_FOLDERS = {"faults", "journeys"}
+EXTENDED_FOLDERS = {"examples", "faults", "journeys"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

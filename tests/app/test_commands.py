@@ -19,6 +19,7 @@ from db.tables import AuditEvent, Run, Status, StepBucket, User
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
 from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.marks import extended
 from tests.site import GATED, SECONDS, Site, answers, halfstep, is_running, type_command, until, up
 
 pytestmark = [pytest.mark.slow, pytest.mark.sql]
@@ -68,7 +69,7 @@ def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
     assert ":8000/?token=" in halfstep("link", "operator", **environment).stdout
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("stop", [signal.SIGTERM, *extended([signal.SIGHUP])])
 def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.Signals) -> None:
     """A service manager's SIGTERM, or a terminal that closes, is as good as Ctrl-C."""
     for _ in range(2):
@@ -172,7 +173,7 @@ def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, messag
 
 
 @pytest.mark.xdist_group("bucket")
-@pytest.mark.parametrize("word", ["server", "worker"])
+@pytest.mark.parametrize("word", ["server", *extended(["worker"])])
 def test_a_bucket_that_nobody_made_is_named(bucket: Bucket, tmp_path: Path, word: str) -> None:
     """Before anything is served, claimed or lost."""
     url = {"HALFSTEP_STORAGE_URL": "s3://nobody-has-made-it"}

@@ -53,6 +53,7 @@ def test_every_route_but_the_public_ones_needs_a_sign_in(
         assert led or answer.status_code == 401, f"{method} {path}: {answer.status_code}"
 
 
+@pytest.mark.slow
 def test_every_change_by_a_cookie_needs_the_csrf_token(app: FastAPI, browser: TestClient) -> None:
     """A signed-in browser that another site sends gets 403 from each route that changes things, or
     401 from those that take no cookie at all.

@@ -99,6 +99,7 @@ def test_streams_count_against_the_limit_of_streams(app: FastAPI) -> None:
     assert counted == streams
 
 
+@pytest.mark.slow
 def test_a_role_allows_what_it_says_on_every_route(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
@@ -148,6 +149,7 @@ def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: U
         assert answer.status_code != 403 or answer.json()["code"] == "not_for_scripts", path
 
 
+@pytest.mark.slow
 def test_what_one_may_not_see_is_on_no_page(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:

@@ -510,7 +510,7 @@ def test_what_waits_for_the_first_steps_is_bounded(
 
 
 @pytest.mark.slow
-@trying(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@trying(suppress_health_check=list(HealthCheck))
 @given(
     begun=st.booleans(),
     pieces=st.lists(

@@ -15,8 +15,6 @@ from db.tables import Run, User
 from tests.app.conftest import submit
 from tests.app.uploading import Uploader, write_token
 
-pytestmark = pytest.mark.sql
-
 ZEROS = "0" * 5000
 CODE = HTTPStatus(413).name.lower()  # Python 3.13 calls it by its new name
 FIELDS = {"recipe": "digits", "precision": "fp16", "priority": "0", "devices_per_node": "1"}
@@ -61,6 +59,7 @@ def test_a_form_field_of_any_length_is_answered(
     assert 400 <= browser.post(f"/{path}", data=form).status_code < 500
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize(
     ("path", "body"),
     [

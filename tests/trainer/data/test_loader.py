@@ -34,6 +34,7 @@ def settings(workers, **groups):
     return {"training": training, "data": data, "checkpoints": {"every_steps": 4}} | groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_the_number_of_workers_changes_no_bit(run_loop, tmp_path, workers):
     """Nor does a resume with another number: losses and weights are those of no worker at all."""

@@ -106,6 +106,7 @@ def test_a_copy_of_a_module_calls_itself():
         assert copy(torch.ones(1, 2)).item() == 0 != module(torch.ones(1, 2)).item()
 
 
+@pytest.mark.slow
 def test_it_compiles_to_one_graph_with_the_bits_of_the_region_by_hand():
     """The compiler finds nothing in it that it would have to leave to Python."""
 

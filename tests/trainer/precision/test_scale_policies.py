@@ -138,6 +138,7 @@ def test_settings_that_cannot_be_are_refused(settings, message):
         parse_config(Regression, {"scaler": settings})
 
 
+@pytest.mark.slow
 def test_a_run_that_only_skips_is_stopped(run_loop):
     """After so many skips in a row, once calibrated, it fails with a reason that has the figures.
 

@@ -229,6 +229,7 @@ def test_variables_of_a_command_load_nothing_outside_of_the_sandbox(
     assert [each for each in places if each.exists()] == []
 
 
+@pytest.mark.extended
 def test_a_checkout_reads_nothing_private(site: Site, tmp_path: Path) -> None:
     """Git clones a repository of the worker's machine, but not one in another run's folder."""
     public = committed(tmp_path / "public", text="public")
@@ -242,6 +243,7 @@ def test_a_checkout_reads_nothing_private(site: Site, tmp_path: Path) -> None:
     assert "public" not in site.log(stolen).splitlines()
 
 
+@pytest.mark.extended
 def test_recipes_read_named_roots_only(site: Site, tmp_path: Path) -> None:
     """In the sandbox an empty HALFSTEP_DATA_ROOTS allows no path outside of the run's folder."""
     text = tmp_path / "text.txt"
