@@ -74,8 +74,9 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-#: Tests that start workers, browsers or clusters, or train for long: not in `make check`.
-SLOW_FIXTURES = {"bucket", "server", "site"}
+#: Tests of signed-in pages, and those that start servers, workers, browsers or clusters, or train
+#: for long: not in `make check`. Nor are further variations of a parametrized test.
+SLOW_FIXTURES = {"address", "browser", "bucket", "server", "site"}
 SLOW_FOLDERS = {"clusters", "diagnosis", "e2e", "examples", "faults", "frameworks"}
 SLOW_FOLDERS |= {"gpu", "images", "journeys"}
 FOLDER = Path(__file__).parent
@@ -95,10 +96,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the slow tests, and spread those that wait; see _spread."""
+    functions: set[str] = set()
     for item in items:
+        function = item.nodeid.partition("[")[0]
         fixtures = SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
-        if fixtures or SLOW_FOLDERS.intersection(item.path.parts):
+        if fixtures or SLOW_FOLDERS.intersection(item.path.parts) or function in functions:
             item.add_marker("slow")
+        functions.add(function)
         if EXTENDED_FOLDERS.intersection(item.path.parts):
             item.add_marker("extended")
     _spread(items)

@@ -44,6 +44,7 @@ async def _answers(app: FastAPI, token: str) -> list[set[int]]:
         return [{answer.status_code for answer in answers} for answers in (read, written)]
 
 
+@pytest.mark.slow
 def test_any_number_of_requests_at_once_are_answered(
     app: FastAPI, database: Database, ada: User
 ) -> None:

@@ -542,6 +542,7 @@ def test_bytes_that_are_no_text_are_refused(
         main.main(["submit", "digits", "--weights", str(weights)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
 def test_stdin_that_is_no_text_is_refused(locale: str) -> None:
     """A note, and a token, whatever Python makes of such bytes."""

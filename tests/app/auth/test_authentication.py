@@ -40,6 +40,7 @@ def _routes(app: FastAPI) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_route_but_the_public_ones_needs_a_sign_in(
     app: FastAPI, stranger: TestClient
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_token_makes_no_tokens(script: TestClient, browser: TestClient) -> Non
     assert browser.post("/api/v1/tokens", json={"name": "mine"}).status_code == 201
 
 
+@pytest.mark.slow
 def test_a_token_that_writes_opens_nothing_but_the_ingest(
     app: FastAPI, database: Database, ada: User, stranger: TestClient
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_role_allows_what_it_says_on_every_route(
                     assert method == "HEAD" or answer.json()["code"] == "forbidden", told
 
 
+@pytest.mark.slow
 def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: User) -> None:
     """The first account of all is one."""
     client = _script(app, database, ada)
@@ -199,6 +200,7 @@ def test_a_refusal_names_what_was_asked_for(
     assert errors["project"] == NO_SUBMITTING
 
 
+@pytest.mark.slow
 def test_runs_go_where_one_may_submit(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
@@ -272,6 +274,7 @@ def test_many_runs_are_each_asked_for(
     assert answer["done"] == []
 
 
+@pytest.mark.slow
 def test_nothing_is_got_round_by_submitting(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:

@@ -83,6 +83,7 @@ def spool_steps(uploader: Uploader, *lengths: int, **options: Any) -> bytes:
     return uploader.content()
 
 
+@pytest.mark.slow
 def test_a_piece_may_be_cut_anywhere(uploader: Uploader, database: Database) -> None:
     """What is left of a frame is sent again with the next piece: the offset says from where."""
     uploader.begin()
@@ -176,6 +177,7 @@ def test_the_next_file_begins_at_its_start(uploader: Uploader, database: Databas
     assert uploader.put(b"", offset=16).json()["code"] == "offset"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_piece_may_be_compressed(uploader: Uploader, database: Database, packed: bool) -> None:
     """The offsets are those of the file, however it travels; many transactions are one answer."""
@@ -186,6 +188,7 @@ def test_a_piece_may_be_compressed(uploader: Uploader, database: Database, packe
     assert len(steps_of(database)) == 30_000
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_refused(uploader: Uploader) -> None:
     """32 MiB a piece, as it travels and unpacked."""
     uploader.begin()
@@ -686,6 +689,7 @@ def test_a_file_told_of_again_stays_unless_it_changed(told: Uploader, script: Te
         assert found["is_stored"] is is_stored
 
 
+@pytest.mark.slow
 def test_a_file_that_is_elsewhere_is_neither_missing_nor_lost(
     told: Uploader, database: Database, settings: Settings, tmp_path: Path
 ) -> None:

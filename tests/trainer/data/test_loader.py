@@ -93,6 +93,7 @@ class Streaming(Reading):
     made = Counting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_goes_on_after_the_batch_that_was_trained_on(run_loop, tmp_path, workers):
     """However far it was read ahead, over its end, and whoever reads it after a resume."""

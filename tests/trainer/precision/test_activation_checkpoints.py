@@ -109,6 +109,7 @@ def test_one_without_buffers_compiles_to_one_graph():
     assert network[0].weight.grad is not None
 
 
+@pytest.mark.slow
 def test_a_replay_finds_the_module_all_the_same(run_loop):
     """The overflow within it is named, exactly."""
     run = run_loop(PlantedBackward, {"modules": {"checkpointed": ["model.0"]}})

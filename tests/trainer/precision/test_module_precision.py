@@ -175,6 +175,7 @@ class Overflowing(Planted):
         nn.init.eye_(product.weight)
 
 
+@pytest.mark.slow
 def test_what_a_replay_names_can_be_given_to_fp32(run_loop):
     """The module that the replay of a skip names, given to modules.fp32, ends the skips."""
     values = {"scaler": {"init_scale": 64.0, "growth_interval": 10**6}}
@@ -186,6 +187,7 @@ def test_what_a_replay_names_can_be_given_to_fp32(run_loop):
     assert not mended.skipped()
 
 
+@pytest.mark.slow
 def test_a_replay_goes_through_modules_as_the_run_does(run_loop):
     """With a module in fp32 an overflow elsewhere is replayed exactly, and found there."""
     values = {"scaler": {"init_scale": 64.0}, "modules": {"fp32": ["model.1", "model.3"]}}

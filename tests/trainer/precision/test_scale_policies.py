@@ -53,6 +53,7 @@ def scale_as_described(records, settings):
     return scales
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
     "settings",
@@ -105,6 +106,7 @@ def test_policies_with_two_optimizers_count_a_step_once(run_loop):
     )
 
 
+@pytest.mark.slow
 def test_patience_survives_a_resume(run_loop, tmp_path):
     """The counters are in the checkpoint: resumed between two skips, the scale falls on time."""
     values = {
@@ -175,6 +177,7 @@ def test_calibration_is_over_once_and_for_all():
                 rule.check()
 
 
+@pytest.mark.slow
 def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
     """Resumed between two skips, a run is stopped at the step at which it would have been.
 
@@ -192,6 +195,7 @@ def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
         run_loop(Resumed, values, resume=tmp_path / "step-00000042.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unscaled", [{"precision": "bf16"}, {"precision": "fp32"}, {"scaler": {"enabled": False}}]
 )
