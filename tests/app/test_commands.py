@@ -31,13 +31,13 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
         with up(HALFSTEP_DATA=str(tmp_path)) as (process, link):
             base = link.split("/?")[0]
             until(lambda base=base: answers(base))
-            with httpx2.Client(follow_redirects=True) as browser:
+            with httpx2.Client(follow_redirects=True, timeout=SECONDS) as browser:
                 given = {"token": link.partition("token=")[2]}
                 assert "signs you in" in browser.get(link).text
                 page = browser.post(base, data=given, headers={"Origin": base})
                 assert (page.status_code, page.url.path) == (200, "/runs")
                 assert browser.get(f"{base}/runs").url.path == "/runs"
-            with httpx2.Client(follow_redirects=True) as stranger:
+            with httpx2.Client(follow_redirects=True, timeout=SECONDS) as stranger:
                 spent = stranger.post(base, data=given, headers={"Origin": base})
                 assert spent.url.path == "/sign-in"
                 assert stranger.get(f"{base}/runs").url.path != "/runs"
