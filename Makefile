@@ -12,7 +12,7 @@ PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up compose-env release check quick docs test test-diagnosis test-security test-journeys test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock suite scripts
+.PHONY: help up compose-env release check quick docs test test-all test-diagnosis test-security test-journeys test-faults test-clusters test-frameworks image-test gpu lint bench screenshots lock suite suite-all scripts
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,17 +31,23 @@ release: ## Make wheels, hashes, bills of materials and an audit in dist/; fails
 check: $(VENV)/.installed-test ## Run lint, types, import contracts and the quick tests: a minute
 	@$(TOGETHER) quick scripts $(LINTS)
 
-test: $(VENV)/.installed-test ## Run lint, types, import contracts and every test
+test: $(VENV)/.installed-test ## Run lint, types, import contracts and the tests that CI runs: 8 minutes
 	@$(TOGETHER) suite scripts $(LINTS)
+
+test-all: $(VENV)/.installed-test ## Run every test, on both databases and with all browser tests: half an hour
+	@$(TOGETHER) suite-all scripts $(LINTS)
 
 # At once, on both cores; whatever of them fails, the others go on and tell too.
 TOGETHER = $(MAKE) --no-print-directory --jobs=2 --keep-going
 
 quick:
-	$(BIN)/pytest -m 'not slow' --database sqlite --numprocesses 2 --dist loadgroup -q
+	$(BIN)/pytest -m 'not slow and not extended' --database sqlite --numprocesses 2 --dist loadgroup -q
 
 suite:
-	$(BIN)/pytest --numprocesses 3 --dist loadgroup
+	$(BIN)/pytest -m 'not extended' --numprocesses 3 --dist loadgroup --durations 30
+
+suite-all:
+	$(BIN)/pytest --hypothesis-profile all --numprocesses 3 --dist loadgroup --durations 30
 
 scripts:
 	$(BIN)/node --import ./tests/app/static/names.js --test --test-reporter=dot 'tests/app/static/*.test.js'
@@ -60,7 +66,7 @@ test-diagnosis: $(VENV)/.installed-test
 
 # Break everything on purpose, as often as it takes, then all workers and the browser on both databases; over an hour
 test-faults: $(VENV)/.installed-test
-	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e tests/worker tests/app/test_commands.py tests/app/test_servers.py tests/examples
+	HALFSTEP_FAULTS=full HALFSTEP_COLD=yes $(BIN)/pytest tests/faults tests/e2e tests/worker tests/halfstep/session tests/halfstep/monitor/test_watch.py tests/app/test_commands.py tests/app/test_servers.py tests/examples
 
 # Train over three network namespaces, by a real Slurm and a real Ray, and break them; 3 GiB into buckets; minutes (Debian, root)
 test-clusters: $(VENV)/.installed-test

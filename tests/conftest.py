@@ -35,7 +35,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HALFSTEP_CONSOLE", "no")
 os.environ.setdefault("HALFSTEP_SYSTEM", "no")
 
-settings.register_profile("halfstep", deadline=None)  # a busy machine is no fault
+settings.register_profile("all", deadline=None)  # a busy machine is no fault
+settings.register_profile("halfstep", deadline=None, max_examples=25)
 settings.load_profile("halfstep")
 
 
@@ -51,7 +52,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             kinds = [kind for kind in kinds if kind in only.args]
         if os.environ.get("HALFSTEP_FAULTS") != "full":
             kinds = _shortened(kinds, metafunc)
-        metafunc.parametrize("database_url", kinds, indirect=True)
+        metafunc.parametrize("database_url", _databases(kinds, metafunc), indirect=True)
+
+
+def _databases(kinds: list[str], metafunc: pytest.Metafunc) -> list[Any]:
+    """Mark the second database as extended, unless the test's subject is SQL.
+
+    Of a test with a bucket the subject is that.
+    """
+    is_about_sql = metafunc.definition.get_closest_marker("sql")
+    if len(kinds) < 2 or (is_about_sql and "bucket" not in metafunc.fixturenames):
+        return kinds
+    return [kinds[0], *(pytest.param(kind, marks=pytest.mark.extended) for kind in kinds[1:])]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -65,19 +77,37 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-#: Tests that start workers, browsers or clusters, or train for long: not in `make check`.
-SLOW_FIXTURES = {"site", "browser_tab", "ranks", "server", "nginx", "wheel"}
+#: Tests of signed-in pages, and those that start servers, workers, browsers or clusters, or train
+#: for long: not in `make check`. Nor are further variations of a parametrized test.
+SLOW_FIXTURES = {"address", "browser", "bucket", "server", "site"}
 SLOW_FOLDERS = {"clusters", "diagnosis", "e2e", "examples", "faults", "frameworks"}
 SLOW_FOLDERS |= {"gpu", "images", "journeys"}
+FOLDER = Path(__file__).parent
+#: Not in `make test`: they have targets of their own, test-faults and test-journeys.
+EXTENDED_FOLDERS = {"examples", "faults", "journeys"}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import nothing of a folder that the marker expression leaves out whole."""
+    expression = config.option.markexpr
+    folders = {"not slow": SLOW_FOLDERS, "not extended": EXTENDED_FOLDERS}
+    left_out = set().union(*(folders[mark] for mark in folders if mark in expression))
+    is_left_out = collection_path.parent == FOLDER and collection_path.name in left_out
+    return True if is_left_out else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the slow tests, and spread those that wait; see _spread."""
+    functions: set[str] = set()
     for item in items:
+        function = item.nodeid.partition("[")[0]
         fixtures = SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ()))
-        if fixtures or SLOW_FOLDERS.intersection(item.path.parts):
+        if fixtures or SLOW_FOLDERS.intersection(item.path.parts) or function in functions:
             item.add_marker("slow")
+        functions.add(function)
+        if EXTENDED_FOLDERS.intersection(item.path.parts):
+            item.add_marker("extended")
     _spread(items)
 
 

@@ -19,7 +19,10 @@ from db.tables import AuditEvent, Run, Status, StepBucket, User
 from tests.app.conftest import offer_digits, start_run
 from tests.buckets import Bucket
 from tests.db.telemetry.telemetry_made import make_steps, record
+from tests.marks import extended
 from tests.site import GATED, SECONDS, Site, answers, halfstep, is_running, type_command, until, up
+
+pytestmark = [pytest.mark.slow, pytest.mark.sql]
 
 
 def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
@@ -28,13 +31,13 @@ def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:
         with up(HALFSTEP_DATA=str(tmp_path)) as (process, link):
             base = link.split("/?")[0]
             until(lambda base=base: answers(base))
-            with httpx2.Client(follow_redirects=True) as browser:
+            with httpx2.Client(follow_redirects=True, timeout=SECONDS) as browser:
                 given = {"token": link.partition("token=")[2]}
                 assert "signs you in" in browser.get(link).text
                 page = browser.post(base, data=given, headers={"Origin": base})
                 assert (page.status_code, page.url.path) == (200, "/runs")
                 assert browser.get(f"{base}/runs").url.path == "/runs"
-            with httpx2.Client(follow_redirects=True) as stranger:
+            with httpx2.Client(follow_redirects=True, timeout=SECONDS) as stranger:
                 spent = stranger.post(base, data=given, headers={"Origin": base})
                 assert spent.url.path == "/sign-in"
                 assert stranger.get(f"{base}/runs").url.path != "/runs"
@@ -66,7 +69,7 @@ def test_a_link_leads_to_the_server_of_the_data_folder(tmp_path: Path) -> None:
     assert ":8000/?token=" in halfstep("link", "operator", **environment).stdout
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("stop", [signal.SIGTERM, *extended([signal.SIGHUP])])
 def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.Signals) -> None:
     """A service manager's SIGTERM, or a terminal that closes, is as good as Ctrl-C."""
     for _ in range(2):
@@ -78,6 +81,7 @@ def test_whatever_stops_up_leaves_no_worker_behind(tmp_path: Path, stop: signal.
         assert not any(map(is_running, family))
 
 
+@pytest.mark.extended
 def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
     """Its worker ends with it, so that the next one has the name, and finds the trainings."""
     gated = {"HALFSTEP_RECIPES": GATED, "HALFSTEP_GATE": str(site.gate)}
@@ -95,6 +99,7 @@ def test_up_goes_on_where_a_killed_one_was(site: Site) -> None:
     assert site.run(run_id).attempt == 1
 
 
+@pytest.mark.extended
 def test_up_that_nobody_reads_any_more_leaves_no_worker_behind(tmp_path: Path) -> None:
     """The reader of its output is gone, as after `halfstep up | head`."""
     with up(signal.SIGTERM, HALFSTEP_DATA=str(tmp_path)) as (process, _link):
@@ -168,7 +173,7 @@ def test_database_that_does_not_answer_is_named(tmp_path: Path, url: str, messag
 
 
 @pytest.mark.xdist_group("bucket")
-@pytest.mark.parametrize("word", ["server", "worker"])
+@pytest.mark.parametrize("word", ["server", *extended(["worker"])])
 def test_a_bucket_that_nobody_made_is_named(bucket: Bucket, tmp_path: Path, word: str) -> None:
     """Before anything is served, claimed or lost."""
     url = {"HALFSTEP_STORAGE_URL": "s3://nobody-has-made-it"}

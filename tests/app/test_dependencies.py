@@ -5,6 +5,7 @@ import gc
 import weakref
 
 import httpx2
+import pytest
 from fastapi import FastAPI
 from sqlalchemy import event
 from sqlalchemy.orm import Session
@@ -13,6 +14,8 @@ from app.dependencies import TURNS
 from db.access import accounts
 from db.database import Database
 from db.tables import User
+
+pytestmark = pytest.mark.sql
 
 REQUESTS = 150
 
@@ -41,6 +44,7 @@ async def _answers(app: FastAPI, token: str) -> list[set[int]]:
         return [{answer.status_code for answer in answers} for answers in (read, written)]
 
 
+@pytest.mark.slow
 def test_any_number_of_requests_at_once_are_answered(
     app: FastAPI, database: Database, ada: User
 ) -> None:

@@ -24,6 +24,8 @@ from tests.db.telemetry.telemetry_made import (
     record,
 )
 
+pytestmark = [pytest.mark.slow, pytest.mark.sql]
+
 INSTRUCTIONS = 100
 
 

@@ -19,6 +19,8 @@ from tests.app.conftest import serving
 from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.site import SECONDS, until
 
+pytestmark = pytest.mark.sql
+
 
 def test_stream_goes_on_where_it_was_lost(
     database: Database, running: Run, script: TestClient, address: str

@@ -16,6 +16,11 @@ CPU = {"kind": "cpu", "index": 0, "memory_bytes": 8 * 2**30, "fp16": True, "bf16
 DIGITS = {"name": "digits", "title": "Digits", "description": "", "schema": {"type": "object"}}
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Run what is collected here on both databases in `make test`."""
+    collector.add_marker("sql")
+
+
 def config(steps: int = 100, precision: str = "fp16", **training: Any) -> dict[str, Any]:
     return {"precision": precision, "training": {"steps": steps, **training}}
 

@@ -55,6 +55,8 @@ from tests.db.conftest import submit, submit_command
 from tests.db.files.test_checkpoints import saved
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
+pytestmark = pytest.mark.slow
+
 REVISIONS = [
     "0001",
     "0002",

@@ -19,9 +19,17 @@ MILLISECONDS = 15_000  # patience with a slow machine
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one process do a module's tests, and seldom start Chromium."""
+    """Keep the journeys in `make test`, and run them in one process that starts Chromium once.
+
+    The other tests run in `make test-all`, those of a module in one process.
+    """
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
+        if not item.path.is_relative_to(Path(__file__).parent):
+            continue
+        if item.get_closest_marker("journey"):
+            item.add_marker(pytest.mark.xdist_group("journeys"))
+        else:
+            item.add_marker("extended")
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 

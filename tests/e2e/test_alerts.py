@@ -20,6 +20,7 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"alerts_allow_private_addresses": True})
 
 
+@pytest.mark.journey
 def test_somebody_is_told_that_a_run_ended(database: Database, running: Run, page: Page) -> None:
     """A channel, a test of it, a preset on the run's page; then a message, and the bell."""
     with http_receiver() as hook:

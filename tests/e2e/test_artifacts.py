@@ -41,6 +41,7 @@ def publish(
         artifacts.publish(session, run.id, run.attempt, event, key)
 
 
+@pytest.mark.journey
 def test_artifacts_come_onto_the_page_and_are_downloaded(
     settings: Settings, database: Database, running: Run, page: Page
 ) -> None:

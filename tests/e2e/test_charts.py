@@ -81,6 +81,7 @@ def test_merged_ticks_say_how_many_they_are(long: None, page: Page) -> None:
     assert page.get_by_text(shown[0], exact=True).first.is_visible()
 
 
+@pytest.mark.journey
 def test_zoom_fetches_the_finer_window_and_reset_the_whole(long: None, page: Page) -> None:
     """A zoom shows raw steps and each skip by itself; back from it the spike is there again."""
     page.goto("/runs/1")

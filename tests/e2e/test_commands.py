@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from db.database import Database
@@ -42,6 +43,7 @@ def test_placeholders_become_fields_as_the_line_is_typed(database: Database, pag
         assert runs.get(session, 1).config == {"opt": "sgd", "lr": 0.1}
 
 
+@pytest.mark.journey
 def test_the_form_of_one_run_becomes_a_sweeps(database: Database, page: Page) -> None:
     """By the switch, with all that was typed; a value becomes several, is counted, and begun."""
     offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS], "versions": {}}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from db.database import Database
@@ -13,6 +14,7 @@ from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
 
+@pytest.mark.journey
 def test_runs_are_compared_by_a_metric(database: Database, ada: User, page: Page) -> None:
     """An axis that any run's script defined can be chosen, zoomed and kept in the address; a run
     without that metric is not drawn, and a line says so.

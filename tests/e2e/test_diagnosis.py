@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from playwright.sync_api import Page, expect
 from sqlalchemy import select
 
@@ -27,6 +28,7 @@ PRESSED_STILL_FOCUSED = """(button) => {
 }"""
 
 
+@pytest.mark.journey
 def test_skip_is_replayed_and_the_scale_set(database: Database, running: Run, page: Page) -> None:
     """A button asks for a replay, whose finding comes by itself; a wrong scale is told in words."""
     skips = [make_skip(2, "model.head.bias")]

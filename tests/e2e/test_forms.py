@@ -40,6 +40,7 @@ def heard(page: Page, text: str) -> None:
     expect(page.get_by_role("status").filter(has_text=text)).to_be_visible()
 
 
+@pytest.mark.journey
 def test_each_form_is_filled_and_answered_by_keyboard(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:

@@ -1,5 +1,6 @@
 """Order among runs: selected, tagged, deleted, restored, and written of."""
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from db.database import Database
@@ -25,6 +26,7 @@ def test_what_is_ticked_counts_after_going_back(
     expect(page.locator("[data-ticked]")).to_have_text("2 selected")
 
 
+@pytest.mark.journey
 def test_many_are_selected_deleted_and_restored(
     database: Database, ada: User, page: Page, running: Run
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_run_has_one_filled_button_and_seven_tabs(
         expect(page.locator("[role=tab][aria-selected=true]")).to_contain_text(tab)
 
 
+@pytest.mark.journey
 def test_a_phone_shows_health_and_the_loss_first(trained: Run, page: Page) -> None:
     """Name, six figures, health and the whole loss panel, without scrolling."""
     page.set_viewport_size({"width": 390, "height": 844})

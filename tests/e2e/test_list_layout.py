@@ -76,6 +76,7 @@ def test_five_runs_stand_on_a_phone(many: Run, page: Page) -> None:
     assert sum(1 for box in boxes if box and box["y"] + box["height"] <= rail["y"]) >= 5
 
 
+@pytest.mark.journey
 def test_facts_of_the_header_are_filters_and_live(
     database: Database, ada: User, many: Run, page: Page
 ) -> None:

@@ -28,6 +28,7 @@ def settings(site: Site) -> Settings:
     return Settings(data=site.data, database_url=site.url)
 
 
+@pytest.mark.journey
 def test_submit_watch_and_download(
     site: Site, database: Database, ada: User, page: Page, tmp_path: Path
 ) -> None:
@@ -38,7 +39,7 @@ def test_submit_watch_and_download(
     page.goto(f"/?token={token}")
     page.get_by_role("button", name="Sign in").click()
     page.wait_for_url("**/runs")
-    with site.gated_worker(HALFSTEP_COLD="yes"):
+    with site.gated_worker():
         until(lambda: site.offers(GATED))
         page.get_by_role("link", name="New run").first.click()
         page.get_by_role("link", name="Gated digits").click()

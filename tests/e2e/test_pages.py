@@ -201,6 +201,7 @@ def test_chart_fits_a_resized_window(database: Database, running: Run, page: Pag
     assert after["height"] == before["height"]
 
 
+@pytest.mark.journey
 def test_zoom_survives_news_reload_and_a_lost_connection(
     database: Database,
     running: Run,

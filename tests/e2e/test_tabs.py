@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from db.database import Database
@@ -14,6 +15,7 @@ from tests.db.telemetry.telemetry_made import make_events, make_headroom, make_s
 from tests.e2e.test_streams import asked
 
 
+@pytest.mark.journey
 def test_one_part_at_a_time_is_shown_and_fetched(
     database: Database, running: Run, page: Page
 ) -> None:

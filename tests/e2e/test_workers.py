@@ -1,5 +1,6 @@
 """The grid of workers, as somebody watches it."""
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from db.database import Database
@@ -8,6 +9,7 @@ from tests.app.conftest import CPU, start_run
 from tests.db.conftest import DIGITS, add_worker
 
 
+@pytest.mark.journey
 def test_the_grid_follows_what_runs_and_a_worker_is_drained_on_its_page(
     database: Database, ada: User, offered: None, page: Page
 ) -> None:

@@ -1,9 +1,14 @@
 """A real server for the client, as the server's own tests have it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from db.access import accounts
+from db.database import Database
+from db.tables import User
+from halfstep import Client
 from tests.app.conftest import address, offered, running, settings
 
 __all__ = ["address", "offered", "running", "settings"]
@@ -17,3 +22,26 @@ def stranger(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     for name in ("HALFSTEP_URL", "HALFSTEP_TOKEN", "HALFSTEP_MODE"):
         monkeypatch.delenv(name, raising=False)
     return folder
+
+
+@pytest.fixture
+def token(database: Database, ada: User) -> str:
+    """Ada's, for scripts."""
+    with database.writing() as session:
+        made, _row = accounts.make_api_token(session, ada, "script")
+    return made
+
+
+@pytest.fixture
+def client(address: str, token: str, offered: None) -> Iterator[Client]:
+    """A client of a real server that digits can be submitted to."""
+    with Client(address, token) as client:
+        yield client
+
+
+@pytest.fixture
+def server(address: str, database: Database, ada: User) -> dict[str, str]:
+    """A real server, and what opens its door to writers: nothing else."""
+    with database.writing() as session:
+        token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
+    return {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}

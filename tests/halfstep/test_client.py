@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
-from db.access import accounts, projects
+from db.access import projects
 from db.database import Database
 from db.files import artifacts, checkpoints
 from db.queue import queue
@@ -32,21 +32,6 @@ from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.site import free_port, halfstep
 
 BODY = bytes(range(256)) * 4096
-
-
-@pytest.fixture
-def token(database: Database, ada: User) -> str:
-    """Ada's, for scripts."""
-    with database.writing() as session:
-        made, _row = accounts.make_api_token(session, ada, "script")
-    return made
-
-
-@pytest.fixture
-def client(address: str, token: str, offered: None) -> Any:
-    """A client of a real server that digits can be submitted to."""
-    with Client(address, token) as client:
-        yield client
 
 
 @pytest.fixture
@@ -557,6 +542,7 @@ def test_bytes_that_are_no_text_are_refused(
         main.main(["submit", "digits", "--weights", str(weights)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
 def test_stdin_that_is_no_text_is_refused(locale: str) -> None:
     """A note, and a token, whatever Python makes of such bytes."""

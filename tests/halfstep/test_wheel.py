@@ -15,14 +15,14 @@ from sqlalchemy import select
 
 from db.database import Database
 from db.tables import Run, Status
-from tests.halfstep.telemetry.test_upload_end_to_end import server
 from tests.site import until
-
-__all__ = ["server"]
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.xdist_group("wheel")  # one process builds and installs it, once
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.xdist_group("wheel"),  # one process builds and installs it, once
+]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from trainer import registered_recipes
 TEMPLATE = Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py"
 
 
+@pytest.mark.slow
 def test_recipe_check_from_the_command() -> None:
     """The template passes, and a file that is not there is named."""
     assert halfstep("recipe", "check", str(TEMPLATE)).returncode == 0

@@ -22,6 +22,8 @@ from trainer.checkpoints.checkpoint import load
 from trainer.distributed.ranks import Control, Request
 from trainer.job import ControlFile
 
+pytestmark = pytest.mark.slow
+
 FAILING = """
 import sys
 

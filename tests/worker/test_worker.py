@@ -19,6 +19,8 @@ from tests import warm
 from tests.site import GATED, Site, halfstep, is_running, until
 from tests.spool_made import spool_raw
 
+pytestmark = pytest.mark.sql
+
 #: A supervisor that has ended.
 
 

@@ -36,6 +36,9 @@ from tests.app.auth.test_permissions import routes_of
 from tests.app.conftest import DIGITS, SCHEMA, submit
 from tests.app.installation import HIDDEN, MARK, OPEN, Installation, Side, install
 from tests.app.uploading import Uploader, write_token
+from tests.marks import extended
+
+pytestmark = pytest.mark.slow
 
 CONTENT = b"PK\x03\x04 weights"
 WEIGHTS: dict[str, Any] = {
@@ -185,7 +188,7 @@ def test_a_sweep_goes_on_with_what_its_owner_may_download(
         sweep_submission.continue_sweep(session, sweep_id)
 
 
-@pytest.mark.parametrize("kind", ["full", "control", "submit", "read"])
+@pytest.mark.parametrize("kind", ["full", "control", *extended(["submit", "read"])])
 @pytest.mark.parametrize("whose", ["both", "operator"])
 def test_a_token_of_one_project_uses_no_route_of_an_account(
     app: FastAPI, database: Database, installed: Installation, whose: str, kind: str

@@ -36,9 +36,12 @@ from tests.app.installation import (
     install,
     tables,
 )
+from tests.marks import extended
 
-#: On PostgreSQL in `make test-journeys`: the conditions themselves are tested on both.
-pytestmark = [] if os.environ.get("HALFSTEP_FAULTS") == "full" else pytest.mark.only_on("sqlite")
+pytestmark = [pytest.mark.slow]
+if os.environ.get("HALFSTEP_FAULTS") != "full":
+    # On PostgreSQL in `make test-journeys`: the conditions themselves are tested on both.
+    pytestmark.append(pytest.mark.only_on("sqlite"))
 SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -272,11 +275,22 @@ IDENTITIES: dict[str, Identity] = {
     "viewer's browser": _by_session("viewer", sees=True),
     "token to read": _by_token("owner", kind="read", sees=True),
 }
+#: One of each kind of access; the others run in `make test-all`.
+KINDS = (
+    "anonymous",
+    "read-only link",
+    "outsider's browser",
+    "limited token",
+    "limited token to steer",
+    "token to send",
+    "viewer",
+)
+CALLERS = [*KINDS, *extended(name for name in IDENTITIES if name not in KINDS)]
 #: Those whose requests change nothing at all, not even what is their own.
 CHANGE_NOTHING = ("limited token", "token to read")
 
 
-@pytest.mark.parametrize("name", IDENTITIES)
+@pytest.mark.parametrize("name", CALLERS)
 def test_no_route_opens_what_an_identity_may_not_see(
     app: FastAPI,
     database: Database,

@@ -3,6 +3,7 @@
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 from sqlalchemy import select
 from starlette.testclient import TestClient
@@ -15,6 +16,8 @@ from tests.app.auth.test_permissions import routes_of
 from tests.app.auth.test_users_pages import browser_of
 from tests.app.conftest import submit
 from tests.app.uploading import write_token
+
+pytestmark = pytest.mark.sql
 
 #: What no deed may tell, whatever it is called.
 SECRETS = {"password", "current", "token", "secret", "value", "note", "address", "config", "line"}

@@ -40,6 +40,7 @@ def _routes(app: FastAPI) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_route_but_the_public_ones_needs_a_sign_in(
     app: FastAPI, stranger: TestClient
 ) -> None:
@@ -53,6 +54,7 @@ def test_every_route_but_the_public_ones_needs_a_sign_in(
         assert led or answer.status_code == 401, f"{method} {path}: {answer.status_code}"
 
 
+@pytest.mark.slow
 def test_every_change_by_a_cookie_needs_the_csrf_token(app: FastAPI, browser: TestClient) -> None:
     """A signed-in browser that another site sends gets 403 from each route that changes things, or
     401 from those that take no cookie at all.
@@ -87,6 +89,7 @@ def test_a_token_makes_no_tokens(script: TestClient, browser: TestClient) -> Non
     assert browser.post("/api/v1/tokens", json={"name": "mine"}).status_code == 201
 
 
+@pytest.mark.slow
 def test_a_token_that_writes_opens_nothing_but_the_ingest(
     app: FastAPI, database: Database, ada: User, stranger: TestClient
 ) -> None:
@@ -95,6 +98,7 @@ def test_a_token_that_writes_opens_nothing_but_the_ingest(
     _check_it_only_sends(app, stranger, writing, (404, 422))
 
 
+@pytest.mark.slow
 def test_a_token_for_one_run_opens_nothing_but_its_ingest(
     app: FastAPI, database: Database, ada: User, stranger: TestClient, tmp_path: Path
 ) -> None:

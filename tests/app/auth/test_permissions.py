@@ -99,6 +99,7 @@ def test_streams_count_against_the_limit_of_streams(app: FastAPI) -> None:
     assert counted == streams
 
 
+@pytest.mark.slow
 def test_a_role_allows_what_it_says_on_every_route(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_role_allows_what_it_says_on_every_route(
                     assert method == "HEAD" or answer.json()["code"] == "forbidden", result
 
 
+@pytest.mark.slow
 def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: User) -> None:
     """The first account of all is one."""
     client = _script(app, database, ada)
@@ -149,6 +151,7 @@ def test_an_operator_is_refused_nothing(app: FastAPI, database: Database, ada: U
         assert answer.status_code != 403 or answer.json()["code"] == "not_for_scripts", path
 
 
+@pytest.mark.slow
 def test_what_one_may_not_see_is_on_no_page(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
@@ -199,6 +202,7 @@ def test_a_refusal_names_what_was_asked_for(
     assert errors["project"] == NO_SUBMITTING
 
 
+@pytest.mark.slow
 def test_runs_go_where_one_may_submit(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:
@@ -272,6 +276,7 @@ def test_many_runs_are_each_asked_for(
     assert answer["done"] == []
 
 
+@pytest.mark.slow
 def test_nothing_is_got_round_by_submitting(
     app: FastAPI, database: Database, ada: User, people: dict[str, User]
 ) -> None:

@@ -27,6 +27,8 @@ from db.settings import Settings
 from db.tables import User
 from tests.site import free_port, until
 
+pytestmark = pytest.mark.slow
+
 CAROL = {"sub": "1", "preferred_username": "Carol", "groups": ["ml", "leads"]}
 ROLES = "ml=member, leads=maintainer@vision, *=viewer, admins=admin"
 

@@ -131,6 +131,7 @@ def test_maintainers_give_roles_in_their_projects(
         assert projects.memberships(session, dave) == {}
 
 
+@pytest.mark.slow
 def test_a_token_may_no_more_than_it_says(
     app: FastAPI, database: Database, ada: User, offered: None
 ) -> None:
@@ -226,6 +227,7 @@ def test_other_browsers_are_signed_out(
     assert browser.get("/runs").status_code == 200
 
 
+@pytest.mark.slow
 def test_accounts_are_kept_from_a_terminal(
     database: Database,
     settings: Settings,

@@ -87,6 +87,7 @@ def test_bad_addresses_are_told_what_is_allowed(
     assert sentence in text
 
 
+@pytest.mark.slow
 def test_series_are_those_of_each_run(
     database: Database, ada: User, offered: None, script: TestClient
 ) -> None:

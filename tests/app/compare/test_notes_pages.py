@@ -42,6 +42,7 @@ def test_a_note_on_runs_side_by_side(
     assert browser.get("/notes?runs=1,9").status_code == 404
 
 
+@pytest.mark.slow
 def test_a_note_on_a_project_is_written_by_who_may_submit_to_it(
     app: FastAPI, database: Database, ada: User, offered: None
 ) -> None:

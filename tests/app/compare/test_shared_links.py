@@ -20,6 +20,8 @@ from tests.app.auth.test_users_pages import browser_of
 from tests.app.conftest import start_run, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 
+pytestmark = pytest.mark.slow
+
 PROJECT, HIDDEN = "vision", "hush-hush"
 
 

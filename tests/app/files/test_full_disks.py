@@ -92,6 +92,7 @@ def put_from(uploader: Uploader, offset: int) -> tuple[int, int]:
             offset = said["offset"]
 
 
+@pytest.mark.slow
 def test_a_file_that_meets_a_full_disk_goes_on_once_there_is_room(
     small: Disk, uploader: Uploader, script: TestClient
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_file_that_meets_a_full_disk_goes_on_once_there_is_room(
     assert script.get(f"/runs/1/artifacts/{artifact['id']}/download").content == CONTENT
 
 
+@pytest.mark.slow
 def test_an_upload_names_a_full_disk_of_the_server_and_goes_on_later(
     small: Disk, settings: Settings, database: Database, tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ def full(tmp_path: Path) -> Iterator[tuple[Disk, TestClient, Uploader]]:
         disk.unmount()
 
 
+@pytest.mark.slow
 @pytest.mark.only_on("sqlite")
 def test_a_full_disk_of_sqlite_is_told_and_changes_nothing(
     database_url: str, full: tuple[Disk, TestClient, Uploader]

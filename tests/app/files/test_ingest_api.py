@@ -28,6 +28,8 @@ from tests.app.uploading import Uploader, described, write_token
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps
 from tests.spool_made import spool_anything
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def uploader(stranger: TestClient, database: Database, ada: User, tmp_path: Path) -> Uploader:
@@ -82,6 +84,7 @@ def spool_steps(uploader: Uploader, *lengths: int, **options: Any) -> bytes:
     return uploader.content()
 
 
+@pytest.mark.slow
 def test_a_piece_may_be_cut_anywhere(uploader: Uploader, database: Database) -> None:
     """The rest of a frame is sent again with the next piece, at the returned offset."""
     uploader.begin()
@@ -175,6 +178,7 @@ def test_the_next_file_begins_at_its_start(uploader: Uploader, database: Databas
     assert uploader.put(b"", offset=16).json()["code"] == "offset"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_piece_may_be_compressed(uploader: Uploader, database: Database, packed: bool) -> None:
     """The offsets are those of the file, however it travels; many transactions are one answer."""
@@ -185,6 +189,7 @@ def test_a_piece_may_be_compressed(uploader: Uploader, database: Database, packe
     assert len(steps_of(database)) == 30_000
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_refused(uploader: Uploader) -> None:
     """32 MiB a piece, as it travels and unpacked."""
     uploader.begin()
@@ -513,7 +518,8 @@ def test_what_waits_for_the_first_steps_is_bounded(
         assert "more than 200 bytes" in series.log_lines(session, 1)[-1].text
 
 
-@trying(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
+@trying(suppress_health_check=list(HealthCheck))
 @given(
     begun=st.booleans(),
     pieces=st.lists(
@@ -546,6 +552,7 @@ def test_no_bytes_make_the_server_fail(
     assert script.get("/runs").status_code == 200
 
 
+@pytest.mark.slow
 def test_twenty_runs_at_once(address: str, database: Database, ada: User, tmp_path: Path) -> None:
     """Each is recorded whole, while the others are."""
     token = write_token(database, ada)
@@ -688,6 +695,7 @@ def test_a_file_told_of_again_stays_unless_it_changed(told: Uploader, script: Te
         assert found["is_stored"] is is_stored
 
 
+@pytest.mark.slow
 def test_a_file_that_is_elsewhere_is_neither_missing_nor_lost(
     told: Uploader, database: Database, settings: Settings, tmp_path: Path
 ) -> None:

@@ -82,6 +82,8 @@ def test_settings_that_the_glossary_names_are_settings() -> None:
     assert term("training.steps") == ""
 
 
+@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.xdist_group("wheel")
 def test_wheel_brings_the_documents(tmp_path: Path) -> None:
     """Help does not need the source: the wheel has what its page shows, word for word."""

@@ -70,6 +70,7 @@ def check(text: str) -> None:
         assert (attributes.get("style") or "text-align:").startswith("text-align:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece", ["[", "*a ", "`", "> ", "- ", "|a", "![](", "~~", "a_", "<", "\\"]
 )

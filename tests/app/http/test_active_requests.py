@@ -24,6 +24,8 @@ from tests.app.conftest import start_run, submit
 from tests.e2e.test_artifacts import publish
 from tests.site import until
 
+pytestmark = pytest.mark.sql
+
 PROJECT = "vision"
 BIG = 32 << 20  # more than sockets hold
 
@@ -64,6 +66,7 @@ def _statements(engine: Engine) -> Iterator[list[str]]:
     event.remove(engine, "before_cursor_execute", note)
 
 
+@pytest.mark.slow
 def test_what_lasts_ends_with_what_let_it_in(
     settings: Settings, database: Database, ada: User, offered: None, address: str
 ) -> None:

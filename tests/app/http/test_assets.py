@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import pytest
 from starlette.testclient import TestClient
 
 from app.http.assets import STATIC, Assets
@@ -26,6 +27,7 @@ def test_every_import_is_in_the_import_map() -> None:
                 assert line.split("'")[1] in names, f"{script.name}: {line}"
 
 
+@pytest.mark.slow
 def test_large_files_travel_compressed(stranger: TestClient) -> None:
     """plotly.js is sent gzipped to whoever takes it so."""
     url = Assets().url("plotly.js")

@@ -28,6 +28,8 @@ from db.tables import CONTROL, FULL, ONE_RUN, READ, SUBMIT, WRITE, Run, User
 from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = int(os.environ.get("HALFSTEP_FUZZ_ROUNDS", "1"))
 IS_FULL = ROUNDS > 1
 MIB = 2**20

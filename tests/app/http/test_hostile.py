@@ -59,6 +59,7 @@ def test_a_form_field_of_any_length_is_answered(
     assert 400 <= browser.post(f"/{path}", data=form).status_code < 500
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize(
     ("path", "body"),
     [

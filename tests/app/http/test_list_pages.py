@@ -21,6 +21,8 @@ from tests.db.telemetry.telemetry_made import (
     record,
 )
 
+pytestmark = pytest.mark.sql
+
 STEPS = [1, 2, 4, 8, 9]
 
 
@@ -90,6 +92,7 @@ def test_a_cursor_that_no_page_named_is_refused(told: Run, script: TestClient) -
         assert "allowed: the next of a page" in answer.json()["errors"]["after"]
 
 
+@pytest.mark.slow
 def test_runs_are_sorted_by_what_is_asked_for(
     database: Database, ada: User, script: TestClient
 ) -> None:

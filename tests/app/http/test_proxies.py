@@ -27,6 +27,8 @@ from db.tables import AuditEvent, User
 from tests.app.conftest import serving
 from tests.site import free_port, until
 
+pytestmark = pytest.mark.slow
+
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 PASSWORD = "a long secret"
 CLIENT = "127.0.0.2"  # of loopback, and not the proxy's

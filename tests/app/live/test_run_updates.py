@@ -5,6 +5,7 @@ import re
 from itertools import count
 from typing import Any
 
+import pytest
 from sqlalchemy.orm import Session
 
 from app.live import run_updates
@@ -16,6 +17,8 @@ from db.settings import Settings
 from db.tables import Run, Status, User
 from tests.app.conftest import offer_digits, submit
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
+
+pytestmark = [pytest.mark.slow, pytest.mark.sql]
 
 
 def _told(found: run_updates.Update | None) -> tuple[dict[str, Any], str]:

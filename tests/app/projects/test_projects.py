@@ -50,6 +50,8 @@ from tests.app.runs.test_continue_run import end
 from tests.app.uploading import Uploader
 from tests.db.conftest import blocked, make_watched
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def mel(database: Database, ada: User, offered: None) -> User:
@@ -146,6 +148,7 @@ def test_a_project_is_deleted_when_it_is_empty(
             projects.get(session, "vision")
 
 
+@pytest.mark.slow
 def test_runs_are_moved_by_who_maintains_both_projects(
     app: FastAPI, database: Database, ada: User, mel: User
 ) -> None:
@@ -236,6 +239,7 @@ def swept(database: Database, user: User, **place: Any) -> Sweep:
         return begin(session, user, given)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_moved_with_all_of_its_runs(
     app: FastAPI, database: Database, ada: User, mel: User
 ) -> None:

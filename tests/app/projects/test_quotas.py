@@ -14,6 +14,8 @@ from tests.app.conftest import csrf_token, submit
 from tests.app.submission.test_new_run_pages import FORM
 from tests.app.sweeps.test_sweep_submission import begin, members
 
+pytestmark = pytest.mark.sql
+
 RUN = {"recipe": "digits"}
 
 

@@ -16,6 +16,8 @@ from db.tables import Run, Status, User
 from tests.app.conftest import CONFIG, submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
+pytestmark = pytest.mark.sql
+
 DAY = 86400.0
 
 
@@ -86,6 +88,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow
 def test_each_word_means_what_it_says(listed: None, script: TestClient) -> None:
     """Rows and their count are those that all words hold for."""
     found = {}
@@ -165,6 +168,7 @@ SORTED = {
 }
 
 
+@pytest.mark.slow
 def test_runs_are_sorted_by_anything(listed: None, script: TestClient) -> None:
     """By columns, settings and metrics; those that lack it last; a page at a time the same."""
     found, paged = {}, {}

@@ -12,6 +12,8 @@ from db.tables import LatestMetric, Run, User
 from tests.app.conftest import CONFIG, submit
 from tests.app.test_looks import noted
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def some(database: Database, ada: User) -> None:
@@ -27,6 +29,7 @@ def some(database: Database, ada: User) -> None:
             session.add(LatestMetric(**value))
 
 
+@pytest.mark.slow
 def test_each_groups_filter_lists_its_runs(
     database: Database, some: None, script: TestClient, ada: User
 ) -> None:
@@ -51,6 +54,7 @@ def test_each_groups_filter_lists_its_runs(
     assert groups[0]["statuses"] == {"queued": 3}
 
 
+@pytest.mark.slow
 def test_a_setting_may_have_the_name_of_a_column_or_a_metric(
     database: Database, script: TestClient, ada: User
 ) -> None:

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from starlette.testclient import TestClient
 
 from db.database import Database
@@ -12,6 +13,8 @@ from db.runs.run_filters import InStatus, Term
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
+
+pytestmark = pytest.mark.sql
 
 
 def test_newcomer_is_told_what_to_do(browser: TestClient) -> None:

@@ -184,6 +184,7 @@ def test_pages_of_the_list_lead_to_each_other(
     assert script.get("/api/v1/runs", params={"filter": "gpt"}).json()["total"] == 0
 
 
+@pytest.mark.slow
 def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: TestClient) -> None:
     """A response has an ETag, and is compressed for clients that accept it."""
     submit(database, ada)
@@ -199,6 +200,7 @@ def test_what_is_known_is_not_sent_again(database: Database, ada: User, script: 
     assert len(plain.content) > int(longer.headers["content-length"])
 
 
+@pytest.mark.slow
 def test_the_description_says_who_may_and_what_is_refused(script: TestClient) -> None:
     """Ways to sign in, bounds of submitted fields, and one form of all errors."""
     description = script.get("/api/v1/openapi.json").json()

@@ -11,6 +11,8 @@ from db.tables import Run, User, Worker
 from tests.app.conftest import DIGITS
 from tests.db.queue.test_estimates import finished
 
+pytestmark = pytest.mark.sql
+
 ASKED = {"recipe": "digits", "precision": "fp16", "steps": 600, "batch_size": 8}
 
 

@@ -29,6 +29,7 @@ def scripts(app: FastAPI, database: Database, offered: None) -> dict[str, TestCl
     return {name: _script(app, database, user) for name, user in people.items()}
 
 
+@pytest.mark.slow
 def test_roles_allow_what_they_do_on_the_pages(
     database: Database, ada: User, scripts: dict[str, TestClient]
 ) -> None:

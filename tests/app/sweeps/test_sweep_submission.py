@@ -22,6 +22,8 @@ from db.tables import NONFINITE_LOSS, LatestMetric, Run, Status, Sweep, Trial, U
 from tests.app.conftest import CPU
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
+pytestmark = pytest.mark.sql
+
 LRS = {"training.max_grad_norm": "0.1, 1, off"}
 
 
@@ -87,6 +89,7 @@ def test_a_grid_is_submitted_as_its_runs_end(database: Database, ada: User, offe
         assert sweeps.due(session) == []
 
 
+@pytest.mark.slow
 def test_two_servers_submit_no_run_twice(database: Database, ada: User, offered: None) -> None:
     """They poll at the same moment, repeatedly; each point has one run."""
     begin(database, ada, space={"training.batch_size": "1..12"}, at_once=1)
@@ -213,6 +216,7 @@ def test_a_script_that_only_logs_has_the_loss_that_it_logs(
     assert [each[2:] for each in members(database, 1)] == [("complete", 0.25), ("complete", 0.5)]
 
 
+@pytest.mark.slow
 def test_random_points_are_those_of_the_seed(database: Database, ada: User, offered: None) -> None:
     """Independent of server and time: the same points in the same order, within their bounds."""
     space = {
@@ -232,6 +236,7 @@ def test_random_points_are_those_of_the_seed(database: Database, ada: User, offe
     assert all(type(each["training.batch_size"]) is int for each in first)
 
 
+@pytest.mark.slow
 def test_optuna_learns_from_the_rows(database: Database, ada: User, offered: None) -> None:
     """After ten ended trials it suggests points near the best; a repeated poll after a kill
     suggests the same; failed trials are reported as failed."""

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from app.live import sweep_updates
@@ -68,6 +69,7 @@ def test_a_script_begins_a_sweep_and_reads_it(
     assert script.get("/api/v1/runs/1").json()["sweep_id"] == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_is_steered_by_a_script(
     database: Database, offered: None, script: TestClient
 ) -> None:

@@ -13,6 +13,8 @@ from db.tables import Run
 from db.telemetry.export import PAGE_ROWS
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 
+pytestmark = pytest.mark.sql
+
 STEPS = PAGE_ROWS + 1
 
 
@@ -24,6 +26,7 @@ def recorded(database: Database, running: Run) -> None:
     record(database, running, steps, events=[*skips, make_metric(9, float("nan"))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_have_every_row(recorded: None, script: TestClient, kind: str) -> None:
     """No row is left out, in order, whatever the format; the name says run and content."""
@@ -35,6 +38,7 @@ def test_files_have_every_row(recorded: None, script: TestClient, kind: str) -> 
     assert (metric["name"], str(metric["value"]).lower()) == ("val/accuracy", "nan")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_arrive_in_pieces_under_their_name(
     recorded: None, script: TestClient, kind: str
@@ -73,6 +77,7 @@ def test_page_links_every_file(recorded: None, browser: TestClient) -> None:
             assert f'href="/api/v1/runs/1/export/{name}.{kind}"' in page
 
 
+@pytest.mark.slow
 def test_api_documents_its_files(script: TestClient) -> None:
     """OpenAPI says what can be exported, and as what."""
     description = script.get("/api/v1/openapi.json").json()

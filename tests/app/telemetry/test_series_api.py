@@ -1,5 +1,6 @@
 """What a training told, by the JSON API."""
 
+import pytest
 from starlette.testclient import TestClient
 
 from db.database import Database
@@ -8,6 +9,8 @@ from db.tables import Run, User
 from db.telemetry import telemetry
 from tests.app.conftest import start_run
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
+
+pytestmark = pytest.mark.sql
 
 
 def test_few_steps_come_as_they_are(database: Database, running: Run, script: TestClient) -> None:

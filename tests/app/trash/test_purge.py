@@ -14,6 +14,8 @@ from db.settings import Settings
 from db.tables import Run, User
 from tests.app.conftest import submit
 
+pytestmark = pytest.mark.sql
+
 
 def deleted(database: Database, ada: User) -> int:
     run_id = submit(database, ada).id

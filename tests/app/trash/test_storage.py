@@ -49,6 +49,7 @@ def typed(*words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_largest_come_first(old: int) -> None:
     """With a limit; the total is of all."""
     result = typed("runs", "--limit", "1").splitlines()
@@ -60,6 +61,7 @@ def test_the_largest_come_first(old: int) -> None:
     assert "free on the disk of" in result[3]
 
 
+@pytest.mark.slow
 def test_what_would_go_is_said_first(old: int, settings: Settings) -> None:
     """With --dry-run nothing is deleted; with --yes the listed files are."""
     folder = settings.run_folder(old) / "checkpoints"

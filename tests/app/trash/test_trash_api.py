@@ -11,6 +11,8 @@ from db.runs import runs
 from db.tables import Run, Status, User
 from tests.app.conftest import submit
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def ended(database: Database, running: Run) -> int:

@@ -14,6 +14,8 @@ from db.tables import User
 from tests.app.auth.test_permissions import _script
 from tests.app.conftest import offer_digits, start_run, submit
 
+pytestmark = pytest.mark.sql
+
 
 @pytest.fixture
 def other(app: FastAPI, database: Database, ada: User) -> TestClient:

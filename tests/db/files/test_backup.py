@@ -29,6 +29,8 @@ from tests import swept
 from tests.db.conftest import submit
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINT, ARTIFACT = "runs/1/checkpoints/a.pt", "runs/1/artifacts/step-00000002/a.txt"
 
 

@@ -167,6 +167,7 @@ def test_files_are_deleted_each_by_a_request(
     assert bucket.proxy.requests == {"list": 1, "DELETE": len(numbers)}
 
 
+@pytest.mark.extended
 @pytest.mark.only_on("postgresql")
 def test_what_does_not_match_is_found_by_pages(
     bucket: Bucket, settings: Settings, database: Database, running: Run

@@ -4,6 +4,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pytest
 from sqlalchemy import event
 
 from db.database import Database
@@ -67,6 +68,7 @@ def test_devices_workers_and_runs(database: Database, ada: User) -> None:
     assert (found.workers, found.devices, found.busy) == (1, {"cpu": 1}, {})
 
 
+@pytest.mark.slow
 def test_counters_never_fall(database: Database, running: Run, ada: User, tmp_path: Path) -> None:
     """Neither by a flush that is told twice, nor a rewind, nor the bin, nor an erasure."""
     for _ in range(2):

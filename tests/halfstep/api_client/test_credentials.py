@@ -45,6 +45,7 @@ def test_a_stored_token_is_shown_to_no_other_server(monkeypatch: pytest.MonkeyPa
     assert credentials.known(otherwise="http://stored") is None
 
 
+@pytest.mark.slow
 def test_login_keeps_the_token_for_its_user_alone(stranger: Path) -> None:
     """Mode 0600; the token came as input, and is not printed. The client has it then."""
     done = login("secret-token\n", "http://there/")

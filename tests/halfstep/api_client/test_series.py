@@ -1,7 +1,6 @@
 """Series of a run, as the client has them and the command prints them."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,48 +10,12 @@ from app.telemetry.metric_names import MOST_SHOWN
 from db.database import Database
 from db.runs import runs
 from db.tables import Run, Status, User
-from db.telemetry import telemetry
 from halfstep import Client
 from halfstep.api_client.series import of_metrics, of_steps
-from halfstep.telemetry.spool import NONFINITE_LOSS, SKIPPED, STEP_DTYPE
+from halfstep.telemetry.spool import NONFINITE_LOSS, SKIPPED
 from tests.db.telemetry.telemetry_made import make_metric, record
-from tests.halfstep.test_client import token
+from tests.halfstep.api_client.conftest import STEPS
 from tests.site import type_command
-
-__all__ = ["token"]
-
-STEPS = 300
-
-
-@pytest.fixture
-def recorded(database: Database, running: Run) -> Run:
-    """Steps, with a skip and a loss that is infinite, a metric of an awkward name, and events."""
-    steps = np.zeros(STEPS, STEP_DTYPE)
-    steps["step"] = range(1, STEPS + 1)
-    steps["loss"] = 1 / steps["step"]
-    steps["loss"][9] = np.inf
-    steps["scale"], steps["lr"] = 1024, 0.5
-    steps["flags"][9] = SKIPPED
-    metric = {"event": "metric", "name": 'a "b",\u2028c', "elapsed_ms": 5}
-    skip = {"event": "scaler", "kind": "skip", "step": 10, "optimizer": "Adam"}
-    skip |= {"scale_before": 1024.0, "scale_after": 512.0, "culprits": [{"name": "w"}]}
-    flush = telemetry.Flush(steps=[steps])
-    flush.events = [{**metric, "step": 0, "value": 1.5}, {**metric, "step": 40, "value": "NaN"}]
-    flush.events.append(skip)
-    with database.writing() as session:
-        telemetry.record(session, running.id, running.attempt, flush)
-    return running
-
-
-@pytest.fixture
-def client(
-    address: str, token: str, recorded: Run, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Client]:
-    """A client of a server that has them; the environment names it to commands as well."""
-    monkeypatch.setenv("HALFSTEP_URL", address)
-    monkeypatch.setenv("HALFSTEP_TOKEN", token)
-    with Client() as client:
-        yield client
 
 
 def test_every_step_is_an_element(client: Client) -> None:

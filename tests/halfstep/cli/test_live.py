@@ -15,10 +15,9 @@ from db.queue import queue
 from db.tables import Run, Status, User
 from halfstep import Client
 from tests.app.conftest import start_run
-from tests.halfstep.test_client import client, token
 from tests.site import SECONDS, halfstep, heeded, type_command
 
-__all__ = ["client", "token"]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ from db.database import Database
 from db.tables import Run
 from halfstep import Client
 from halfstep.cli.mcp_server import server_of
-from tests.halfstep.api_client.test_series import STEPS, client, recorded
-from tests.halfstep.test_client import token
+from tests.halfstep.api_client.conftest import STEPS, client, recorded
 
-__all__ = ["client", "recorded", "token"]
+pytestmark = pytest.mark.slow
+
+__all__ = ["client", "recorded"]
 
 READING = {"list_runs", "show_run", "findings", "series", "log", "compare", "recipes"}
 

@@ -1,7 +1,5 @@
 """A real server with a run that was recorded."""
 
-from tests.halfstep.api_client.test_series import client, recorded
-from tests.halfstep.conftest import address, offered, running, settings, stranger
-from tests.halfstep.test_client import token
+from tests.halfstep.api_client.conftest import client, recorded
 
-__all__ = ["address", "client", "offered", "recorded", "running", "settings", "stranger", "token"]
+__all__ = ["client", "recorded"]

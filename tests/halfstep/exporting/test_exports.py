@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from halfstep import Client
 from halfstep.importing import mlflow, tensorboard
 from halfstep.importing.source import Found, Point
-from tests.halfstep.api_client.test_series import STEPS
+from tests.halfstep.api_client.conftest import STEPS
 from tests.site import type_command
 
 NAMES = {"loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "skipped"}

@@ -16,6 +16,8 @@ import halfstep
 from halfstep.monitor import backward_passes
 from tests.halfstep.monitor.watch_made import Written
 
+pytestmark = pytest.mark.slow
+
 USUAL = 8  # steps of the usual kind before, between and after the others
 NEVER = 10**9
 

@@ -27,7 +27,7 @@ from halfstep.monitor import ring
 from halfstep.monitor.loop import PRIVATE
 from halfstep.session import watch_session
 from halfstep.telemetry import events, uploader
-from tests import warm
+from tests import preloaded, warm
 from tests.halfstep.monitor.watch_made import STEPS, Net, Script, Written
 
 METHODS = ("scale", "unscale_", "_check_inf_per_device", "update")
@@ -364,6 +364,7 @@ def test_what_is_said_of_the_loss_goes_before_what_is_scaled(tmp_path: Path) -> 
     assert Written(tmp_path / "it").steps["loss"].tolist() == [3, 3]
 
 
+@pytest.mark.slow
 def test_compiled_modules_keep_their_names_and_their_bits(tmp_path: Path) -> None:
     """torch.compile of the model, and of a whole step: culprits go by the plain names."""
     net = Net()
@@ -1103,6 +1104,7 @@ main(globals()[sys.argv[2]])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code", "status", "error"),
     [
@@ -1119,10 +1121,8 @@ def test_however_a_script_ends_its_last_rows_are_there(
     tmp_path: Path, end: str, code: int, status: str, error: str | None
 ) -> None:
     """Its exit code is unchanged, and only the watching process has written."""
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", SCRIPT, tmp_path, end],
-        capture_output=True,
-        text=True,
         env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
     )
     assert done.returncode == code, done.stderr
@@ -1154,10 +1154,8 @@ watch.finish()
 
 def test_a_signal_in_the_midst_of_our_work_waits_for_its_end(tmp_path: Path) -> None:
     """Else the spool would be written twice at once."""
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", SIGNALLED, tmp_path],
-        capture_output=True,
-        text=True,
         env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr
@@ -1196,6 +1194,7 @@ def test_modules_of_one_class_are_numbered() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of torch itself
 @pytest.mark.parametrize("is_scaled", [True, False])
 def test_a_step_that_is_compiled_whole_is_watched(tmp_path: Path, is_scaled: bool) -> None:

@@ -143,6 +143,7 @@ def operations(wanted: int, *, clip: bool) -> int:
     return counter.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clip", "most"), [(True, 16), (False, 17)])
 def test_operations_do_not_grow_with_the_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: bool, most: int

@@ -1,5 +1,6 @@
 """Every way in which a process ends, with real processes: outcome, exit code and last rows."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -12,9 +13,13 @@ import pytest
 import halfstep
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.run_folder import read_outcome, read_run
+from tests import preloaded
 from tests.halfstep.monitor.watch_made import Written
 from tests.halfstep.telemetry.ingest_made import IngestServer
+from tests.marks import extended
 from tests.site import heeded, until
+
+pytestmark = pytest.mark.slow
 
 STEPS = 300
 SCRIPT = """
@@ -193,7 +198,18 @@ ENDS: dict[str, tuple[str, int | None, str | None]] = {
 }
 #: Of these Python learns no exit code: the C library writes it down after the outcome.
 UNHOOKED = ["raise SystemExit", "exit()", "imported exit"]
-CHILDREN = ["return", "raise", "exit 3", "exit text", "exit None", "os._exit 3", "SIGTERM"]
+CHILD_ENDS = ["return", "raise", "exit 3", "exit text", "exit None", "os._exit 3", "SIGTERM"]
+CHILDREN = [
+    *itertools.product(["os.fork", "fork"], CHILD_ENDS),
+    ("spawn", "raise"),
+    ("forkserver", "SIGTERM"),
+    *extended(("spawn", end) for end in CHILD_ENDS if end != "raise"),
+    *extended(("forkserver", end) for end in CHILD_ENDS if end != "SIGTERM"),
+]
+
+
+#: Kinds of children that load the script's file again, and an end without any of tests.preloaded.
+FRESH = {"spawn", "forkserver", "torch.spawn", "exit in except"}
 
 
 @pytest.fixture
@@ -203,16 +219,16 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def run(script: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def run(script: Path, kind: str, end: str) -> "subprocess.CompletedProcess[str]":
     """Run the script; its runs lie next to it."""
+    command = [sys.executable, str(script), str(script.parent / "runs"), kind, end]
+    environment = {**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])}
     with heeded(signal.SIGINT), heeded(signal.SIGQUIT), heeded(signal.SIGHUP):
-        return subprocess.run(
-            [sys.executable, str(script), str(script.parent / "runs"), *words],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
-        )
+        if {kind, end} & FRESH:
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=120, env=environment
+            )
+        return preloaded.run(command, timeout=120, env=environment)
 
 
 def outcome(script: Path, name: str = "it") -> dict[str, Any]:
@@ -262,8 +278,7 @@ def test_an_exit_without_a_hook_has_its_exit_code(script: Path, end: str) -> Non
     assert read_outcome(files, lives=True) is None
 
 
-@pytest.mark.parametrize("kind", ["os.fork", "fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("end", CHILDREN)
+@pytest.mark.parametrize(("kind", "end"), CHILDREN)
 def test_the_outcome_of_a_child_has_its_exit_code(script: Path, kind: str, end: str) -> None:
     """A child of any start method is recorded to its last row, as its parent sees it end."""
     done = run(script, kind, end)
@@ -272,7 +287,7 @@ def test_the_outcome_of_a_child_has_its_exit_code(script: Path, kind: str, end: 
     check(outcome(script), status, code, error)
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver", "executor"])
+@pytest.mark.parametrize("how", ["fork", "spawn", *extended(["forkserver", "executor"])])
 def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
     """A pool ends its idle workers by SIGTERM, which is no failure of their tasks."""
     done = run(script, "pool", how)
@@ -282,7 +297,7 @@ def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
         assert (found["status"], found["error"]) == ("finished", None)
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver", "executor"])
+@pytest.mark.parametrize("how", ["forkserver", "executor", *extended(["fork", "spawn"])])
 def test_the_task_of_a_pool_that_raises_has_failed(script: Path, how: str) -> None:
     """Whether another task follows or the pool ends; its parent still gets the exception."""
     done = run(script, "failing pool", how)

@@ -11,14 +11,17 @@ import pytest
 
 import halfstep
 from halfstep.telemetry.run_folder import read_run
+from tests import preloaded
 from tests.halfstep.monitor.watch_made import Written
 
-#: Runs the cells that it reads as JSON, each as the cell of a notebook.
+pytestmark = pytest.mark.slow
+
+#: Runs the cells of its argument, as JSON, each as the cell of a notebook.
 SHELL = """
 import json, sys
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
-for cell in json.load(sys.stdin):
+for cell in json.loads(sys.argv[1]):
     shell.run_cell(cell, store_history=True)
 """
 BEGIN = """
@@ -37,18 +40,14 @@ steps(3)
 
 def run(folder: Path, *cells: str) -> str:
     """Run cells in one shell; return what was said on stderr."""
-    done = subprocess.run(
-        [sys.executable, "-c", SHELL],
-        input=json.dumps([BEGIN, *cells]),
+    done = preloaded.run(
+        [sys.executable, "-c", SHELL, json.dumps([BEGIN, *cells])],
         cwd=folder,
         env={
             **os.environ,
             "IPYTHONDIR": str(folder / "ipython"),
             "PYTHONPATH": str(Path(halfstep.__file__).parents[1]),
         },
-        capture_output=True,
-        text=True,
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stderr

@@ -1,5 +1,6 @@
 """Numbers that child processes log reach the run of their parent."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -11,7 +12,11 @@ import pytest
 import halfstep
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.relay import MOST_MESSAGES, RelayReader, RelayWriter
+from tests import preloaded
 from tests.halfstep.monitor.watch_made import Written
+from tests.marks import extended
+
+pytestmark = pytest.mark.slow
 
 WORKERS, ITEMS = 2, 12
 SCRIPT = """
@@ -49,17 +54,25 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("how", ["object", "module", "init"])
+def _fresh(args: list[str], env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(args, env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        *itertools.product(["fork"], ["object", "module", "init"]),
+        ("spawn", "object"),
+        *extended(itertools.product(["spawn"], ["module", "init"])),
+    ],
+)
 def test_what_a_loaders_workers_log_is_in_the_run(tmp_path: Path, how: str, method: str) -> None:
     """By the object or the module, of `watch` or of `init`; a text is refused in one line."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
+    start = preloaded.run if method == "fork" else _fresh
+    done = start(
         [sys.executable, str(script), str(tmp_path), how, method],
-        capture_output=True,
-        text=True,
-        timeout=300,
         env={**os.environ, "PYTHONPATH": str(Path(halfstep.__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr

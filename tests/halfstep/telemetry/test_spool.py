@@ -201,6 +201,7 @@ def test_a_torn_tail_counts_once_though_its_attempt_takes_a_poll_of_its_own(tmp_
     assert reader.torn == 1
 
 
+@pytest.mark.slow
 @given(cut=st.integers(16, 16 + 3 * 64), flip=st.integers(0, 7))
 def test_damage_never_yields_wrong_records(tmp_path_factory, cut, flip):
     """Wherever a file is cut, or a bit flipped, only whole and true records come out."""

@@ -57,19 +57,11 @@ raise ValueError("wrong")
 
 
 @pytest.fixture
-def server(address: str, database: Database, ada: User) -> dict[str, str]:
-    """A real server, and what opens its door to writers: nothing else."""
-    with database.writing() as session:
-        token, _row = accounts.make_api_token(session, ada, "writer", kind="write")
-    return {"HALFSTEP_URL": address, "HALFSTEP_TOKEN": token}
-
-
-@pytest.fixture
 def reader(address: str, database: Database, ada: User) -> Iterator[httpx2.Client]:
     """Ada's browser."""
     with database.writing() as session:
         token = accounts.make_link_token(session, ada)
-    with httpx2.Client(base_url=address, follow_redirects=True) as client:
+    with httpx2.Client(base_url=address, follow_redirects=True, timeout=SECONDS) as client:
         client.post("/", data={"token": token}, headers={"origin": address})
         yield client
 

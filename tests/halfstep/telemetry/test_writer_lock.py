@@ -4,9 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from halfstep.telemetry.run_folder import read_run
 from halfstep.telemetry.writer_lock import WriterLock
+from tests import warm
 from tests.halfstep.monitor.watch_made import Written
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import os, sys
@@ -36,7 +41,7 @@ class Writer:
     """A process that watches a run, and logs what it is sent."""
 
     def __init__(self, folder: Path, name: str = "it") -> None:
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [sys.executable, "-c", SCRIPT, str(folder), name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -32,6 +32,7 @@ VALUES = {
 EXACT = ["step", "loss", "scale", "grad_norm", "grad_norm_clipped", "lr", "flags"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_resumed_run_is_bit_exact(run_loop, tmp_path, fused):
     """40 steps, and 20 + 20 from a checkpoint, have the same bits and the same events."""
@@ -72,6 +73,7 @@ def test_a_checkpoint_holds_what_the_next_step_needs(run_loop, tmp_path):
     assert {"python version", "torch version", "thread count"} <= state["environment"].keys()
 
 
+@pytest.mark.slow
 def test_a_moving_average_among_the_modules_is_kept(run_loop, tmp_path):
     """It is resumed to the last bit, has a file of its own, and no step that replay watches copies
     it: `state_dict()` is empty."""
@@ -234,6 +236,7 @@ def test_fused_and_unfused_states_do_not_mix(run_loop, saved):
         run_loop(Regression, {"training": {"fused": False}}, resume=saved)
 
 
+@pytest.mark.slow
 def test_a_shorter_growth_interval_still_grows(run_loop, tmp_path):
     """A tracker beyond a new, shorter interval would never be equal to it."""
     values = {"scaler": {"init_scale": 2.0, "growth_interval": 100}, "training": {"steps": 30}}

@@ -126,6 +126,7 @@ def test_a_full_disk_fails_the_run(run_loop, tmp_path, steps, suffix):
     assert list(tmp_path.glob(".*")) == list(tmp_path.glob("step-00000040.safetensors")) == []
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_write_keeps_the_one_before(tmp_path):
     """SIGKILL while bytes of the second are on their way: the first is whole, the second absent."""
     folder = tmp_path / "checkpoints"
@@ -155,6 +156,7 @@ def bytes_read():
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_not_read_back_to_be_hashed(run_loop, tmp_path):
     """While two saves write 128 MiB each, the process reads not one of them."""
     before = []

@@ -34,6 +34,7 @@ def settings(workers, **groups):
     return {"training": training, "data": data, "checkpoints": {"every_steps": 4}} | groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_the_number_of_workers_changes_no_bit(run_loop, tmp_path, workers):
     """Nor does a resume with another number: losses and weights are those of no worker at all."""
@@ -92,6 +93,7 @@ class Streaming(Reading):
     made = Counting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_goes_on_after_the_batch_that_was_trained_on(run_loop, tmp_path, workers):
     """For any prefetch, over its end, and any number of workers after a resume."""

@@ -5,6 +5,7 @@ from collections import Counter
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def test_a_part_is_a_part_of_the_whole(start, count):
     assert order.take(start // 2, count).equal(WHOLE[start // 2 : start // 2 + count])
 
 
+@pytest.mark.slow
 def test_all_orders_of_a_few_examples_are_about_as_likely():
     """Chi-square over seeds, of each of the 24 orders of four: far below what a bias makes."""
     seeds, size = 1500, 4

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import extended
 from trainer.diagnosis import recipe_checks
 from trainer.diagnosis.check import main
 from trainer.recipes import gpt
+
+pytestmark = pytest.mark.slow
 
 TEMPLATE = Path("docs/how-to/recipe_template.py")
 STEP = 'yield Loss(F.mse_loss(outputs, targets), optimizer="adamw")'
@@ -52,7 +55,7 @@ def test_the_template_passes(tmp_path, capsys):
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["fp32", "fp16", "bf16"]
 
 
-@pytest.mark.parametrize("name", ["digits", "gpt", "wgan-gp"])
+@pytest.mark.parametrize("name", ["digits", "wgan-gp", *extended(["gpt"])])
 def test_recipes_that_come_along_pass(capsys, monkeypatch, name):
     """They have no findings."""
     monkeypatch.setattr(gpt, "SAMPLE_BYTES", 8)  # of 400, which every evaluation writes

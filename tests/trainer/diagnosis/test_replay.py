@@ -9,6 +9,7 @@ from torch import nn
 from halfstep.monitor import ring
 from halfstep.recipe import Loss
 from halfstep.telemetry.spool import json_safe
+from tests.marks import extended
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer.data.batches import fingerprint
 from trainer.data.sampler import Sampler
@@ -19,6 +20,8 @@ from trainer.precision.scale_policies import CALIBRATED_AFTER
 from trainer.recipes.digits import Digits
 from trainer.recipes.erfnet import ERFNet
 from trainer.recipes.gpt import GPT
+
+pytestmark = pytest.mark.slow
 
 
 class Plain(nn.Module):
@@ -166,9 +169,13 @@ TINY_STREETS = {"height": 16, "width": 32, "channels": 4, "blocks": 1, "dilation
 @pytest.mark.parametrize(
     ("recipe", "sizes", "path", "plant", "direction", "operation"),
     [
-        (GPT, TINY_GPT, "blocks.0.mlp_output", overflow_forward, "forward", "mul"),
         (GPT, TINY_GPT, "blocks.1.attention", overflow_backward, "backward", "MulBackward0"),
-        (ERFNet, TINY_STREETS, "encoder.2.column_2", overflow_forward, "forward", "mul"),
+        *extended(
+            [
+                (GPT, TINY_GPT, "blocks.0.mlp_output", overflow_forward, "forward", "mul"),
+                (ERFNet, TINY_STREETS, "encoder.2.column_2", overflow_forward, "forward", "mul"),
+            ]
+        ),
     ],
 )
 def test_an_overflow_in_a_real_recipe_is_named_and_leaves_no_trace(

@@ -8,6 +8,8 @@ from trainer.checkpoints import checkpoint
 from trainer.distributed import ranks
 from trainer.distributed.ranks import Control, ProcessGroup, Request
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def group():

@@ -26,7 +26,10 @@ from trainer.checkpoints.checkpoint import CheckpointError, load
 from trainer.checkpoints.snapshot import room
 from trainer.recipes.digits import Digits
 
-pytestmark = pytest.mark.xdist_group("shards")  # one process trains them all, once
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("shards"),  # one process trains them all, once
+]
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,7 @@ def test_no_bit_is_different(run_loop, precision, more):
     assert run.records["grad_norm"].tolist() == plain.records["grad_norm"].tolist()
 
 
+@pytest.mark.slow
 def test_blocks_of_a_transformer_by_pattern(run_loop):
     """With accumulation; the recipe's code says nothing of it."""
     values = {
@@ -88,6 +89,7 @@ def test_without_gradients_it_is_called_plainly(monkeypatch):
         assert network(torch.ones(2, 2)).shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_compiled_run_has_them_too(run_loop, monkeypatch):
     """Also of modules with buffers, which are left to Python."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -97,6 +99,7 @@ def test_a_compiled_run_has_them_too(run_loop, monkeypatch):
     np.testing.assert_allclose(compiled.records["loss"], run.records["loss"], rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_one_without_buffers_compiles_to_one_graph():
     """The compiler sees the checkpoint and keeps it."""
     network = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
@@ -106,6 +109,7 @@ def test_one_without_buffers_compiles_to_one_graph():
     assert network[0].weight.grad is not None
 
 
+@pytest.mark.slow
 def test_a_replay_finds_the_module_all_the_same(run_loop):
     """The overflow within it is named, exactly."""
     run = run_loop(PlantedBackward, {"modules": {"checkpointed": ["model.0"]}})

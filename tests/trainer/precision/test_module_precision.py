@@ -106,6 +106,7 @@ def test_a_copy_of_a_module_calls_itself():
         assert copy(torch.ones(1, 2)).item() == 0 != module(torch.ones(1, 2)).item()
 
 
+@pytest.mark.slow
 def test_it_compiles_to_one_graph_with_the_bits_of_the_region_by_hand():
     """The compiler finds nothing in it that it would have to leave to Python."""
 
@@ -174,6 +175,7 @@ class Overflowing(Planted):
         nn.init.eye_(product.weight)
 
 
+@pytest.mark.slow
 def test_what_a_replay_names_can_be_given_to_fp32(run_loop):
     """The module that the replay of a skip names, given to modules.fp32, ends the skips."""
     values = {"scaler": {"init_scale": 64.0, "growth_interval": 10**6}}
@@ -185,6 +187,7 @@ def test_what_a_replay_names_can_be_given_to_fp32(run_loop):
     assert not mended.skipped()
 
 
+@pytest.mark.slow
 def test_a_replay_goes_through_modules_as_the_run_does(run_loop):
     """With a module in fp32 an overflow elsewhere is replayed exactly, and found there."""
     values = {"scaler": {"init_scale": 64.0}, "modules": {"fp32": ["model.1", "model.3"]}}

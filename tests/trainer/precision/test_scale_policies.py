@@ -53,6 +53,7 @@ def scale_as_described(records, settings):
     return scales
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
     "settings",
@@ -105,6 +106,7 @@ def test_policies_with_two_optimizers_count_a_step_once(run_loop):
     )
 
 
+@pytest.mark.slow
 def test_patience_survives_a_resume(run_loop, tmp_path):
     """The counters are in the checkpoint: resumed between two skips, the scale falls on time."""
     values = {
@@ -138,6 +140,7 @@ def test_settings_that_cannot_be_are_refused(settings, message):
         parse_config(Regression, {"scaler": settings})
 
 
+@pytest.mark.slow
 def test_a_run_that_only_skips_is_stopped(run_loop):
     """After so many skips in a row, once calibrated, it fails with a reason that has the figures.
 
@@ -174,6 +177,7 @@ def test_calibration_is_over_once_and_for_all():
                 rule.check()
 
 
+@pytest.mark.slow
 def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
     """Resumed between two skips, a run is stopped at the same step.
 
@@ -192,6 +196,7 @@ def test_the_stop_rule_survives_a_resume(run_loop, tmp_path):
         run_loop(Resumed, values, resume=tmp_path / "step-00000042.pt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unscaled", [{"precision": "bf16"}, {"precision": "fp32"}, {"scaler": {"enabled": False}}]
 )

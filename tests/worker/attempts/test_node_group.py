@@ -24,6 +24,8 @@ from worker.attempts.attempt import LOST_LEASE, Outcome
 from worker.attempts.node_group import combined_outcome, reported_outcome
 from worker.engine import Handle
 
+pytestmark = pytest.mark.sql
+
 LEASE_SECONDS = 12.0
 
 

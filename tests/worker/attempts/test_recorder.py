@@ -47,6 +47,8 @@ from tests.site import until
 from tests.spool_made import spool_anything, spool_raw
 from worker.attempts.recorder import CannotRecord, Recorder
 
+pytestmark = pytest.mark.sql
+
 
 class NoDevices:
     """Replacement for a machine's sampler: only trainings are recorded here."""

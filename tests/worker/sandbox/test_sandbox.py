@@ -207,6 +207,7 @@ def test_sound_runs_train_in_the_sandbox(short_site: Site, home: Path, tmp_path:
     assert sorted(each.name for each in home.iterdir()) == [".aws", ".config"]
 
 
+@pytest.mark.extended
 def test_variables_of_a_command_load_nothing_outside_of_the_sandbox(
     site: Site, tmp_path: Path
 ) -> None:
@@ -228,6 +229,7 @@ def test_variables_of_a_command_load_nothing_outside_of_the_sandbox(
     assert [each for each in places if each.exists()] == []
 
 
+@pytest.mark.extended
 def test_a_checkout_reads_nothing_private(site: Site, tmp_path: Path) -> None:
     """Git clones a repository of the worker's machine, but not one in another run's folder."""
     public = committed(tmp_path / "public", text="public")
@@ -241,6 +243,7 @@ def test_a_checkout_reads_nothing_private(site: Site, tmp_path: Path) -> None:
     assert "public" not in site.log(stolen).splitlines()
 
 
+@pytest.mark.extended
 def test_recipes_read_named_roots_only(site: Site, tmp_path: Path) -> None:
     """In the sandbox an empty HALFSTEP_DATA_ROOTS allows no path outside of the run's folder."""
     text = tmp_path / "text.txt"
@@ -258,6 +261,7 @@ def test_recipes_read_named_roots_only(site: Site, tmp_path: Path) -> None:
         assert (error or "") in (ended.error or "")
 
 
+@pytest.mark.extended
 def test_a_worker_says_which_place_a_run_could_write(site: Site, home: Path) -> None:
     """A root that holds what others execute voids the sandbox, and is named."""
     roots = os.pathsep.join([str(home / ".config"), "/usr/local/bin"])

@@ -1,0 +1,45 @@
+"""A real server with a run that was recorded, and its client."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from db.database import Database
+from db.tables import Run
+from db.telemetry import telemetry
+from halfstep import Client
+from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE
+
+STEPS = 300
+
+
+@pytest.fixture
+def recorded(database: Database, running: Run) -> Run:
+    """Steps, with a skip and a loss that is infinite, a metric of an awkward name, and events."""
+    steps = np.zeros(STEPS, STEP_DTYPE)
+    steps["step"] = range(1, STEPS + 1)
+    steps["loss"] = 1 / steps["step"]
+    steps["loss"][9] = np.inf
+    steps["scale"], steps["lr"] = 1024, 0.5
+    steps["flags"][9] = SKIPPED
+    metric = {"event": "metric", "name": 'a "b",\u2028c', "elapsed_ms": 5}
+    skip = {"event": "scaler", "kind": "skip", "step": 10, "optimizer": "Adam"}
+    skip |= {"scale_before": 1024.0, "scale_after": 512.0, "culprits": [{"name": "w"}]}
+    flush = telemetry.Flush(steps=[steps])
+    flush.events = [{**metric, "step": 0, "value": 1.5}, {**metric, "step": 40, "value": "NaN"}]
+    flush.events.append(skip)
+    with database.writing() as session:
+        telemetry.record(session, running.id, running.attempt, flush)
+    return running
+
+
+@pytest.fixture
+def client(
+    address: str, token: str, recorded: Run, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Client]:
+    """A client of a server that has them; the environment names it to commands as well."""
+    monkeypatch.setenv("HALFSTEP_URL", address)
+    monkeypatch.setenv("HALFSTEP_TOKEN", token)
+    with Client() as client:
+        yield client

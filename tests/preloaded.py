@@ -1,0 +1,124 @@
+"""Interpreters that have imported torch already, for tests of how a script ends.
+
+What tests.warm forks is ended by os._exit. Here a fork returns into its interpreter's own main:
+exceptions, exit codes, exit hooks and finalization are those of an interpreter that was started for
+the script. HALFSTEP_COLD=yes starts one for each.
+"""
+
+import atexit
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+#: What scripts load: torch._dynamo by the first call of an optimizer.
+MODULES = ("torch", "torch._dynamo", "halfstep", "halfstep.session.watch_session")
+REQUEST_BYTES = 2**17
+
+
+def run(
+    args: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 300,
+) -> subprocess.CompletedProcess[str]:
+    """Run a script, as a file or after -c, to its end; return its exit code and what it printed."""
+    if os.environ.get("HALFSTEP_COLD") == "yes":
+        return subprocess.run(
+            args, env=env, cwd=cwd, timeout=timeout, capture_output=True, text=True
+        )
+    request = {
+        "argv": [str(arg) for arg in args[1:]],
+        "env": dict(os.environ if env is None else env),
+        "cwd": str(cwd or Path.cwd()),
+    }
+    with Path(os.devnull).open() as null, _stream() as output, _stream() as errors:
+        code = _forked(request, [null.fileno(), output.fileno(), errors.fileno()], timeout)
+        texts = [(stream.seek(0), stream.read())[1] for stream in (output, errors)]
+    return subprocess.CompletedProcess(args, code, *texts)
+
+
+def _stream() -> Any:
+    return tempfile.TemporaryFile("w+")
+
+
+def _forked(request: dict[str, Any], streams: list[int], timeout: float) -> int:
+    """Have the interpreter fork, and return the exit code of the fork."""
+    interpreter, requests = _interpreter()
+    requests.settimeout(timeout)
+    try:
+        socket.send_fds(requests, [json.dumps(request).encode()], streams)
+        return int(requests.recv(REQUEST_BYTES))
+    except BaseException:
+        os.killpg(interpreter.pid, signal.SIGKILL)
+        interpreter.wait()
+        _interpreter.cache_clear()
+        raise
+
+
+@cache
+def _interpreter() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the interpreter that this process has fork."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        interpreter = subprocess.Popen(
+            [sys.executable, "-m", "tests.preloaded", str(its.fileno())],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[its.fileno()],
+            start_new_session=True,
+        )
+    interpreter.returncode = 0  # it ends when we do, and nobody waits for it
+    atexit.register(ours.close)
+    return interpreter, ours
+
+
+def _served() -> list[str]:
+    """Fork for each request; return what to run, in the fork only."""
+    for module in MODULES:
+        import_module(module)
+    gc.freeze()  # or the end of each fork would look through all of it
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        while True:
+            message, streams, _flags, _sender = socket.recv_fds(requests, REQUEST_BYTES, 3)
+            if not message:
+                os._exit(0)
+            pid = os.fork()
+            if not pid:
+                break
+            for stream in streams:
+                os.close(stream)
+            _pid, status = os.waitpid(pid, 0)
+            requests.send(str(os.waitstatus_to_exitcode(status)).encode())
+    request = json.loads(message)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    tempfile.tempdir = None  # it goes by TMPDIR, which may be another now
+    argv: list[str] = request["argv"]
+    return argv
+
+
+if __name__ == "__main__":
+    how, *words = _served()
+    is_code = how == "-c"
+    source = words.pop(0) if is_code else Path(how).read_text()
+    sys.argv = [how, *words]
+    sys.path[0] = "" if is_code else str(Path(how).parent)
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    exec(compile(source, "<string>" if is_code else how, "exec"), main.__dict__)
