@@ -26,7 +26,7 @@ def test_a_link_shows_runs_to_whoever_pastes_it(
         if address.startswith("/runs"):
             open_menu(page)
         page.get_by_text("Share…").click()
-        page.get_by_role("button", name="Make a link").click()
+        page.get_by_role("button", name="Create link").click()
         context = chromium.new_context()
         guest = context.new_page()
         guest.goto(page.locator("code.secret").inner_text())

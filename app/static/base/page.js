@@ -1,5 +1,6 @@
 // What every page does: local times, buttons that copy, actions that do not leave the page.
 import { localTimes } from 'formats'
+import { placeBelow } from 'menus'
 import { root } from 'root'
 
 localTimes(document)
@@ -84,6 +85,13 @@ document.addEventListener('submit', async (event) => {
     button.disabled = false
   }
 })
+
+document.addEventListener('toggle', (event) => {
+  const menu = /** @type {Found} */ (event.target)
+  if (event.newState !== 'open' || !menu.matches('[popover][data-below]')) return
+  const button = [...document.querySelectorAll(`[popovertarget="${menu.id}"]`)].find((each) => each.offsetWidth)
+  if (button) placeBelow(menu, button)
+}, true)
 
 // What opens over the page closes with a choice, with Escape, or with a click elsewhere.
 const openOnes = () => document.querySelectorAll('.presets[open]')

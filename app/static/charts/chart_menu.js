@@ -1,4 +1,5 @@
 // The menu of each panel: pinning its metric, and files of what it shows.
+import { placeBelow } from 'menus'
 
 /** @param {string} name @param {string} type @param {BlobPart} content */
 const download = (name, type, content) => {
@@ -21,11 +22,11 @@ const csvOf = (lines, mode) => [['line', mode, 'value'], ...lines.flatMap(({ nam
  * The menu of a panel, opened by the button in its head.
  * @param {HTMLElement} section
  * @param {string} name of the files
- * @param {{panelOf: (row: string) => import('panels').Panel|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void}} charts
- * @param {{pinned: string[]}} arrangement
- * @param {() => void} onArrange
+ * @param {{panelOf: (row: string) => {row: {metric?: string}, element: HTMLElement, drawn: any}|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void, hide?: (row: string) => void}} charts
+ * @param {{pinned: string[]}} [arrangement] by which metrics are pinned
+ * @param {() => void} [onArrange]
  */
-export const createPanelMenu = (section, name, charts, arrangement, onArrange) => {
+export const createPanelMenu = (section, name, charts, arrangement = { pinned: [] }, onArrange = () => {}) => {
   const menu = /** @type {any} */ (section.querySelector('[data-panel-menu]'))
   const item = (label, act) => {
     const made = Object.assign(document.createElement('button'), { type: 'button', textContent: label })
@@ -53,11 +54,10 @@ export const createPanelMenu = (section, name, charts, arrangement, onArrange) =
       item('Save as PNG', () => charts.picture(file, 'png', row)),
       item('Save as SVG', () => charts.picture(file, 'svg', row)),
       item('Save as CSV', () => download(`${file}.csv`, 'text/csv', csvOf(panel.drawn?.lines ?? [], charts.mode()))),
+      ...(charts.hide ? [item('Hide', () => charts.hide?.(row))] : []),
     )
     menu.showPopover()
-    const { right, bottom } = button.getBoundingClientRect()
-    menu.style.left = `${Math.max(8, right - menu.offsetWidth)}px`
-    menu.style.top = `${Math.min(bottom + 4, innerHeight - menu.offsetHeight - 8)}px`
+    placeBelow(menu, button)
   })
 }
 
