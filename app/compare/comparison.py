@@ -128,7 +128,7 @@ class Comparison:
     def legend_settings(self) -> list[tuple[str, list[str]]]:
         """The columns of the legend: settings that differ in short values, and all runs have."""
         common_first = sorted(self._differing, key=lambda row: MISSING in row[1])
-        texts = [(path, _texts(values)) for path, values in common_first]
+        texts = [(path, _short(values)) for path, values in common_first]
         short = [row for row in texts if max(map(len, row[1])) <= LONG_VALUE]
         return short[: MOST_LEGEND_COLUMNS - len(self.legend_figures)]
 
@@ -147,7 +147,7 @@ class Comparison:
     def labels(self) -> dict[int, str]:
         """Labels by run id: the values that differ, if few, short and all different; else names."""
         names = [column.label for column in self.columns]
-        values = [_texts(values) for _path, values in self._differing[:MOST_IN_LABEL]]
+        values = [_short(values) for _path, values in self._differing[:MOST_IN_LABEL]]
         short = [" · ".join(texts) for texts in zip(*values, strict=True)]
         is_short = all(len(text) <= LONG_VALUE for texts in values for text in texts)
         has_all = not self.reference and len(self._differing) <= MOST_IN_LABEL and is_short
@@ -337,6 +337,15 @@ def _compared(
 
 def _texts(values: list[Any]) -> list[str]:
     return ["–" if value is MISSING else formats.value(value) for value in values]
+
+
+def _short(values: list[Any]) -> list[str]:
+    """Format values for the legend: four digits of a number."""
+    texts = _texts(values)
+    return [
+        formats.number(value) if isinstance(value, float) else text
+        for value, text in zip(values, texts, strict=True)
+    ]
 
 
 def _own_metrics(run: Run, measured: list[windows.Measured]) -> list[windows.Measured]:

@@ -80,7 +80,7 @@ def test_runs_are_compared_from_a_run_on(
     assert [trace["y"][0] for trace in _traces(page)] == [3.0, 2.0, 1.0, 4.0]
 
     # Pointed at, the legend has the values there, and the crosshair is in every panel.
-    box = page.locator("[data-plot=loss] .nsewdrag").first.bounding_box()
+    box = page.locator("[data-plot=loss] .nsewdrag").last.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     expect(page.locator("[data-where]")).to_contain_text("at step")
@@ -117,7 +117,7 @@ def test_runs_are_compared_from_a_run_on(
     kept = ["by=training.lr", "hide=3", "draw=loss&draw=val%2Faccuracy"]
     page.wait_for_function("kept => kept.every((each) => location.search.includes(each))", arg=kept)
     page.reload()
-    _wait_for(page, "named[0]?.name === 'training.lr 0.1' && named.length >= 3")
+    _wait_for(page, "named[0]?.name === 'training.lr 0.1' && named.length >= 3", of="[data-plot]")
     expect(averaging.locator("option:checked")).to_have_text("Mean by training.lr")
     averaging.select_option("No averaging")
     record(database, growing, make_steps([5.0] * 2, first=4))
@@ -136,3 +136,44 @@ def test_runs_are_compared_from_a_run_on(
     page.wait_for_selector('[data-scatter-plot][data-drawn="3"]')
     page.locator("[data-parallel-plot]").scroll_into_view_if_needed()
     page.wait_for_selector('[data-parallel-plot][data-drawn="4"]')
+
+
+def test_panels_and_legend_stand_in_the_first_screen(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """The legend has a column for each setting that differs, and scrolls beyond eight runs, when
+    the table lies sideways; nothing scrolls the page sideways; a row that has the focus brings its
+    line forward."""
+    for n in range(10):
+        trained(database, ada, [3.0, 2.0, 1.0], lr=0.1 * (1 + n))
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/compare?runs=1,2,3,4")
+    page.wait_for_selector("[data-plot=grad_norm][data-drawn]")
+    panels = [panel.bounding_box() for panel in page.locator("[data-panels] > *").all()]
+    assert [round(box["width"]) for box in panels if box] == [456] * 4
+    assert all(box["y"] + box["height"] <= 860 for box in panels if box)
+    side = page.locator(".compare-side").bounding_box()
+    assert side
+    assert (side["width"], side["x"] + side["width"] < panels[0]["x"]) == (396, True)  # type: ignore[index]
+    legend = page.locator("[data-legend]")
+    expect(legend.locator("th")).to_have_text(["Shown", "lr", "loss", "val/accuracy", "Actions"])
+    expect(legend.locator("tbody tr").nth(1)).to_contain_text("0.2 2")
+    assert legend.bounding_box()["width"] <= 396  # type: ignore[index]
+    expect(page.locator("[data-bars] li")).to_have_count(4)
+    expect(page.locator("[data-bars] li").first).to_contain_text("0.5")
+    first = page.locator(".comparison tbody tr").first
+    expect(first).to_contain_text("training.lr")
+    expect(first.locator(".differs")).to_have_count(4)
+    expect(page.locator(".primary:visible")).to_have_count(0)
+    legend.get_by_role("checkbox").nth(2).focus()
+    expect(page.locator("[data-plot=loss] .trace.behind").first).to_be_attached()
+    page.locator("[data-row=scale] [data-more]").click()
+    page.get_by_role("button", name="Hide").click()
+    expect(page.locator("[data-panels] > *")).to_have_count(3)
+    page.goto(f"/compare?runs={','.join(map(str, range(1, 11)))}")
+    expect(page.locator(".comparison.sideways tbody tr")).to_have_count(10)
+    box = legend.locator("..")
+    assert box.evaluate("(box) => box.scrollHeight > box.clientHeight")
+    for width in (1024, 640, 390, 320):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width

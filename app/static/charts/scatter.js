@@ -1,7 +1,7 @@
 // One number of each run against another, a dot a run: settings that differ, and figures; next to it
 // all settings beside one of them; and a bar a run of one figure.
 import { between } from 'axis'
-import { createPlot } from 'charts'
+import { fittedPlot } from 'charts'
 import { strokeOf } from 'comparison'
 import { escaped } from 'formats'
 import { parallelFigure } from 'parallel'
@@ -80,11 +80,7 @@ const scatterFigure = ({ ids, labels, across, up, columns, height }, colors) => 
 export const createScatter = (article, ids, labels, { low, paint: color }) => {
   const box = article.querySelector('[data-scatter]')
   if (!box) return { draw: () => {}, choose: () => {} }
-  const plotOf = (name, compose) => {
-    const element = /** @type {Found} */ (box.querySelector(`[data-${name}-plot]`))
-    return createPlot(element, (wanted, colors) => ({ ...compose({ ...wanted, height: element.clientHeight }, colors), isFitted: true }))
-  }
-  const [plot, beside] = [plotOf('scatter', scatterFigure), plotOf('parallel', parallelFigure)]
+  const [plot, beside] = [fittedPlot(box.querySelector('[data-scatter-plot]'), scatterFigure), fittedPlot(box.querySelector('[data-parallel-plot]'), parallelFigure)]
   const bars = article.querySelector('[data-bars]')
   const selects = ['across', 'up', 'figure'].map((name) => /** @type {any} */ (article.querySelector(`[data-choice=${name}]`)))
   const [across, up, figure] = selects
