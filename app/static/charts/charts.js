@@ -122,4 +122,4 @@ export const createPlot = (plot, compose, listeners = {}) => ({
 
 /** A plot as high as its element. @param {Found} plot @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number}} compose @param {Record<string, (event: any) => void>} [listeners] */
 export const fittedPlot = (plot, compose, listeners) => createPlot(
-  plot, (wanted, colors) => ({ ...compose({ ...wanted, height: plot.clientHeight }, colors), isFitted: true }), listeners)
+  plot, (wanted, colors) => ({ ...compose({ ...wanted, width: plot.clientWidth, height: plot.clientHeight }, colors), isFitted: true }), listeners)
