@@ -103,7 +103,7 @@ const ask = (button) => {
   dialog.showModal()
 }
 document.addEventListener('click', (event) => {
-  const button = event.target.closest('button[data-confirm]')
+  const button = /** @type {Found} */ (event.target).closest('button[data-confirm]')
   if (!button) return
   event.preventDefault()
   ask(button)

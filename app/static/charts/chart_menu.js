@@ -8,6 +8,9 @@ const download = (name, type, content) => {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000)
 }
 
+/** Rows whose axis is chosen elsewhere, or always logarithmic. */
+const OWN_AXES = ['loss', 'scale', 'norm', 'grad_norm', 'grad_norm_clipped']
+
 /** @param {string} text */
 const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
 
@@ -22,7 +25,7 @@ const csvOf = (lines, mode) => [['line', mode, 'value'], ...lines.flatMap(({ nam
  * The menu of a panel, opened by the button in its head.
  * @param {HTMLElement} section
  * @param {string} name of the files
- * @param {{panelOf: (row: string) => {row: {metric?: string}, element: HTMLElement, drawn: any}|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void, hide?: (row: string) => void}} charts
+ * @param {{panelOf: (row: string) => {row: {metric?: string}, element: HTMLElement, drawn: any}|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void, hide?: (row: string) => void, view?: import('url_state').View, onAxis?: () => void}} charts
  * @param {{pinned: string[]}} [arrangement] by which metrics are pinned
  * @param {() => void} [onArrange]
  */
@@ -32,6 +35,16 @@ export const createPanelMenu = (section, name, charts, arrangement = { pinned: [
     const made = Object.assign(document.createElement('button'), { type: 'button', textContent: label })
     made.addEventListener('click', () => { menu.hidePopover(); act() })
     return made
+  }
+  const axis = (row) => {
+    const { logs, rows } = /** @type {import('url_state').View} */ (charts.view)
+    const at = logs.indexOf(row)
+    return item(at < 0 ? 'Log axis' : 'Linear axis', () => {
+      if (at < 0) logs.push(row)
+      else logs.splice(at, 1)
+      delete rows[row] // an exponent on a log axis
+      charts.onAxis?.()
+    })
   }
   const pin = (metric) => {
     const isPinned = arrangement.pinned.includes(metric)
@@ -50,6 +63,7 @@ export const createPanelMenu = (section, name, charts, arrangement = { pinned: [
     const file = `${name}-${row.replaceAll('/', '-')}`
     menu.replaceChildren(
       ...(panel.row.metric ? [pin(panel.row.metric)] : []),
+      ...(!charts.view || OWN_AXES.includes(row) ? [] : [axis(row)]),
       item('Full screen', () => panel.element.requestFullscreen()),
       item('Save as PNG', () => charts.picture(file, 'png', row)),
       item('Save as SVG', () => charts.picture(file, 'svg', row)),

@@ -214,6 +214,8 @@ createPanelMenu(article, `runs ${ids.join('-').slice(0, 60)}`, {
   panelOf: (row) => panels.get(row),
   mode: () => view.x,
   picture: (file, format, row) => panels.get(row)?.savePicture(file, format),
+  view,
+  onAxis: () => changeView(false),
   hide: (row) => boxes.find(({ value }) => value === row)?.click(),
 })
 legend.listen((id) => {

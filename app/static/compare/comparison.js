@@ -101,7 +101,7 @@ const extent = (runs, mode) => {
 
 const axisOf = ({ name }, view, values) => {
   if (name === 'scale') return scaleAxis(values)
-  if (name !== 'loss' && !name.startsWith('grad_norm')) return { nticks: 6 }
+  if (name !== 'loss' && !name.startsWith('grad_norm') && !view.logs.includes(name)) return { nticks: 6 }
   if (name === 'loss' && view.loss !== 'log') return lossAxis(view, values)
   const dtick = between(values.filter((y) => y > 0))
   return { type: 'log', dtick, ...(typeof dtick === 'number' ? { exponentformat: 'power' } : { tickformat: '~g' }) }

@@ -19,7 +19,7 @@ export const createListCharts = (section, list) => {
     onView: (isRange) => changeView(isRange),
   }))
   const panelOf = (row) => panels.find(({ name }) => name === row)
-  createPanelMenu(section, 'runs', { panelOf, mode: () => view.x, picture: (file, format, row) => panelOf(row)?.savePicture(file, format) })
+  createPanelMenu(section, 'runs', { panelOf, mode: () => view.x, picture: (file, format, row) => panelOf(row)?.savePicture(file, format), view, onAxis: () => changeView(false) })
   const { points, fetchSeries } = seriesOf(section.dataset.api, view, () => panels.map(({ name }) => name), () => draw())
   /** The drawn runs, in the order of the list. @type {string[]} */
   let ids = []
