@@ -58,13 +58,13 @@ def test_each_recipe_stands_there_with_where_it_comes_from(
         "and 2 more, which the command below shows",
         "The file has changed since the check.",
         f"halfstep recipe check {FILE}:Mine",
-        'gan.py:GAN <span class="tag bad">could not be loaded',
+        'gan.py:GAN <span class="tag bad">failed to load',
         "gan.py:12</code>: <b class=\"bad\">NameError: name 'nm' is not defined",
         "images</code> needs pillow: pip install x",
         'href="/runs/new?recipe=mine"',
     ):
         assert text in page, text
-    assert page.index("could not be loaded") < page.index("Digits") < page.index("My own")
+    assert page.index("failed to load") < page.index("Digits") < page.index("My own")
 
 
 def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestClient) -> None:
