@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 from db.database import Database
 from db.files import checkpoints
 from db.queue import queue
-from db.tables import Run, Status
+from db.tables import NONFINITE_LOSS, Run, Status
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 
 
@@ -26,9 +26,11 @@ def test_records_of_a_collapse_are_evidence(
     database: Database, running: Run, browser: TestClient
 ) -> None:
     """The last loss, the skips to the end and the last checkpoint before them, in order."""
-    losses = [1.5] * 5 + [float("nan")] * 15
-    skipped = [2, *range(6, 21)]
-    record(database, running, make_steps(losses, skipped=skipped), events=make_events(skipped))
+    losses = [1.5] * 5 + [float("nan")] * 55
+    skipped = [2, *range(6, 61)]
+    steps = make_steps(losses, skipped=skipped)
+    steps["flags"][5:] |= NONFINITE_LOSS
+    record(database, running, steps, events=make_events(skipped))
     file = {"kind": "checkpoint", "path": "4.pt", "size_bytes": 1, "sha256": "0"}
     saved = {"step": 4, "reason": "schedule", "files": [file]}
     with database.writing() as session:
@@ -37,9 +39,9 @@ def test_records_of_a_collapse_are_evidence(
     page = browser.get("/runs/1").text
     evidence = _evidence(page)
     assert evidence["Loss"] == "1.5 at step 5, not finite at step 6"
-    assert evidence["Skipped"].startswith("16 of 20 steps, each from step 6 on")
+    assert evidence["Skipped"].startswith("56 of 60 steps, each from step 6 on")
     assert _timeline(page)[0] == ("4", "checkpoint")
-    assert _timeline(page)[-1] == ("20", "end")
+    assert _timeline(page)[-1] == ("60", "end")
     assert ("6", "loss not finite") in _timeline(page)
 
 
