@@ -38,9 +38,10 @@ const told = (figure, value) => {
   return figure === 'run/step_ms' ? `${text} ms` : ['run/seconds', 'seconds'].includes(figure) ? `${text} s` : text
 }
 
-/** Dots of more runs go without names; a name may lose its start, which is seldom what differs. */
-const NAMED = 12
-const shortened = (text) => (text.length > 16 ? `…${text.slice(-15)}` : text)
+/** Dots of more runs go without names; a long name gives way to the run's number. */
+const [NAMED, LONG] = [12, 20]
+/** @param {string} id @param {Record<string, string>} labels */
+const shortened = (id, labels) => (labels[id].length > LONG ? `run ${id}` : labels[id])
 
 /** @param {any[]} values */
 const axisOf = (values, title, colors) => {
@@ -60,7 +61,7 @@ const scatterFigure = ({ ids, labels, across, up, columns, height }, colors) => 
   const placeOf = (id) => places.get(id) ?? 0
   const data = ids.map((id, i) => ({
     x: [x[i]], y: [y[i]], name: escaped(labels[id]), type: 'scatter', mode: ids.length > NAMED ? 'markers' : 'markers+text', cliponaxis: false,
-    text: [escaped(shortened(labels[id]))], textposition: 'middle right', textfont: { size: 11, color: colors.text },
+    text: [escaped(shortened(id, labels))], textposition: 'middle right', textfont: { size: 11, color: colors.text },
     marker: { size: 11, color: strokeOf(placeOf(id), colors).color, symbol: Math.floor(placeOf(id) / 10), line: { width: 1, color: colors.card } },
     hovertemplate: `%{fullData.name}<br>%{x}, %{y}<extra></extra>`,
   })).filter(({ x: [a], y: [b] }) => a !== null && a !== undefined && b !== null && b !== undefined)
@@ -100,7 +101,7 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
     bars.replaceChildren(...known.map(({ id, value }) => {
       const item = document.createElement('li')
       item.innerHTML = `<svg data-swatch="${Number(id)}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><path d="M0 4h100"/></svg>`
-      item.prepend(Object.assign(document.createElement('span'), { textContent: labels[id], title: labels[id] }))
+      item.prepend(Object.assign(document.createElement('span'), { textContent: shortened(id, labels), title: labels[id] }))
       item.style.setProperty('--share', `${most ? Math.abs(value) / most * 100 : 0}%`)
       item.append(Object.assign(document.createElement('b'), { textContent: told(own, value) }))
       return item
