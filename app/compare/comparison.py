@@ -125,9 +125,15 @@ class Comparison:
         return [row for row in self.settings if len(set(map(repr, row[1]))) > 1]
 
     @property
+    def _telling(self) -> list[tuple[str, list[Any]]]:
+        """Settings that differ, without the scaler's switch if the precision says the same."""
+        implied = {"scaler.enabled"} if "precision" in dict(self._differing) else set()
+        return [row for row in self._differing if row[0] not in implied]
+
+    @property
     def legend_settings(self) -> list[tuple[str, list[str]]]:
         """The columns of the legend: settings that differ in short values, and all runs have."""
-        common_first = sorted(self._differing, key=lambda row: MISSING in row[1])
+        common_first = sorted(self._telling, key=lambda row: MISSING in row[1])
         texts = [(path, _short(values)) for path, values in common_first]
         short = [row for row in texts if max(map(len, row[1])) <= LONG_VALUE]
         return short[: MOST_LEGEND_COLUMNS - len(self.legend_figures)]
@@ -147,10 +153,10 @@ class Comparison:
     def labels(self) -> dict[int, str]:
         """Labels by run id: the values that differ, if few, short and all different; else names."""
         names = [column.label for column in self.columns]
-        values = [_short(values) for _path, values in self._differing[:MOST_IN_LABEL]]
+        values = [_short(values) for _path, values in self._telling[:MOST_IN_LABEL]]
         short = [" · ".join(texts) for texts in zip(*values, strict=True)]
-        is_short = all(len(text) <= LONG_VALUE for texts in values for text in texts)
-        has_all = not self.reference and len(self._differing) <= MOST_IN_LABEL and is_short
+        is_short = all(text != "–" and len(text) <= LONG_VALUE for row in values for text in row)
+        has_all = not self.reference and len(self._telling) <= MOST_IN_LABEL and is_short
         is_unique = len(set(short)) == len(names)
         return dict(zip(self.ids, short if has_all and is_unique else names, strict=True))
 
