@@ -33,7 +33,7 @@ from db.telemetry import windows
 MEASURED = {"run/seconds": "Time", "run/peak_memory_bytes": "Peak memory"}
 #: Time of the last steps, comparable between runs of different length, such as a run and its fork.
 STEP = "run/step_ms"
-LABELS = {STEP: "Time a step", **MEASURED, "seconds": "Duration", "loss": "Last loss"}
+LABELS = {STEP: "Time per step", **MEASURED, "seconds": "Duration", "loss": "Last loss"}
 #: Lower is better, but only between complete runs of the same length.
 OF_LENGTH = ("run/seconds", "seconds")
 #: Value of a setting that a run does not have.
@@ -41,6 +41,10 @@ MISSING = object()
 MOST_RUNS = 50
 #: With more runs, runs are the rows of the table.
 MOST_COLUMNS = 8
+#: Limits of the legend: columns, and characters of a setting's value.
+MOST_LEGEND_COLUMNS, LONG_VALUE = 4, 18
+#: Limit of settings in a run's label.
+MOST_IN_LABEL = 3
 #: Limit of compared metrics; those that most of the runs have are preferred.
 MOST_METRICS = 100
 
@@ -73,6 +77,7 @@ class Row:
     label: str
     values: list[Any]
     winners: frozenset[int] = frozenset()  # indexes of the runs with the best value
+    differs: bool = False  # a setting that differs
 
     @property
     def key(self) -> str:
@@ -95,6 +100,7 @@ class Comparison:
     is_of_precisions: bool = False
     missing: list[int] = field(default_factory=list)  # ids of runs that do not exist
     step_metrics: list[str] = field(default_factory=list)  # x axes that scripts have defined
+    low: list[str] = field(default_factory=list)  # figures of which lower values are better
 
     @property
     def ids(self) -> list[int]:
@@ -119,6 +125,42 @@ class Comparison:
         return [row for row in self.settings if len(set(map(repr, row[1]))) > 1]
 
     @property
+    def _telling(self) -> list[tuple[str, list[Any]]]:
+        """Settings that differ, without the scaler's switch if the precision says the same."""
+        implied = {"scaler.enabled"} if "precision" in dict(self._differing) else set()
+        return [row for row in self._differing if row[0] not in implied]
+
+    @property
+    def legend_settings(self) -> list[tuple[str, list[str]]]:
+        """The columns of the legend: settings that differ in short values, and all runs have."""
+        common_first = sorted(self._telling, key=lambda row: MISSING in row[1])
+        texts = [(path, _short(values)) for path, values in common_first]
+        short = [row for row in texts if max(map(len, row[1])) <= LONG_VALUE]
+        return short[: MOST_LEGEND_COLUMNS - len(self.legend_figures)]
+
+    @property
+    def legend_figures(self) -> list[str]:
+        """Names of the figures in the legend: the loss and a metric, where runs have them."""
+        known = [name for name in self.names if any(self._has(each, name) for each in self.columns)]
+        metrics = [name for name in known if name not in LABELS]
+        return [name for name in known if name == "loss"] + metrics[:1]
+
+    @staticmethod
+    def _has(column: Column, name: str) -> bool:
+        return column.figures[name].value is not None
+
+    @property
+    def labels(self) -> dict[int, str]:
+        """Labels by run id: the values that differ, if few, short and all different; else names."""
+        names = [column.label for column in self.columns]
+        values = [_short(values) for _path, values in self._telling[:MOST_IN_LABEL]]
+        short = [" · ".join(texts) for texts in zip(*values, strict=True)]
+        is_short = all(text != "–" and len(text) <= LONG_VALUE for row in values for text in row)
+        has_all = not self.reference and len(self._telling) <= MOST_IN_LABEL and is_short
+        is_unique = len(set(short)) == len(names)
+        return dict(zip(self.ids, short if has_all and is_unique else names, strict=True))
+
+    @property
     def is_sideways(self) -> bool:
         """Whether runs are the rows of the table, which is more readable for many runs."""
         return len(self.columns) > MOST_COLUMNS
@@ -126,6 +168,9 @@ class Comparison:
     def rows(self, *, every_setting: bool = False) -> Iterator[Row]:
         """Yield the rows of the table. every_setting: also settings that are equal in all runs."""
         empty: list[Any] = [None] * len(self.columns)
+        differing = self._differing
+        for path, values in differing:
+            yield Row("config", path, path, _texts(values), differs=True)
         for name, label in (("status", "Status"), ("health", "Health"), ("step", "Steps")):
             yield Row("fact", name, label, empty)
         yield Row("fact", "skipped", "Skipped", empty, self.winners["skipped"])
@@ -137,10 +182,11 @@ class Comparison:
                 best = [column.best.get(name, Figure(None, None)) for column in self.columns]
                 label = "Lowest loss" if name == "loss" else f"{label}, best"
                 yield Row("best", name, label, best, self.best_winners[name])
-        for path, values in self.settings if every_setting else self._differing:
-            texts = ["–" if value is MISSING else formats.value(value) for value in values]
-            yield Row("config", path, path, texts)
         yield Row("fact", "device", "Device", [column.device for column in self.columns])
+        shown = {path for path, _values in differing}
+        for path, values in self.settings if every_setting else ():
+            if path not in shown:
+                yield Row("config", path, path, _texts(values))
 
     @property
     def has_devices_that_differ(self) -> bool:
@@ -291,7 +337,21 @@ def _compared(
         | {"skipped": _least_skipped(summaries)},
         {name: _winners(name, best, is_low.get(name), some_runs) for name in shown},
         step_metrics=step_metrics_of([run.whole_config for run in some_runs]),
+        low=[STEP, *MEASURED, "seconds", *(name for name in is_low if is_low[name])],
     )
+
+
+def _texts(values: list[Any]) -> list[str]:
+    return ["–" if value is MISSING else formats.value(value) for value in values]
+
+
+def _short(values: list[Any]) -> list[str]:
+    """Format values for the legend: four digits of a number."""
+    texts = _texts(values)
+    return [
+        formats.number(value) if isinstance(value, float) else text
+        for value, text in zip(values, texts, strict=True)
+    ]
 
 
 def _own_metrics(run: Run, measured: list[windows.Measured]) -> list[windows.Measured]:

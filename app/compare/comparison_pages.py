@@ -29,14 +29,15 @@ router = APIRouter()
 SERIES = {
     "loss": "Loss",
     "scale": "Loss scale",
-    "grad_norm": "Gradient norm, unscaled",
-    "grad_norm_clipped": "Gradient norm after the clip",
+    "grad_norm": "Gradient norm",
+    "grad_norm_clipped": "Gradient norm after clipping",
     "lr": "Learning rate",
-    "step_us": "Step, ms",
-    "examples_per_second": "Examples a second",
+    "step_us": "Time per step, ms",
+    "examples_per_second": "Examples per second",
     "data_us": "Waiting for data, ms",
 }
 MOST_DRAWN = 12
+USUAL = 4
 #: X axes, in addition to `metric:NAME` of a metric that a run's script has defined as an axis.
 AXES = ("step", "applied", "time", "examples")
 LIKELY_SHOWN = 16
@@ -71,7 +72,7 @@ def _view(
     if len(set(draw)) > MOST_DRAWN:
         text = f"{len(set(draw)):,} charts are given; allowed: at most {MOST_DRAWN}"
         raise Invalid({"draw": text})
-    return View(x, loss, smooth, draw, by, band, settings)
+    return View(x, loss, smooth, list(dict.fromkeys(draw)), by, band, settings)
 
 
 TheView = Annotated[View, Depends(_view)]
@@ -172,7 +173,7 @@ def _page(
 def template_values(compared: Comparison, view: View) -> dict[str, Any]:
     """Return the template values of a comparison, for signed-in users and read-only links."""
     drawable = SERIES | {name: name for name in compared.names if name not in comparison.LABELS}
-    drawn = [name for name in drawable if name in view.draw] or _usual(compared, drawable)
+    drawn = [name for name in view.draw if name in drawable] or _usual(compared, drawable)
     return {
         "comparison": compared,
         "view": replace(view, draw=drawn),
@@ -194,7 +195,10 @@ def _notices(compared: Comparison, view: View, drawable: dict[str, str]) -> Iter
 
 
 def _usual(compared: Comparison, drawable: dict[str, str]) -> list[str]:
-    """Return the charts to draw by default: the loss, or without one the first metric."""
-    has_loss = any(column.run.step for column in compared.columns)
+    """Return the four panels to draw by default; of runs without steps the first metrics."""
     metrics = [name for name in drawable if name not in SERIES]
-    return ["loss"] if has_loss or not metrics else metrics[:1]
+    has_steps = any(column.run.step for column in compared.columns)
+    if metrics and not has_steps:
+        return metrics[:USUAL]
+    scaled = ["scale"] if any(column.run.is_scaled for column in compared.columns) else []
+    return ["loss", *metrics[:1], *scaled, "grad_norm", *metrics[1:]][:USUAL]

@@ -16,6 +16,7 @@ from app.html.rendering import page
 from app.http.parameters import RunId
 from app.live.run_updates import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_steps, waiting_mark
 from app.projects.project_transfer import elsewhere
+from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
 from app.runs.summary import summarise
 from app.telemetry import config_values
@@ -28,7 +29,7 @@ from db.files import artifacts, checkpoints
 from db.health.spikes import spikes
 from db.runs import history, runs
 from db.sweeps import sweeps
-from db.tables import RECIPE, Run
+from db.tables import ENDED, RECIPE, Run
 from db.telemetry import histograms, ingest, series, windows
 from halfstep.cli import command_line
 
@@ -84,6 +85,7 @@ def show_run(
         figures=key_figures(session, run),
         scaler=scaler_card(session, run),
         findings=advised(session, run),
+        evidence=diagnosis_evidence(session, run) if run.status in ENDED else None,
         histogram=histograms.newest(session, run_id),
         layers=histograms.newest(session, run_id, "layer_norms"),
         headroom=histograms.headroom(session, run_id),

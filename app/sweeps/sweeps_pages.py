@@ -57,7 +57,7 @@ def show_sweep(
     request: Request,
     session: Db,
     principal: SignedIn,
-    sort: Literal["number", "value"] = "number",
+    sort: Literal["number", "value"] = "value",
     after: int = 0,
 ) -> HTMLResponse:
     """Show a sweep; the browser fetches the page again after a change."""
@@ -70,7 +70,7 @@ def _page(
     principal: SignedIn,
     sweep_id: int,
     *,
-    sort: str = "number",
+    sort: str = "value",
     after: int = 0,
     more: str = "",
     problem: str = "",

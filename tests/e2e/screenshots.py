@@ -17,6 +17,10 @@ THEMES = MappingProxyType({"light": "", "dark": "-dark"})
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 PATIENCE = 120_000  # milliseconds
 MOST_BYTES = 200_000  # of a picture: a clone of the repository brings all of them
+#: Every chart that is in view is drawn.
+DRAWN = """() => [...document.querySelectorAll('.chart-panel .plot')]
+    .filter((plot) => plot.getBoundingClientRect().top < innerHeight)
+    .every((plot) => plot.dataset.drawn)"""
 PICTURES = ("run", "runs", "comparison")
 RUNS = (("fp32", "400"), ("bf16", "400"), ("fp16", "2000"))
 
@@ -60,6 +64,7 @@ def compare(page: Page, address: str) -> None:
     page.get_by_role("button", name="Queue 4 runs").click()
     page.wait_for_url("**/groups/*")
     expect(page.locator('td [data-status="finished"]')).to_have_count(4)
+    page.set_viewport_size({"width": 1440, "height": 1400})
     take(page, "comparison", 1400, themes={"light": ""})
 
 
@@ -69,7 +74,7 @@ def take(page: Page, name: str, height: int, themes: Mapping[str, str] = THEMES)
         page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
         page.reload()
         if name != "runs":
-            page.wait_for_selector("[data-drawn]")
+            page.wait_for_function(DRAWN)
         path = IMAGES / f"{name}{suffix}.png"
         page.screenshot(
             path=path, full_page=True, clip={"x": 0, "y": 0, "width": 1440, "height": height}

@@ -1,5 +1,6 @@
 """Any runs side by side, in a real browser."""
 
+import re
 from typing import Any
 
 import pytest
@@ -43,16 +44,17 @@ def test_runs_are_compared_by_a_metric(database: Database, ada: User, page: Page
 
 
 def _traces(page: Page) -> list[dict[str, Any]]:
-    script = """() => document.querySelector('[data-plot]').data
+    script = """() => document.querySelector('[data-plot=loss]').data
         .filter((trace) => trace.name).map(({ name, x, y, yaxis }) => ({ name, x, y, yaxis }))"""
     found: list[dict[str, Any]] = page.evaluate(script)
     return found
 
 
-def _wait_for(page: Page, script: str) -> None:
+def _wait_for(page: Page, script: str, of: str = "[data-plot=loss]") -> None:
     page.wait_for_function(
-        f"() => {{ const plot = document.querySelector('[data-plot]'); "
-        f"const named = (plot?.data ?? []).filter((t) => t.name); return {script} }}"
+        f"() => {{ const plots = document.querySelectorAll('{of}'); "
+        f"const named = [...plots].flatMap((plot) => plot.data ?? []).filter((t) => t.name); "
+        f"return {script} }}"
     )
 
 
@@ -73,39 +75,53 @@ def test_runs_are_compared_from_a_run_on(
     page.get_by_role("link", name="Compare", exact=True).click()
     page.locator("[data-add='2']").click()
     page.wait_for_url("**/compare?runs=1,2")
-    page.locator("summary", has_text="Add runs").click()
+    page.get_by_role("button", name="Add runs").click()
     page.get_by_label("Run IDs").fill("1, 2,3,4")
     page.get_by_role("button", name="Compare", exact=True).click()
     _wait_for(page, "named.length === 4")
     assert [trace["y"][0] for trace in _traces(page)] == [3.0, 2.0, 1.0, 4.0]
 
-    # Pointed at, a line is told of above the chart, beside no box that would cover it.
-    box = page.locator(
-        "[data-plot] .bglayer, [data-plot] .cartesianlayer .plot"
-    ).last.bounding_box()
+    # Pointed at, the legend has the values there, and the crosshair is in every panel.
+    box = page.locator("[data-plot=loss] .nsewdrag").last.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    expect(page.locator("[data-readout]")).to_contain_text("step")
+    expect(page.locator("[data-where]")).to_contain_text("at step")
+    expect(page.locator(".crosshair:visible")).to_have_count(4)
+    expect(page.locator("[data-figure=loss]").last).to_have_text("–")  # it has three steps
     expect(page.locator(".legend .pointed")).to_have_count(1)
+    # Pointed at in the legend, a run's line is before the others, which are faint.
+    page.locator(".legend tbody tr").first.hover()
+    expect(page.locator("[data-where]")).to_have_text("latest values")
+    behind = page.locator("[data-plot=loss] .trace.behind")
+    expect(behind.first).to_be_attached()
+    last = page.locator("[data-plot=loss] .scatterlayer").last.locator(".trace").last
+    expect(last).not_to_have_class(re.compile("behind"))
 
     page.get_by_label("Examples", exact=True).check()
     expect(page.locator("[data-unknown]")).to_contain_text("growing")
     _wait_for(page, "named.length === 3 && named[2].x.at(-1) === 1800")
     page.get_by_label("Step", exact=True).check()
-    page.locator("summary", has_text="Metrics").click()
-    page.get_by_role("checkbox", name="val/accuracy").check()
-    _wait_for(page, "named.length === 7")
+    panels = page.get_by_role("button", name="Panels")
+    expect(panels).to_have_text("Panels 4")
+    panels.click()
+    page.get_by_role("checkbox", name="Gradient norm", exact=True).uncheck()
+    page.get_by_role("checkbox", name="Loss scale").uncheck()
+    expect(panels).to_have_text("Panels 2")
+    page.keyboard.press("Escape")
+    _wait_for(page, "named.length === 7", of="[data-plot]")
     page.locator(".legend").get_by_label("run of").nth(2).uncheck()
-    _wait_for(page, "named.length === 5")
-    page.get_by_label("Group by").select_option("training.lr")
+    _wait_for(page, "named.length === 5", of="[data-plot]")
+    averaging = page.get_by_label("Average runs by")
+    averaging.select_option("Mean by training.lr")
     _wait_for(page, "named[0]?.name === 'training.lr 0.1' && named[0].y[0] === 2.5")
     expect(page.locator("[data-means]")).to_contain_text("training.lr 0.1, mean of 2 runs")
 
     kept = ["by=training.lr", "hide=3", "draw=loss&draw=val%2Faccuracy"]
     page.wait_for_function("kept => kept.every((each) => location.search.includes(each))", arg=kept)
     page.reload()
-    _wait_for(page, "named[0]?.name === 'training.lr 0.1' && named.length >= 3")
-    page.get_by_label("Group by").select_option("")
+    _wait_for(page, "named[0]?.name === 'training.lr 0.1' && named.length >= 3", of="[data-plot]")
+    expect(averaging.locator("option:checked")).to_have_text("Mean by training.lr")
+    averaging.select_option("No averaging")
     record(database, growing, make_steps([5.0] * 2, first=4))
     _wait_for(page, "named.some((t) => t.x.length === 5 && t.y.at(-1) === 5)")
     expect(page.locator('[data-key="step"] td').last).to_contain_text("5 of")
@@ -113,9 +129,8 @@ def test_runs_are_compared_from_a_run_on(
         queue.end(session, growing.id, 1, Status.FINISHED)
     expect(page.locator('[data-key="status"] td').last).to_have_text("Finished")
 
-    page.get_by_label("All settings").check()
+    page.get_by_label(re.compile("All .* settings")).check()
     expect(page.locator('[data-key="config.training.batch_size"]')).to_be_visible()
-    page.locator("summary", has_text="Scatter plot").click()
     page.locator("[data-choice='across']").select_option("training.lr")
     page.locator("[data-choice='up']").select_option("Lowest loss")
     page.locator("[data-scatter-plot]").scroll_into_view_if_needed()
@@ -123,3 +138,47 @@ def test_runs_are_compared_from_a_run_on(
     page.wait_for_selector('[data-scatter-plot][data-drawn="3"]')
     page.locator("[data-parallel-plot]").scroll_into_view_if_needed()
     page.wait_for_selector('[data-parallel-plot][data-drawn="4"]')
+
+
+def test_panels_and_legend_stand_in_the_first_screen(
+    database: Database, ada: User, offered: None, page: Page
+) -> None:
+    """The legend has a column for each setting that differs, and scrolls beyond eight runs, when
+    the table lies sideways; nothing scrolls the page sideways; a row that has the focus brings its
+    line forward."""
+    for n in range(10):
+        trained(database, ada, [3.0, 2.0, 1.0], lr=0.1 * (1 + n))
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/compare?runs=1,2,3,4")
+    page.wait_for_selector("[data-plot=grad_norm][data-drawn]")
+    panels = [panel.bounding_box() for panel in page.locator("[data-panels] > *").all()]
+    assert [round(box["width"]) for box in panels if box] == [456] * 4
+    assert all(box["y"] + box["height"] <= 860 for box in panels if box)
+    side = page.locator(".compare-side").bounding_box()
+    assert side
+    assert (side["width"], side["x"] + side["width"] < panels[0]["x"]) == (396, True)  # type: ignore[index]
+    legend = page.locator("[data-legend]")
+    expect(legend.locator("th")).to_have_text(["Shown", "lr", "loss", "val/accuracy", "Actions"])
+    expect(legend.locator("tbody tr").nth(1)).to_contain_text("0.2 2")
+    assert legend.bounding_box()["width"] <= 396  # type: ignore[index]
+    expect(page.locator("[data-bars] li")).to_have_count(4)
+    expect(page.locator("[data-bars] li").first).to_contain_text("0.5")
+    first = page.locator(".comparison tbody tr").first
+    expect(first).to_contain_text("training.lr")
+    expect(first.locator(".differs")).to_have_count(4)
+    expect(page.locator(".primary:visible")).to_have_count(0)
+    legend.get_by_role("checkbox").nth(2).focus()
+    expect(page.locator("[data-plot=loss] .trace.behind").first).to_be_attached()
+    page.get_by_role("button", name="val/accuracy: more").click()
+    page.get_by_role("button", name="Log axis").click()
+    page.wait_for_url("**ylog=val%2Faccuracy**")
+    page.locator("[data-row=scale] [data-more]").click()
+    page.get_by_role("button", name="Hide").click()
+    expect(page.locator("[data-panels] > *")).to_have_count(3)
+    page.goto(f"/compare?runs={','.join(map(str, range(1, 11)))}")
+    expect(page.locator(".comparison.sideways tbody tr")).to_have_count(10)
+    box = legend.locator("..")
+    assert box.evaluate("(box) => box.scrollHeight > box.clientHeight")
+    for width in (1024, 640, 390, 320):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width

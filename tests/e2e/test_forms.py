@@ -61,8 +61,11 @@ def test_each_form_is_filled_and_answered_by_keyboard(
     page.keyboard.press("Enter")
     heard(page, "The project is renamed to sight.")
     violations += found_on(page)
-    tab_to(page, "Delete the project sight")
+    tab_to(page, "Delete project sight")
     page.keyboard.press("Space")
+    expect(page.get_by_role("button", name="Cancel")).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
     heard(page, "The project sight is deleted.")
 
     page.goto("/retention")
@@ -91,7 +94,9 @@ def test_each_form_is_filled_and_answered_by_keyboard(
     violations += found_on(page)
 
     page.goto("/alerts")
-    tab_to(page, "What happens")
+    tab_to(page, "New rule")
+    page.keyboard.press("Enter")
+    tab_to(page, "Condition")
     page.keyboard.type("A run fails"[:5])
     tab_to(page, "Add rule")
     page.keyboard.press("Enter")

@@ -80,15 +80,15 @@ def test_the_bin_asks_once_before_it_is_too_late(
     expect(page.locator(".empty")).to_be_visible()
     page.get_by_role("link", name="Trash").click()
     asks = page.get_by_role("dialog")
-    page.get_by_role("button", name="Delete run 2 for good").click()
-    expect(asks).to_contain_text("1 run and 0 B of checkpoints and artifacts go for good")
+    page.get_by_role("button", name="Delete run 2 permanently").click()
+    expect(asks).to_contain_text("Delete 1 run and 0 B of checkpoints and artifacts permanently?")
     page.keyboard.press("Escape")
     expect(asks).to_be_hidden()
     page.get_by_role("button", name="Restore run 1").click()
     expect(page.locator("[data-rows] tr")).to_have_count(1)
-    page.get_by_role("button", name="Delete run 2 for good").click()
-    asks.get_by_role("button", name="Delete for good").click()
-    expect(page.get_by_text("being deleted for good")).to_be_visible()
+    page.get_by_role("button", name="Delete run 2 permanently").click()
+    asks.get_by_role("button", name="Delete permanently").click()
+    expect(page.get_by_text("being deleted permanently")).to_be_visible()
 
 
 def test_of_two_who_write_neither_is_lost(

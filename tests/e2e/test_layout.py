@@ -1,12 +1,16 @@
 """Where the parts of a run's page stand, at the sizes of screens that people have."""
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
 from db.database import Database
 from db.queue import queue
 from db.tables import Run, Status
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
+
+DESK: ViewportSize = {"width": 1440, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+SETTINGS = ("/account", "/projects", "/people", "/secrets", "/retention", "/audit", "/trash")
 
 
 @pytest.fixture
@@ -104,3 +108,21 @@ def test_a_run_never_scrolls_sideways(trained: Run, page: Page, width: int) -> N
     for tab in ("charts", "skips", "gradients", "files", "log", "configuration", "history"):
         page.goto(f"/runs/1?tab={tab}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
+
+
+def test_settings_stand_in_one_layout(page: Page) -> None:
+    """Their list at the left, the content beside it and at most 60 rem wide; one primary button."""
+    page.set_viewport_size(DESK)
+    boxes = set()
+    for address in SETTINGS:
+        page.goto(address)
+        content = _box(page, ".settings-content")
+        boxes.add((_box(page, ".settings-page > nav")["x"], content["x"], content["width"]))
+        expect(page.locator(".settings-page [aria-current]")).to_have_attribute("href", address)
+        assert page.locator(".primary:visible").count() <= 1, address
+    assert len(boxes) == 1
+    assert boxes.pop()[2] <= 960
+    page.set_viewport_size(PHONE)
+    for address in SETTINGS:
+        page.goto(address)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], address

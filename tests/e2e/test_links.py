@@ -20,18 +20,18 @@ def test_a_link_shows_runs_to_whoever_pastes_it(
     other = submit(database, ada)
     for address, told in (
         (f"/runs/{running.id}", "59 applied"),
-        (f"/compare?runs={running.id},{other.id}", "Summary and config"),
+        (f"/compare?runs={running.id},{other.id}", "Parallel coordinates"),
     ):
         page.goto(address)
         if address.startswith("/runs"):
             open_menu(page)
         page.get_by_text("Share…").click()
-        page.get_by_role("button", name="Make a link").click()
+        page.get_by_role("button", name="Create link").click()
         context = chromium.new_context()
         guest = context.new_page()
         guest.goto(page.locator("code.secret").inner_text())
         guest.wait_for_url("**/shared/*")
-        expect(guest.get_by_text("shared by ada")).to_be_visible()
+        expect(guest.get_by_text("Shared by ada")).to_be_visible()
         expect(guest.locator(".js-plotly-plot").first).to_be_visible()
         expect(guest.get_by_text(told)).to_be_visible()
         shown = guest.url

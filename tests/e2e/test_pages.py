@@ -41,7 +41,7 @@ def test_form_keeps_what_was_typed_and_submits(
     A mistake is told in a summary that has the focus and leads to its field, beside all that was
     typed; put right, the run is queued by Ctrl+Enter. What like runs took stands by the button.
     """
-    page.goto("/account")  # an empty list of runs would load itself anew for the first one
+    page.goto("/workers")  # an empty list of runs would load itself anew for the first one
     other = {**DIGITS, "name": "other", "title": "Other"}
     add_worker(database, "w1", [DIGITS, other], [CPU])
     finished = submit(database, ada, recipe="other", config={**CONFIG, "precision": "bf16"})

@@ -1,5 +1,7 @@
 """A sweep, end to end: a real browser, server, worker and training."""
 
+import re
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -31,18 +33,45 @@ def test_three_learning_rates_are_tried(site: Site, page: Page) -> None:
         page.get_by_role("button", name="Count the runs").click()
         page.get_by_role("button", name="Queue 3 runs").click()
         page.wait_for_url("**/sweeps/1")
-        progress = page.get_by_text("of 3 runs have ended")
+        progress = page.locator("[data-ended]")
         expect(progress).to_contain_text("3 of 3", timeout=PATIENCE)
-        expect(page.locator(".sweep-facts .status")).to_have_text("finished")
+        expect(page.locator(".pill .status")).to_have_text("Finished")
         page.wait_for_selector('[data-trials-plot][data-drawn="3"]')
         page.locator("[data-parallel-plot]").scroll_into_view_if_needed()
         page.wait_for_selector('[data-parallel-plot][data-drawn="3"]')
+        page.wait_for_selector('[data-setting-plot][data-drawn="3"]')
+    _check_layout(page)
     expect(page.locator("tr[data-key]")).to_have_count(3)
     expect(page.locator("tr[data-best=true]")).to_have_count(1)
     expect(page.locator("tr[data-key='3'] .name")).to_contain_text("learning_rate=0.003")
-    page.get_by_role("link", name="Compare the best 3").click()
+    page.get_by_role("link", name="Compare best 3").click()
     expect(page.locator("h1")).to_have_text("Compare 3 runs")
     page.goto("/audit")  # to count is to change nothing
     audit_events = page.locator("tbody tr", has_text="/sweeps")
     expect(audit_events).to_have_count(1)
     expect(audit_events).to_contain_text("sweep 1 of 3 runs, recipe digits")
+
+
+def _check_layout(page: Page) -> None:
+    """Tiles, banner, both charts and those of the settings stand in the first screen; the trials
+    come best first; no page scrolls sideways."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.evaluate("scrollTo(0, 0)")
+    panels = [panel.bounding_box() for panel in page.locator(".chart-panel").all()]
+    assert len(panels) == 3
+    assert all(box["y"] + box["height"] <= 690 for box in panels if box)
+    expect(page.locator(".fact dt")).to_have_text(
+        [re.compile("Runs ended"), "Best val/accuracy", "at learning_rate", "Without a value"]
+    )
+    expect(page.locator("tr[data-key]").first).to_have_attribute("data-best", "true")
+    expect(page.locator(".primary:visible")).to_have_count(0)
+    page.get_by_role("button", name="Best so far: more").click()
+    expect(page.get_by_role("button", name="Save as PNG")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Add runs…").press("Enter")
+    expect(page.get_by_label("New values")).to_be_visible()
+    page.keyboard.press("Escape")
+    for width in (1024, 640, 390, 320):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.set_viewport_size({"width": 1280, "height": 900})

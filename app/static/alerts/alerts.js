@@ -1,12 +1,18 @@
 // The page of alerts: the form asks for what a condition needs, a delivery under way is followed.
 import { wish } from 'unread_badge'
 import { localTimes } from 'formats'
+import { createTabs } from 'tabs'
 import { toast } from 'page'
 import { still } from 'dom_updates'
 
 const FOLLOW_MS = 2000
 /** Polls after which the user may reload the page. */
 const MAX_POLLS = 30
+
+createTabs(document.querySelector('main'), () => {})
+/** @type {any} */
+const dialog = document.querySelector('#new-rule')
+if ('open' in dialog.dataset) dialog.showPopover()
 
 const form = document.querySelector('[data-rule-form]')
 const [scope, condition] = [form.querySelector('[data-scope]'), form.querySelector('[data-condition]')]

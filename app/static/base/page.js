@@ -1,5 +1,6 @@
 // What every page does: local times, buttons that copy, actions that do not leave the page.
 import { localTimes } from 'formats'
+import { placeBelow } from 'menus'
 import { root } from 'root'
 
 localTimes(document)
@@ -84,6 +85,36 @@ document.addEventListener('submit', async (event) => {
     button.disabled = false
   }
 })
+
+/** A button that destroys asks first. @param {Found} button */
+const ask = (button) => {
+  const dialog = Object.assign(document.createElement('dialog'), { className: 'card', innerHTML: '<p></p><p class="inline"><button type="button" class="danger"></button> <button type="button" autofocus>Cancel</button></p>' })
+  const [yes, no] = dialog.querySelectorAll('button')
+  dialog.querySelector('p').textContent = button.dataset.confirm
+  yes.textContent = button.dataset.yes ?? button.textContent
+  yes.addEventListener('click', () => {
+    delete button.dataset.confirm
+    dialog.close()
+    button.click()
+  })
+  no.addEventListener('click', () => dialog.close())
+  dialog.addEventListener('close', () => dialog.remove())
+  document.body.append(dialog)
+  dialog.showModal()
+}
+document.addEventListener('click', (event) => {
+  const button = /** @type {Found} */ (event.target).closest('button[data-confirm]')
+  if (!button) return
+  event.preventDefault()
+  ask(button)
+}, true)
+
+document.addEventListener('toggle', (event) => {
+  const menu = /** @type {Found} */ (event.target)
+  if (event.newState !== 'open' || !menu.matches('[popover][data-below]')) return
+  const button = [...document.querySelectorAll(`[popovertarget="${menu.id}"]`)].find((each) => each.offsetWidth)
+  if (button) placeBelow(menu, button)
+}, true)
 
 // What opens over the page closes with a choice, with Escape, or with a click elsewhere.
 const openOnes = () => document.querySelectorAll('.presets[open]')

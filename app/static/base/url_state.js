@@ -2,12 +2,12 @@
 
 /**
  * rows: of those rows that were zoomed, by name, from where to where y goes; exponents on a log axis.
- * hidden: lines that are not drawn; pinned, collapsed: metrics that come first, groups that are folded, which the browser keeps.
+ * logs: rows whose y axis is logarithmic by choice; hidden: lines that are not drawn; pinned, collapsed: metrics that come first, groups that are folded, which the browser keeps.
  * @typedef {[number, number]} Range
- * @typedef {{x: import('points').Axis, loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>, hidden: string[], pinned: string[], collapsed: string[]}} View
+ * @typedef {{x: import('points').Axis, loss: 'linear'|'log', smooth: number, range: Range|null, rows: Record<string, Range>, logs: string[], hidden: string[], pinned: string[], collapsed: string[]}} View
  */
 
-const ROW = 'y.'
+const [ROW, LOG] = ['y.', 'ylog']
 /** @type {import('points').Axis[]} */
 const AXES = ['step', 'applied', 'time', 'examples']
 /** @param {Element} choice @returns {import('points').Axis} */
@@ -44,7 +44,7 @@ export const readView = (section) => {
     smooth: Math.min(Math.max(Number(query.get('smooth')) || 0, 0), 0.99),
     range: range && range[0] < range[1] ? range : null,
     hidden: query.getAll('hide'), pinned: [], collapsed: [],
-    rows,
+    rows, logs: query.getAll(LOG).slice(0, 50),
   }
 }
 
@@ -78,7 +78,7 @@ const write = () => {
   set('range', view.range && rangeText(view.range), null)
   for (const name of [...address.searchParams.keys()]) if (name.startsWith(ROW)) address.searchParams.delete(name)
   for (const [name, range] of Object.entries(view.rows)) set(ROW + name, rangeText(range), null)
-  for (const [name, value] of Object.entries(further)) {
+  for (const [name, value] of Object.entries({ [LOG]: view.logs, ...further })) {
     address.searchParams.delete(name)
     for (const each of [value].flat()) if (each) address.searchParams.append(name, each)
   }

@@ -1,4 +1,5 @@
 // The menu of each panel: pinning its metric, and files of what it shows.
+import { placeBelow } from 'menus'
 
 /** @param {string} name @param {string} type @param {BlobPart} content */
 const download = (name, type, content) => {
@@ -6,6 +7,9 @@ const download = (name, type, content) => {
   link.click()
   setTimeout(() => URL.revokeObjectURL(link.href), 1000)
 }
+
+/** Rows whose axis is chosen elsewhere, or always logarithmic. */
+const OWN_AXES = ['loss', 'scale', 'norm', 'grad_norm', 'grad_norm_clipped']
 
 /** @param {string} text */
 const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
@@ -21,16 +25,26 @@ const csvOf = (lines, mode) => [['line', mode, 'value'], ...lines.flatMap(({ nam
  * The menu of a panel, opened by the button in its head.
  * @param {HTMLElement} section
  * @param {string} name of the files
- * @param {{panelOf: (row: string) => import('panels').Panel|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void}} charts
- * @param {{pinned: string[]}} arrangement
- * @param {() => void} onArrange
+ * @param {{panelOf: (row: string) => {row: {metric?: string}, element: HTMLElement, drawn: any}|undefined, mode: () => string, picture: (name: string, format: 'png'|'svg', row: string) => void, hide?: (row: string) => void, view?: import('url_state').View, onAxis?: () => void}} charts
+ * @param {{pinned: string[]}} [arrangement] by which metrics are pinned
+ * @param {() => void} [onArrange]
  */
-export const createPanelMenu = (section, name, charts, arrangement, onArrange) => {
+export const createPanelMenu = (section, name, charts, arrangement = { pinned: [] }, onArrange = () => {}) => {
   const menu = /** @type {any} */ (section.querySelector('[data-panel-menu]'))
   const item = (label, act) => {
     const made = Object.assign(document.createElement('button'), { type: 'button', textContent: label })
     made.addEventListener('click', () => { menu.hidePopover(); act() })
     return made
+  }
+  const axis = (row) => {
+    const { logs, rows } = /** @type {import('url_state').View} */ (charts.view)
+    const at = logs.indexOf(row)
+    return item(at < 0 ? 'Log axis' : 'Linear axis', () => {
+      if (at < 0) logs.push(row)
+      else logs.splice(at, 1)
+      delete rows[row] // an exponent on a log axis
+      charts.onAxis?.()
+    })
   }
   const pin = (metric) => {
     const isPinned = arrangement.pinned.includes(metric)
@@ -49,15 +63,15 @@ export const createPanelMenu = (section, name, charts, arrangement, onArrange) =
     const file = `${name}-${row.replaceAll('/', '-')}`
     menu.replaceChildren(
       ...(panel.row.metric ? [pin(panel.row.metric)] : []),
+      ...(!charts.view || OWN_AXES.includes(row) ? [] : [axis(row)]),
       item('Full screen', () => panel.element.requestFullscreen()),
       item('Save as PNG', () => charts.picture(file, 'png', row)),
       item('Save as SVG', () => charts.picture(file, 'svg', row)),
       item('Save as CSV', () => download(`${file}.csv`, 'text/csv', csvOf(panel.drawn?.lines ?? [], charts.mode()))),
+      ...(charts.hide ? [item('Hide', () => charts.hide?.(row))] : []),
     )
     menu.showPopover()
-    const { right, bottom } = button.getBoundingClientRect()
-    menu.style.left = `${Math.max(8, right - menu.offsetWidth)}px`
-    menu.style.top = `${Math.min(bottom + 4, innerHeight - menu.offsetHeight - 8)}px`
+    placeBelow(menu, button)
   })
 }
 

@@ -4,7 +4,7 @@ import { still } from 'dom_updates'
 
 /** Of runs side by side: ten, and beyond as many again, dashed. */
 const RUNS = Object.fromEntries(Array.from({ length: 10 }, (_, i) => [`run${i}`, `--run-${i}`]))
-const COLORS = { ...RUNS, loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--chart-grid' }
+const COLORS = { ...RUNS, loss: '--chart-loss', val: '--chart-val', scale: '--chart-scale', norm: '--chart-norm', lr: '--chart-lr', data: '--chart-data', skip: '--chart-skip', good: '--good', text: '--text', quiet: '--quiet', card: '--card', edge: '--quiet', grid: '--chart-grid' }
 /** Drawing of all plots together may take this share of the time, painting by the browser not counted. */
 const SHARE = 0.14
 /** When a plot that was drawn before may be drawn again. */
@@ -116,6 +116,10 @@ export const zoomed = (change, rows) => {
 /** A plot of its own kind. @param {Found} plot @param {Parameters<typeof painter>[1]} compose @param {Record<string, (event: any) => void>} [listeners] by Plotly's name of the event */
 export const createPlot = (plot, compose, listeners = {}) => ({
   draw: painter(plot, compose, () => Object.entries(listeners).forEach(([name, listener]) => plot.on(name, listener))),
-  /** @param {string} name @param {any} [layout] */
-  savePicture: (name, layout) => savePicture(plot, name, layout),
+  /** @param {string} name @param {any} [layout] @param {'png'|'svg'} [format] */
+  savePicture: (name, layout, format) => savePicture(plot, name, layout, format),
 })
+
+/** A plot as high as its element. @param {Found} plot @param {(wanted: any, colors: Record<string, string>) => {data: any[], layout: any, drawn: number}} compose @param {Record<string, (event: any) => void>} [listeners] */
+export const fittedPlot = (plot, compose, listeners) => createPlot(
+  plot, (wanted, colors) => ({ ...compose({ ...wanted, width: plot.clientWidth, height: plot.clientHeight }, colors), isFitted: true }), listeners)

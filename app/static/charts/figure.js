@@ -159,7 +159,7 @@ export const figure = (row, points, view, colors, { width, height }) => {
     showlegend: false, hovermode: false, dragmode: 'zoom',
     yaxis: { domain: [0, 1], range: [0, 1], fixedrange: true, visible: false },
     yaxis2: {
-      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...row.axis(traces), ...(isEmpty && { visible: false }),
+      domain: [0, 1], gridcolor: colors.grid, ...AXIS, automargin: false, ...(view.logs.includes(row.name) ? logAxis(valuesOf(traces)) : row.axis(traces)), ...(isEmpty && { visible: false }),
       ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     },
     xaxis: {

@@ -1,5 +1,6 @@
-// Which runs are shown, in which colours: a box a run, or a group of runs that have a mean.
+// Which runs are shown, in which colours, and their values: a row a run, or a group of runs that have a mean.
 
+import { valueAt } from 'crosshair'
 import { placesOf, strokes } from 'run_colors'
 
 export class Legend {
@@ -18,6 +19,9 @@ export class Legend {
     /** Of each run the place whose colour it has. @type {Map<string, number>} */
     this.places = placesOf(ids)
     this.own = this.places
+    for (const cell of article.querySelectorAll('[data-legend] [data-figure]')) cell.dataset.latest = cell.innerHTML
+    this.where = /** @type {HTMLElement} */ (article.querySelector('[data-where]'))
+    this.isPointed = false
   }
 
   get hidden() { return this.boxes.filter(({ checked }) => !checked).map(({ value }) => value) }
@@ -51,7 +55,39 @@ export class Legend {
 
   /** Highlight the run at the pointer. @param {string} [id] */
   point(id) {
-    for (const box of this.boxes) box.closest('li').classList.toggle('pointed', box.value === id)
+    for (const box of this.boxes) box.closest('tr').classList.toggle('pointed', box.value === id)
+  }
+
+  /** Tell of each row that a pointer or the focus is on. @param {(id: string|undefined) => void} onRow */
+  listen(onRow) {
+    for (const box of this.boxes) {
+      const row = box.closest('tr')
+      for (const name of ['pointerenter', 'focusin']) row.addEventListener(name, () => onRow(box.value))
+      for (const name of ['pointerleave', 'focusout']) row.addEventListener(name, () => onRow(undefined))
+    }
+  }
+
+  /** Show the values at a crosshair, or the latest. @param {string} where @param {number|null} x @param {(name: string) => any[]} toldOf what a panel draws */
+  showAt(where, x, toldOf) {
+    this.isPointed = x !== null
+    this.where.textContent = where
+    this.article.querySelector('[data-legend]').classList.toggle('at-crosshair', this.isPointed)
+    for (const cell of this.article.querySelectorAll('[data-legend] [data-figure]')) {
+      const told = toldOf(cell.dataset.figure).find(({ run, trace }) => run?.id === cell.dataset.of && trace.hoverinfo !== 'skip' && trace.yaxis === 'y2')
+      const [first, last] = [told?.trace.x[0], told?.trace.x.at(-1)]
+      if (x !== null && told) cell.replaceChildren(first <= x && x <= last ? valueAt({ ...told.trace, color: '' }, x) : '–')
+      else if (cell.innerHTML !== cell.dataset.latest) cell.innerHTML = cell.dataset.latest
+    }
+  }
+
+  /** Take the latest values of a page that came. @param {ParentNode} fresh */
+  update(fresh) {
+    for (const cell of this.article.querySelectorAll('[data-legend] [data-figure]')) {
+      const other = fresh.querySelector(`[data-figure="${CSS.escape(cell.dataset.figure)}"][data-of="${cell.dataset.of}"]`)
+      if (!other) continue
+      cell.dataset.latest = other.innerHTML
+      if (!this.isPointed && cell.innerHTML !== other.innerHTML) cell.innerHTML = other.innerHTML
+    }
   }
 
   #showMeans(groups, visible) {

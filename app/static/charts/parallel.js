@@ -5,7 +5,6 @@ import { escaped } from 'formats'
 import { placesOf } from 'run_colors'
 
 const MOST = 10 // settings beside each other
-const HEIGHT = 320
 
 /** Where each value stands between the lowest, 0, and the highest, 1; texts are evenly apart, in their order. @param {any[]} values */
 const scaleOf = (values) => {
@@ -20,10 +19,9 @@ const scaleOf = (values) => {
   return { at: (value) => texts.indexOf(String(value)) / Math.max(texts.length - 1, 1), ends: [texts[0], texts[1] && texts.at(-1)] }
 }
 
-const short = (text) => (text.length > 18 ? `${text.slice(0, 17)}…` : text)
 
-/** @param {{ids: string[], labels: Record<string, string>, columns: Map<string, any[]>, settings: string[], up: string}} wanted @param {Record<string, string>} colors */
-export const parallelFigure = ({ ids, labels, columns, settings, up }, colors) => {
+/** @param {{ids: string[], labels: Record<string, string>, columns: Map<string, any[]>, settings: string[], up: string, height?: number, width?: number}} wanted @param {Record<string, string>} colors */
+export const parallelFigure = ({ ids, labels, columns, settings, up, height = 320, width = 900 }, colors) => {
   const names = [...settings.filter((name) => name !== up).slice(0, MOST), up]
   const scales = names.map((name) => scaleOf(columns.get(name) ?? []))
   const places = placesOf(ids)
@@ -36,9 +34,11 @@ export const parallelFigure = ({ ids, labels, columns, settings, up }, colors) =
       marker: { size: 6, color: stroke.color }, line: { ...stroke, width: 1.5 },
     }
   })
+  const most = Math.max(4, Math.min(18, Math.floor(width / names.length / 7)))
+  const short = (text) => (text.length > most ? `${text.slice(0, most - 1)}…` : text)
   const note = (text, x, y, more) => ({ text: escaped(short(text)), x, y, showarrow: false, font: { size: 11, color: colors.quiet }, ...more })
   const layout = {
-    margin: { l: 70, r: 70, t: 24, b: 52 }, height: HEIGHT, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+    margin: { l: 70, r: 70, t: 24, b: 52 }, height, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, showlegend: false, hovermode: 'closest', dragmode: false,
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     xaxis: { showgrid: true, gridcolor: colors.edge, zeroline: false, tickvals: names.map((_, j) => j), showticklabels: false, fixedrange: true, range: [-0.1, names.length - 0.9] },

@@ -1,27 +1,47 @@
-// One number of each run against another, a dot a run: settings that differ, and figures. Below it
-// all settings beside one of them.
-import { createPlot } from 'charts'
+// One number of each run against another, a dot a run: settings that differ, and figures; next to it
+// all settings beside one of them; and a bar a run of one figure.
+import { between } from 'axis'
+import { fittedPlot } from 'charts'
 import { strokeOf } from 'comparison'
 import { escaped } from 'formats'
 import { parallelFigure } from 'parallel'
 import { placesOf } from 'run_colors'
 
-const FIGURES = { 'run/step_ms': 'Time a step, ms', 'run/seconds': 'Time, s', 'run/peak_memory_bytes': 'Peak memory, bytes', seconds: 'Duration, s', loss: 'Last loss' }
-const [LOG_FROM, HEIGHT] = [20, 380] // how many times the smallest the largest is, for a log axis; pixels
+const FIGURES = { 'run/step_ms': 'Time per step, ms', 'run/seconds': 'Time, s', 'run/peak_memory_bytes': 'Peak memory, bytes', seconds: 'Duration, s', loss: 'Last loss' }
+const LOG_FROM = 20 // how many times the smallest the largest is, for a log axis
 
-/** What can be drawn, by name: of each run a value. @param {any} found as /api/v1/comparison answers @returns {Map<string, any[]>} */
+/** What can be drawn, by name: of each run a value; and what the figures among it are called. @param {any} found as /api/v1/comparison answers */
 const columnsOf = ({ runs, differences }) => {
+  /** @type {Map<string, any[]>} */
   const columns = new Map(Object.entries(differences))
-  const add = (name, values) => { if (values.some((value) => typeof value === 'number')) columns.set(name, values) }
+  /** @type {Map<string, string>} */
+  const figures = new Map()
+  const add = (name, values, figure) => {
+    if (!values.some((value) => typeof value === 'number')) return
+    columns.set(name, values)
+    figures.set(name, figure)
+  }
   const names = [...new Set(runs.flatMap(({ figures }) => Object.keys(figures)))]
   for (const name of names) {
-    add(FIGURES[name] ?? name, runs.map(({ figures }) => figures[name]?.value))
-    add(name === 'loss' ? 'Lowest loss' : `${name}, best`, runs.map(({ best }) => best[name]?.value))
+    add(FIGURES[name] ?? name, runs.map(({ figures }) => figures[name]?.value), name)
+    add(name === 'loss' ? 'Lowest loss' : `${name}, best`, runs.map(({ best }) => best[name]?.value), name)
   }
-  add('Skipped steps', runs.map(({ run }) => run.skipped))
-  add('Steps', runs.map(({ run }) => run.step))
-  return columns
+  add('Skipped steps', runs.map(({ run }) => run.skipped), 'skipped')
+  add('Steps', runs.map(({ run }) => run.step), 'steps')
+  return { columns, figures }
 }
+
+/** A number with its unit, as the table below has it. @param {string} figure @param {number} value */
+const told = (figure, value) => {
+  if (figure.endsWith('_bytes')) return `${Number((value / 2 ** 30).toPrecision(3))} GiB`
+  const text = String(Number(value.toPrecision(4)))
+  return figure === 'run/step_ms' ? `${text} ms` : ['run/seconds', 'seconds'].includes(figure) ? `${text} s` : text
+}
+
+/** Dots of more runs go without names; a long name gives way to the run's number. */
+const [NAMED, LONG] = [12, 20]
+/** @param {string} id @param {Record<string, string>} labels */
+const shortened = (id, labels) => (labels[id].length > LONG ? `run ${id}` : labels[id])
 
 /** @param {any[]} values */
 const axisOf = (values, title, colors) => {
@@ -30,62 +50,89 @@ const axisOf = (values, title, colors) => {
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)]
   const isLog = isNumeric && low > 0 && high / low >= LOG_FROM
   const type = isLog ? 'log' : isNumeric ? 'linear' : 'category'
-  return { type, title: { text: escaped(isLog ? `${title} (log)` : title), standoff: 8 }, gridcolor: colors.grid, zeroline: false, automargin: true, ...(isLog && { exponentformat: 'power' }) }
+  return { type, title: { text: escaped(isLog ? `${title} (log)` : title), standoff: 8 }, gridcolor: colors.grid, zeroline: false, automargin: true, ...(isLog && { exponentformat: 'power', dtick: between(numbers) }) }
 }
 
 const word = (value) => (typeof value === 'number' || value === null || value === undefined ? value : escaped(String(value).slice(0, 40)))
 
-const scatterFigure = ({ ids, labels, across, up, columns }, colors) => {
+const scatterFigure = ({ ids, labels, across, up, columns, height }, colors) => {
   const [x, y] = [across, up].map((name) => (columns.get(name) ?? []).map(word))
   const places = placesOf(ids)
   const placeOf = (id) => places.get(id) ?? 0
   const data = ids.map((id, i) => ({
-    x: [x[i]], y: [y[i]], name: escaped(labels[id]), type: 'scatter', mode: 'markers', cliponaxis: false,
+    x: [x[i]], y: [y[i]], name: escaped(labels[id]), type: 'scatter', mode: ids.length > NAMED ? 'markers' : 'markers+text', cliponaxis: false,
+    text: [escaped(shortened(id, labels))], textposition: 'middle right', textfont: { size: 11, color: colors.text },
     marker: { size: 11, color: strokeOf(placeOf(id), colors).color, symbol: Math.floor(placeOf(id) / 10), line: { width: 1, color: colors.card } },
     hovertemplate: `%{fullData.name}<br>%{x}, %{y}<extra></extra>`,
   })).filter(({ x: [a], y: [b] }) => a !== null && a !== undefined && b !== null && b !== undefined)
   const layout = {
-    margin: { l: 72, r: 24, t: 20, b: 52 }, height: HEIGHT, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
-    font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, showlegend: false, hovermode: 'closest',
+    margin: { l: 64, r: ids.length > NAMED ? 24 : 90, t: 12, b: 46 }, height, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+    font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet }, showlegend: false, hovermode: 'closest',
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.edge, font: { color: colors.text } },
     xaxis: axisOf(x, across, colors), yaxis: axisOf(y, up, colors),
   }
   return { data, layout, drawn: data.length }
 }
 
-/** @param {HTMLDetailsElement|null} box @param {string[]} ids @param {Record<string, string>} labels */
-export const createScatter = (box, ids, labels) => {
+/**
+ * @param {HTMLElement} article @param {string[]} ids @param {Record<string, string>} labels
+ * @param {{low: string[], paint: () => void}} options low: figures of which lower is better; paint: give samples of lines their colours
+ */
+export const createScatter = (article, ids, labels, { low, paint: color }) => {
+  const box = article.querySelector('[data-scatter]')
   if (!box) return { draw: () => {}, choose: () => {} }
-  const plot = createPlot(box.querySelector('[data-scatter-plot]'), scatterFigure)
-  const [across, up] = ['across', 'up'].map((name) => box.querySelector(`[data-choice=${name}]`))
-  const beside = createPlot(box.querySelector('[data-parallel-plot]'), parallelFigure)
+  const [plot, beside] = [fittedPlot(box.querySelector('[data-scatter-plot]'), scatterFigure), fittedPlot(box.querySelector('[data-parallel-plot]'), parallelFigure)]
+  const bars = article.querySelector('[data-bars]')
+  const selects = ['across', 'up', 'figure'].map((name) => /** @type {any} */ (article.querySelector(`[data-choice=${name}]`)))
+  const [across, up, figure] = selects
+  /** @type {Map<string, any[]>} */
   let columns = new Map()
+  /** @type {Map<string, string>} */
+  let figures = new Map()
   /** @type {string[]} */
   let settings = []
+
+  /** The best first, where it is known which way is better. */
+  const showBars = () => {
+    const own = figures.get(figure.value) ?? ''
+    const known = ids.map((id, i) => ({ id, value: columns.get(figure.value)?.[i] })).filter(({ value }) => typeof value === 'number')
+    const most = Math.max(...known.map(({ value }) => Math.abs(value)))
+    known.sort((a, b) => (low.includes(own) || own === 'skipped' ? a.value - b.value : b.value - a.value))
+    bars.replaceChildren(...known.map(({ id, value }) => {
+      const item = document.createElement('li')
+      item.innerHTML = `<svg data-swatch="${Number(id)}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><path d="M0 4h100"/></svg>`
+      item.prepend(Object.assign(document.createElement('span'), { textContent: shortened(id, labels), title: labels[id] }))
+      item.style.setProperty('--share', `${most ? Math.abs(value) / most * 100 : 0}%`)
+      item.append(Object.assign(document.createElement('b'), { textContent: told(own, value) }))
+      return item
+    }))
+    color()
+  }
   const paint = () => {
-    if (!columns.size || !box.open) return
+    if (!columns.size) return
     plot.draw({ ids, labels, columns, across: across.value, up: up.value })
     beside.draw({ ids, labels, columns, settings, up: up.value })
+    showBars()
   }
   const choose = (choices) => {
     const names = [...columns.keys()]
-    const numeric = names.find((name) => columns.get(name).every((value) => typeof value === 'number'))
-    const usual = [numeric ?? names[0], names.includes('Lowest loss') ? 'Lowest loss' : names.at(-1)]
-    ;[across, up].forEach((select, i) => {
+    const numeric = names.find((name) => columns.get(name)?.every((value) => typeof value === 'number'))
+    const best = [...figures.keys()].find((name) => name.endsWith(', best')) ?? (names.includes('Lowest loss') ? 'Lowest loss' : names.at(-1))
+    const usual = [numeric ?? names[0], names.includes('Lowest loss') ? 'Lowest loss' : names.at(-1), best]
+    selects.forEach((select, i) => {
+      const offered = select === figure ? [...figures.keys()] : names
       const wanted = choices[select.dataset.choice] ?? (select.value || usual[i])
       const known = [...select.options].map(({ value }) => value)
-      if (known.join('\n') !== names.join('\n')) select.replaceChildren(...names.map((name) => new Option(name, name)))
-      select.value = names.includes(wanted) ? wanted : usual[i]
+      if (known.join('\n') !== offered.join('\n')) select.replaceChildren(...offered.map((name) => new Option(name, name)))
+      select.value = offered.includes(wanted) ? wanted : usual[i]
     })
     paint()
   }
-  box.addEventListener('toggle', paint)
   return {
     /** @param {any} found @param {Record<string, string>} choices of the address */
     draw: (found, choices) => {
-      columns = columnsOf(found)
+      ({ columns, figures } = columnsOf(found))
       settings = Object.keys(found.differences)
-      if (choices.across || choices.up) box.open = true
       choose(choices)
     },
     choose,

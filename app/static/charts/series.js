@@ -52,7 +52,7 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
       keep()
     },
   })
-  createPanelMenu(section, name, { panelOf: panels.panelOf, mode: () => view.x, picture: panels.savePicture }, arrangement, () => {
+  createPanelMenu(section, name, { panelOf: panels.panelOf, mode: () => view.x, picture: panels.savePicture, view, onAxis: () => { showView(); draw() } }, arrangement, () => {
     keep()
     draw()
   })

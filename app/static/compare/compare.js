@@ -1,76 +1,89 @@
-// Comparison page: the series of runs in one figure, and their table, fetched again while they change.
+// The page of runs side by side: a panel a series, their legend and their table, fetched again while they change.
+import { createPanelMenu } from 'chart_menu'
 import { inTurn, insisted, pause } from 'http'
-import { createPlot, zoomed } from 'charts'
-import { comparisonFigure, stepAt, titleOf } from 'comparison'
+import { titleOf } from 'comparison'
 import { count } from 'formats'
 import { Legend } from 'legend'
 import { follow } from 'live'
 import { METRIC } from 'points'
 import { root } from 'root'
 import { show } from 'rows'
+import { createRunPanel } from 'run_panels'
 import { createScatter } from 'scatter'
 import { seriesOf } from 'series_of_runs'
 import { still } from 'dom_updates'
 import { addressOf, readView, writeView } from 'url_state'
 
-/** Rows of the figure: no more fit on a page, or into an address. */
+/** Panels: no more fit into an address. */
 const MOST_DRAWN = 12
 /** Share of the time that repeated requests may take. */
 const SHARE = 0.25
 
 const article = document.querySelector('[data-runs]')
 const table = article.querySelector('[data-fragment=comparison]')
-const readout = article.querySelector('[data-readout]')
 const { api } = article.dataset
 const ids = article.dataset.runs.split(',')
 const view = readView(article)
-const choices = Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => ['by', 'band', 'settings', 'across', 'up'].includes(name)))
+const choices = Object.fromEntries([...new URLSearchParams(location.search)].filter(([name]) => ['by', 'band', 'settings', 'across', 'up', 'figure'].includes(name)))
 /** What each run has of each setting that differs. @type {Record<string, any[]>} */
 let differences = {}
 const legend = new Legend(article, ids, () => { write(); draw() })
 
 const boxes = [...article.querySelectorAll('[name=draw]')]
-const rows = () => boxes.filter(({ checked }) => checked).map(({ value, dataset }) => ({ name: value, title: dataset.title }))
+const grid = article.querySelector('[data-panels]')
+const blank = /** @type {any} */ (article.querySelector('template[data-panel]')).content.firstElementChild
+/** What is drawn, in order. */
+const names = [...grid.children].map(({ dataset }) => dataset.row)
+const rows = () => names.map((name) => ({ name, title: boxes.find(({ value }) => value === name)?.dataset.title ?? name }))
 const isMetricAxis = () => view.x.startsWith(METRIC)
-const asked = () => [...rows().map(({ name }) => name), ...(isMetricAxis() ? [view.x.slice(METRIC.length)] : [])]
+const asked = () => [...names, ...(isMetricAxis() ? [view.x.slice(METRIC.length)] : [])]
 const { points, fetchSeries } = seriesOf(api, view, asked, () => draw())
 /** Those that were there when the page came need no place in the address. */
-const usual = boxes.filter(({ defaultChecked }) => defaultChecked).map(({ value }) => value).join()
+const usual = names.join()
 const isAsked = new URLSearchParams(location.search).has('draw')
 
 const write = () => {
-  const names = rows().map(({ name }) => name)
   const isUsual = !isAsked && names.join() === usual
   writeView(view, { ...choices, draw: isUsual ? '' : names, hide: legend.hidden.join() })
 }
 
-let told = []
-let axes = []
-const chart = createPlot(article.querySelector('[data-plot]'), (wanted, colors) => {
-  const made = comparisonFigure(wanted, colors, article.querySelector('[data-plot]').clientWidth)
-  ;({ told, rows: axes } = made)
-  return made
-}, {
-  plotly_hover: ({ points: [{ curveNumber, x, y }] }) => {
-    const { run, label, steps } = told[curveNumber] ?? {}
-    if (!steps?.length) return
-    const at = view.x === 'step' || !run ? '' : ` · ${titleOf(view.x)} ${Number(x.toPrecision(6)).toLocaleString('en-US')}`
-    const step = run ? `step ${count(stepAt(told[curveNumber], x))}` : `${titleOf(view.x)} ${Number(x.toPrecision(6)).toLocaleString('en-US')}`
-    readout.textContent = `${label} · ${step}${at} · ${Number(y.toPrecision(6))}`
-    legend.point(run?.id)
-  },
-  plotly_unhover: () => legend.point(),
-  plotly_relayout: (change) => {
-    const zoom = zoomed(change, axes)
-    if (!zoom) return
-    if (zoom.x !== undefined) view.range = zoom.x
-    for (const [name, range] of Object.entries(zoom.rows)) {
-      if (range) view.rows[name] = range
-      else delete view.rows[name]
+/** By series. @type {Map<string, ReturnType<typeof createRunPanel>>} */
+const panels = new Map()
+const toldOf = (name) => panels.get(name)?.drawn?.told ?? []
+const scaled = new Set(legend.boxes.filter(({ dataset }) => 'scaled' in dataset).map(({ value }) => value))
+const onPoint = (x) => {
+  for (const panel of panels.values()) panel.point(x)
+  const at = x === null ? '' : Number.isInteger(x) ? count(x) : Number(x.toPrecision(6))
+  legend.showAt(x === null ? 'latest values' : `at ${view.x === 'step' ? 'step' : titleOf(view.x)} ${at}`, x, toldOf)
+}
+/** A panel for each chosen series, in their order. */
+const arrange = () => {
+  const chosen = rows()
+  for (const [name, { element }] of panels) {
+    if (names.includes(name)) continue
+    element.remove()
+    panels.delete(name)
+  }
+  chosen.forEach(({ name, title }, i) => {
+    const element = panels.get(name)?.element ?? grid.querySelector(`[data-row="${CSS.escape(name)}"]`) ?? blank.cloneNode(true)
+    if (!panels.has(name)) {
+      Object.assign(element.dataset, { row: name, title })
+      element.ariaLabel = title
+      Object.assign(element.querySelector('h3'), { textContent: title, title })
+      element.querySelector('.plot').setAttribute('aria-label', `${title} of the runs; the table below holds the last and best values`)
+      element.querySelector('.plot').dataset.plot = name
+      element.querySelector('[data-full]').ariaLabel = `${title}: full screen`
+      element.querySelector('[data-more]').ariaLabel = `${title}: more`
+      panels.set(name, createRunPanel(element, {
+        view,
+        runsOf: (row, runs) => (row === 'scale' ? runs.filter(({ id }) => scaled.has(id)) : runs),
+        onPoint, onLine: (id) => legend.point(id), onView: changeView,
+      }))
     }
-    changeView(zoom.x !== undefined)
-  },
-})
+    if (grid.children[i] !== element) grid.insertBefore(element, grid.children[i] ?? null)
+  })
+  article.querySelector('[data-panel-count]').textContent = String(chosen.length)
+}
 
 const draw = () => {
   const shown = legend.shown(differences, choices.by)
@@ -84,21 +97,24 @@ const draw = () => {
   const drawn = here.filter((run) => !unknown.includes(run))
   const note = article.querySelector('[data-unknown]')
   note.hidden = !unknown.length
-  const missing = view.x === 'examples' ? 'it is not known how many examples a step of theirs has' : `they have no ${titleOf(view.x)}`
-  note.textContent = `Not drawn, for ${missing}: ${unknown.map(({ label }) => label).join(', ')}.`
-  if (here.length || points.size === ids.length) chart.draw({ runs: drawn, rows: rows(), view: { ...view }, band: choices.band ?? 'range' })
+  const missing = view.x === 'examples' ? 'their examples per step are not known' : `they have no ${titleOf(view.x)}`
+  note.textContent = `Not drawn, because ${missing}: ${unknown.map(({ label }) => label).join(', ')}`
+  if (!here.length && points.size !== ids.length) return
+  for (const panel of panels.values()) panel.draw({ runs: drawn, view: { ...view }, band: choices.band ?? 'range' })
 }
 
 const fetchWords = async () => {
   const [page, facts] = await Promise.all([insisted(addressOf(new URL(location.href))), insisted(`${api}/comparison?runs=${ids}`)])
-  const fresh = new DOMParser().parseFromString(await page.text(), 'text/html').querySelector('[data-fragment=comparison]')
+  const fresh = new DOMParser().parseFromString(await page.text(), 'text/html')
+  const content = fresh.querySelector('[data-fragment=comparison]')
   const found = await facts.json()
   differences = found.differences
   scatter.draw(found, choices)
   still(() => {
-    const heads = [table, fresh].map((each) => each.querySelector('thead').textContent)
-    if (heads[0] === heads[1]) show(table, fresh.innerHTML)
-    else table.innerHTML = fresh.innerHTML
+    const heads = [table, content].map((each) => each.querySelector('thead').textContent)
+    if (heads[0] === heads[1]) show(table, content.innerHTML)
+    else table.innerHTML = content.innerHTML
+    legend.update(fresh)
     legend.paint()
   })
 }
@@ -135,16 +151,20 @@ for (const input of article.querySelectorAll('[data-view]')) {
     changeView(Boolean(wasZoomed) || isMetricAxis())
   })
 }
+article.querySelector('[data-mean]')?.addEventListener('change', ({ target }) => {
+  const { band, by } = target.selectedOptions[0].dataset
+  Object.assign(choices, { by: by ?? '', band: by ? band : '' })
+  write()
+  draw()
+})
 for (const input of article.querySelectorAll('[data-choice]')) {
   const name = input.dataset.choice
   input.addEventListener('change', () => {
     choices[name] = input.value
     if (name === 'settings' && input.value === 'differing') delete choices.settings
     write()
-    if (name === 'by') article.querySelector('[data-band]').hidden = !input.value
     if (name === 'settings') showSettings(input.value)
-    else if (name === 'across' || name === 'up') scatter.choose(choices)
-    else draw()
+    else scatter.choose(choices)
   })
 }
 /** @param {string} which */
@@ -157,7 +177,13 @@ const showSettings = async (which) => {
 }
 for (const box of boxes) {
   box.addEventListener('change', () => {
-    if (rows().length > MOST_DRAWN || !rows().length) box.checked = !box.checked
+    if (box.checked ? names.length === MOST_DRAWN : names.length === 1) {
+      box.checked = !box.checked
+      return
+    }
+    if (box.checked) names.push(box.value)
+    else names.splice(names.indexOf(box.value), 1)
+    arrange()
     changeView(box.checked)
   })
 }
@@ -169,13 +195,13 @@ const goOn = (runs) => {
   address.search = query.toString()
   location.assign(addressOf(address))
 }
-article.addEventListener('click', (event) => {
+document.addEventListener('click', (event) => {
   const { add, remove } = event.target.closest('[data-add], [data-remove]')?.dataset ?? {}
   if ((!add && !remove) || event.ctrlKey || event.metaKey || event.shiftKey) return
   event.preventDefault()
   goOn(add ? [...ids, add].join() : ids.filter((id) => id !== remove).join())
 })
-article.querySelector('[data-add-form]')?.addEventListener('submit', (event) => {
+document.querySelector('[data-add-form]')?.addEventListener('submit', (event) => {
   event.preventDefault()
   goOn(event.target.elements.runs.value)
 })
@@ -184,8 +210,20 @@ article.querySelector('[data-reset-zoom]').addEventListener('click', () => {
   view.rows = {}
   changeView(true)
 })
-article.querySelector('[data-png]').addEventListener('click', () => chart.savePicture(`runs ${ids.join('-').slice(0, 60)}`, { showlegend: true, legend: { orientation: 'h', y: -0.15 } }))
-const scatter = createScatter(article.querySelector('[data-scatter]'), ids, legend.labels)
+createPanelMenu(article, `runs ${ids.join('-').slice(0, 60)}`, {
+  panelOf: (row) => panels.get(row),
+  mode: () => view.x,
+  picture: (file, format, row) => panels.get(row)?.savePicture(file, format),
+  view,
+  onAxis: () => changeView(false),
+  hide: (row) => boxes.find(({ value }) => value === row)?.click(),
+})
+legend.listen((id) => {
+  legend.point(id)
+  for (const panel of panels.values()) panel.bringForward(id)
+})
+const scatter = createScatter(article, ids, legend.labels, { low: JSON.parse(article.dataset.low), paint: () => legend.paint() })
+arrange()
 refresh()
 
 if (article.dataset.over === 'false') {

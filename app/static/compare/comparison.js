@@ -1,18 +1,18 @@
-// Series of several runs in one figure, as Plotly wants it: a row a series, all by the same x.
-// Draws nothing itself.
+// A series of several runs in one figure, as Plotly wants it. Draws nothing itself.
+import { between } from 'axis'
 import { banded } from 'error_band'
 import { lossAxis, scaleAxis } from 'figure'
-import { escaped } from 'formats'
+import { escaped, scale as scaleText } from 'formats'
 import { folded, merged } from 'decimation'
-import { METRIC, position, smoothed } from 'points'
+import { METRIC, smoothed } from 'points'
 
-const MARGIN = { l: 62, r: 14, t: 26, b: 42 }
-const GAP = 34 // pixels between rows: the row's title stands there
-const [ALONE, SEVERAL] = [330, 210] // pixels of a row
+export const MARGIN = { l: 56, r: 14, t: 6, b: 26 }
 const DASHES = ['solid', 'dash', 'dot', 'dashdot', 'longdash']
 const MARKED = 100 // points of a metric that are told apart
 /** Pixels a line may have points for: fifty lines side by side, each as fine as one, would take seconds to draw. */
 const PIXELS = 24_000
+/** Panels in which each skipped step has a tick; how high a row of ticks is, and all of them at most. */
+const [WITH_SKIPS, TICK, MOST_TICKS] = [['loss', 'scale'], 8, 0.3]
 const X_TITLES = { step: 'attempted step', applied: 'applied updates', time: 'seconds since the start', examples: 'examples' }
 /** @param {import('points').Axis} mode */
 export const titleOf = (mode) => X_TITLES[mode] ?? mode.slice(METRIC.length)
@@ -20,7 +20,7 @@ const SCALED = { step_us: 1 / 1000, data_us: 1 / 1000 }
 
 /**
  * place: among all runs, which its colour and its dashes go by; group: what it has in common with others of one mean.
- * @typedef {{id: string, label: string, place: number, points: import('points').Points, group: string|null}} Drawn
+ * @typedef {{id: string, label: string, place: number, groupPlace?: number, points: import('points').Points, group: string|null}} Drawn
  * @typedef {{name: string, title: string}} Row a series of steps, or a metric
  * @typedef {{trace: any, run: Drawn|null, label: string, steps: number[], at: number[]}} Told a trace, and its texts at the pointer
  */
@@ -46,57 +46,49 @@ const seriesOf = (points, name) => {
 }
 
 /**
- * @param {{runs: Drawn[], rows: Row[], view: import('url_state').View, band: 'range'|'deviation'}} wanted
- * @param {Record<string, string>} colors @param {number} width pixels of the plot
- * @returns {{data: any[], layout: any, drawn: number, told: Told[], rows: string[]}}
+ * @param {{runs: Drawn[], row: Row, view: import('url_state').View, band: 'range'|'deviation'}} wanted
+ * @param {Record<string, string>} colors @param {{width: number, height: number}} size pixels of the plot
  */
-export const comparisonFigure = ({ runs, rows, view, band }, colors, width) => {
+export const runsFigure = ({ runs, row, view, band }, colors, { width, height }) => {
   const pixels = Math.max(width - MARGIN.l - MARGIN.r, 100)
-  const skipping = runs.filter(({ points }) => points.skips.steps.length && points.x([1], view.x).length)
-  const tall = skipping.length > 12 ? 4 : 8 // pixels of a row of ticks
-  const height = rows.length === 1 ? ALONE : SEVERAL
-  const foot = skipping.length ? tall * skipping.length + 8 : 0
-  const inner = rows.length * height + (rows.length - 1) * GAP + foot
-  const screen = { range: view.range ?? extent(runs, view.x), pixels: Math.min(pixels, PIXELS / Math.max(runs.length, 1)) }
-  const title = (text) => ({ text, standoff: 6 })
-  const layout = {
-    margin: MARGIN, height: inner + MARGIN.t + MARGIN.b, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
-    font: { family: 'system-ui, sans-serif', size: 12, color: colors.quiet }, hovermode: 'closest', hoverdistance: 40,
-    showlegend: false, dragmode: 'zoom', annotations: /** @type {object[]} */ ([]),
-    xaxis: {
-      title: title(escaped(titleOf(view.x))), gridcolor: colors.grid, zeroline: false, anchor: 'y',
-      showspikes: true, spikemode: 'across', spikesnap: 'cursor', spikethickness: -2, spikedash: 'solid', spikecolor: colors.edge,
-      ...(screen.range[0] < screen.range[1] && { range: screen.range, autorange: false }),
-    },
-    yaxis: { domain: [0, foot ? (foot - 8) / inner : 0.001], range: [0, Math.max(skipping.length, 1)], visible: false, fixedrange: true },
-  }
-  /** @type {Told[]} */
-  const told = []
-  let drawn = 0
-  rows.forEach((row, i) => {
-    const top = inner - i * (height + GAP)
-    const axis = `y${i + 2}`
-    const lines = runs.flatMap((run) => {
-      const series = seriesOf(run.points, row.name)
-      if (!series || !run.points.x([1], view.x).length) return []
-      return [{ run, ...series }]
-    })
-    const seen = row.name === 'loss' || row.name === 'scale' ? lines.flatMap(({ line }) => line.y) : []
-    drawn += lines.reduce((sum, { line }) => sum + line.x.length, 0)
-    layout[`yaxis${i + 2}`] = {
-      domain: [(top - height) / inner, top / inner], gridcolor: colors.grid, zeroline: false, ...axisOf(row, view, seen),
-      ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
-    }
-    layout.annotations.push({ text: escaped(row.title), x: 0, xref: 'paper', xanchor: 'left', y: top / inner, yref: 'paper', yanchor: 'bottom', yshift: 3, showarrow: false, font: { color: colors.text, size: 12.5 } })
-    const traces = lines.some(({ run }) => run.group !== null)
-      ? means(lines, row, view, band, colors)
-      : lines.flatMap((each) => lineOf(each, row, view, screen, colors, lines.length))
-    // A legend is drawn in pictures alone, where a run's name stands once.
-    const isTold = ({ trace }) => i === 0 && trace.hoverinfo !== 'skip'
-    told.push(...traces.map((each) => ({ ...each, trace: { ...each.trace, yaxis: axis, showlegend: isTold(each) } })))
+  const inner = Math.max(height - MARGIN.t - MARGIN.b, 20)
+  const skipping = WITH_SKIPS.includes(row.name) ? runs.filter(({ points }) => points.skips.steps.length && points.x([1], view.x).length) : []
+  const foot = skipping.length ? Math.min(TICK * skipping.length, MOST_TICKS * inner) + 8 : 0
+  const range = view.range ?? extent(runs, view.x)
+  const screen = { range, pixels: Math.min(pixels, PIXELS / Math.max(runs.length, 1)) }
+  const lines = runs.flatMap((run) => {
+    const series = seriesOf(run.points, row.name)
+    return series && run.points.x([1], view.x).length ? [{ run, ...series }] : []
   })
-  skipping.forEach((run, i) => told.push(skipsOf(run, i, skipping.length, view, screen, colors)))
-  return { data: told.map(({ trace }) => trace), layout, drawn, told, rows: rows.map(({ name }) => name) }
+  const traces = lines.some(({ run }) => run.group !== null)
+    ? means(lines, row, view, band, colors)
+    : lines.flatMap((each) => lineOf(each, row, view, screen, colors, lines.length))
+  /** @type {Told[]} */
+  const told = [
+    ...traces.map((each) => ({ ...each, trace: { ...each.trace, yaxis: 'y2', showlegend: each.trace.hoverinfo !== 'skip' } })),
+    ...skipping.map((run, i) => skipsOf(run, i, skipping.length, view, screen, colors)),
+  ]
+  const values = lines.flatMap(({ line }) => line.y)
+  // Axis y is the foot, with a row of ticks for each run that skipped.
+  const layout = {
+    height, margin: MARGIN, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
+    font: { family: 'system-ui, sans-serif', size: 11, color: colors.quiet }, hovermode: 'closest', hoverdistance: 40,
+    showlegend: false, dragmode: 'zoom',
+    xaxis: { gridcolor: colors.grid, showgrid: false, zeroline: false, anchor: 'y', ...(range[0] < range[1] && { range, autorange: false }) },
+    yaxis: { domain: [0, foot ? (foot - 8) / inner : 0.001], range: [0, Math.max(skipping.length, 1)], visible: false, fixedrange: true },
+    yaxis2: {
+      domain: [foot / inner, 1], gridcolor: colors.grid, zeroline: false, ...axisOf(row, view, values),
+      ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
+    },
+  }
+  const own = told.filter(({ steps, trace }) => steps.length && trace.hoverinfo !== 'skip')
+  return {
+    data: told.map(({ trace }) => trace), layout, told, isFitted: true,
+    drawn: lines.reduce((sum, { line }) => sum + line.x.length, 0),
+    // What a crosshair needs.
+    lines: own.map(({ label, trace }) => ({ name: label, color: '', x: trace.x, y: trace.y, ...(row.name === 'scale' && { words: scaleText }) })),
+    marks: [], axis: { title: titleOf(view.x), range, left: MARGIN.l, pixels },
+  }
 }
 
 /** From where to where all runs go. @param {Drawn[]} runs @param {import('points').Axis} mode @returns {[number, number]} */
@@ -108,26 +100,28 @@ const extent = (runs, mode) => {
 }
 
 const axisOf = ({ name }, view, values) => {
-  if (name === 'loss') return lossAxis(view, values)
   if (name === 'scale') return scaleAxis(values)
-  return name.startsWith('grad_norm') ? { type: 'log', nticks: 5, tickformat: '~g' } : { nticks: 6 }
+  if (name !== 'loss' && !name.startsWith('grad_norm') && !view.logs.includes(name)) return { nticks: 6 }
+  if (name === 'loss' && view.loss !== 'log') return lossAxis(view, values)
+  const dtick = between(values.filter((y) => y > 0))
+  return { type: 'log', dtick, ...(typeof dtick === 'number' ? { exponentformat: 'power' } : { tickformat: '~g' }) }
 }
 
 /** A run's line; smoothed, with the raw one faint behind it. @returns {Told[]} */
 const lineOf = ({ run, line, mean, isMetric }, row, view, screen, colors, others) => {
   const stroke = { ...strokeOf(run.place, colors), ...(row.name === 'scale' && { shape: 'hv' }) }
   const width = others > 12 ? 1.2 : others > 4 ? 1.6 : 2
-  const traceOf = ({ x: steps, y }, more) => {
+  const traceOf = ({ x: steps, y }, part, more) => {
     const at = run.points.x(steps, view.x)
     const mode = isMetric && steps.length <= MARKED ? 'lines+markers' : 'lines'
-    const trace = { ...folded({ x: at, y }, screen), name: escaped(run.label), type: 'scatter', mode, hoverinfo: 'none', marker: { size: 5, color: stroke.color }, line: { ...stroke, width }, ...more }
+    const trace = { ...folded({ x: at, y }, screen), uid: `run${run.id}-${part}`, name: escaped(run.label), type: 'scatter', mode, hoverinfo: 'none', marker: { size: 5, color: stroke.color }, line: { ...stroke, width }, ...more }
     return { trace, run, label: run.label, steps, at }
   }
-  if (!view.smooth || (isMetric && line.x.length <= MARKED)) return [traceOf(line, {})]
+  if (!view.smooth || (isMetric && line.x.length <= MARKED)) return [traceOf(line, 'line', {})]
   const smooth = mean ?? line
   return [
-    traceOf(line, { opacity: 0.25, mode: 'lines', hoverinfo: 'skip', line: { ...stroke, dash: 'solid', width: 1 } }),
-    traceOf({ x: smooth.x, y: smoothed(smooth.y, view.smooth) }, { line: { ...stroke, width: width + 0.4 } }),
+    traceOf(line, 'raw', { opacity: 0.25, mode: 'lines', hoverinfo: 'skip', line: { ...stroke, dash: 'solid', width: 1 } }),
+    traceOf({ x: smooth.x, y: smoothed(smooth.y, view.smooth) }, 'line', { line: { ...stroke, width: width + 0.4 } }),
   ]
 }
 
@@ -155,11 +149,8 @@ const skipsOf = (run, i, rows, view, screen, colors) => {
   const { skips } = run.points
   const ticks = merged(skips, run.points.x(skips.steps, view.x), screen)
   const trace = {
-    x: ticks.flatMap(({ x }) => [x, x, null]), y: ticks.flatMap(() => [rows - 0.9 - i, rows - 0.2 - i, null]),
+    x: ticks.flatMap(({ x }) => [x, x, null]), y: ticks.flatMap(() => [rows - 0.9 - i, rows - 0.2 - i, null]), uid: `run${run.id}-skips`,
     yaxis: 'y', type: 'scatter', mode: 'lines', hoverinfo: 'skip', showlegend: false, line: { color: strokeOf(run.place, colors).color, width: 1.5 },
   }
   return { trace, run, label: run.label, steps: [], at: [] }
 }
-
-/** The step of the point at the pointer. @param {Told} told @param {number} x */
-export const stepAt = ({ steps, at }, x) => steps[Math.min(position(at, x), steps.length - 1)]

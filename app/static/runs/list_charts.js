@@ -1,23 +1,25 @@
 // Charts next to the list: the series of the selected runs, or of the first that are listed.
-import { between } from 'axis'
-import { painter, zoomed } from 'charts'
-import { comparisonFigure } from 'comparison'
-import { place, pointedAt, snapped } from 'crosshair'
+import { createPanelMenu } from 'chart_menu'
 import { count } from 'formats'
 import { inTurn } from 'http'
 import { placesOf, strokes } from 'run_colors'
+import { createRunPanel } from 'run_panels'
 import { seriesOf } from 'series_of_runs'
 import { readView, writeView } from 'url_state'
-
-const MARGIN = { l: 56, r: 14, t: 6, b: 26 }
-/** Panels in which each skipped step has a tick. */
-const WITH_SKIPS = ['loss', 'scale']
 
 /** @param {Found} section @param {Found} list */
 export const createListCharts = (section, list) => {
   const view = readView(section)
   const most = Number(section.dataset.most)
-  const panels = [...section.querySelectorAll('[data-row]')].map((element) => createPanel(element))
+  const isScaled = ({ id }) => list.querySelector(`tr[data-key="${id}"][data-scaled]`)
+  const panels = [...section.querySelectorAll('[data-row]')].map((element) => createRunPanel(element, {
+    view,
+    runsOf: (name, runs) => (name === 'scale' ? runs.filter(isScaled) : runs),
+    onPoint: (x) => { for (const panel of panels) panel.point(x) },
+    onView: (isRange) => changeView(isRange),
+  }))
+  const panelOf = (row) => panels.find(({ name }) => name === row)
+  createPanelMenu(section, 'runs', { panelOf, mode: () => view.x, picture: (file, format, row) => panelOf(row)?.savePicture(file, format), view, onAxis: () => changeView(false) })
   const { points, fetchSeries } = seriesOf(section.dataset.api, view, () => panels.map(({ name }) => name), () => draw())
   /** The drawn runs, in the order of the list. @type {string[]} */
   let ids = []
@@ -47,62 +49,6 @@ export const createListCharts = (section, list) => {
       item.title = labelOf(id)
       return item
     }))
-  }
-
-  function createPanel(element) {
-    const plot = element.querySelector('.plot')
-    const { row: name, title } = element.dataset
-    const readout = element.querySelector('[data-pointed]')
-    /** @type {any} */
-    let drawn = null
-    /** Told lines by number of the trace. @type {any[]} */
-    let lines = []
-    const compose = (wanted, colors) => {
-      const runs = name === 'scale' ? wanted.runs.filter(({ id }) => list.querySelector(`tr[data-key="${id}"][data-scaled]`)) : wanted.runs
-      const figure = comparisonFigure({ ...wanted, runs, rows: [{ name, title }] }, colors, plot.clientWidth)
-      const { layout } = figure
-      const kept = figure.told.filter(({ trace }) => WITH_SKIPS.includes(name) || trace.yaxis !== 'y')
-      lines = kept
-      if (!WITH_SKIPS.includes(name)) layout.yaxis2.domain = [0, 1]
-      Object.assign(layout, { margin: MARGIN, height: plot.clientHeight, annotations: [] })
-      if (layout.yaxis2.type === 'log' && name !== 'scale') {
-        const values = kept.flatMap(({ trace }) => (trace.yaxis === 'y' ? [] : trace.y)).filter((y) => y > 0)
-        const dtick = between(values)
-        Object.assign(layout.yaxis2, { nticks: undefined, dtick }, typeof dtick === 'number' && { tickformat: undefined, exponentformat: 'power' })
-      }
-      Object.assign(layout.xaxis, { title: undefined, showspikes: false })
-      const own = kept.filter(({ steps, trace }) => steps.length && trace.hoverinfo !== 'skip')
-      element.toggleAttribute('data-blank', !own.length)
-      drawn = {
-        lines: own.map(({ label, trace }) => ({ name: label, color: '', x: trace.x, y: trace.y })), marks: [],
-        axis: { range: layout.xaxis.range ?? [0, 0], left: MARGIN.l, pixels: plot.clientWidth - MARGIN.l - MARGIN.r },
-      }
-      return { data: kept.map(({ trace }) => trace), layout, drawn: figure.drawn, isFitted: true }
-    }
-    const paintPlot = painter(plot, compose, () => {
-      plot.on('plotly_hover', ({ points: [{ curveNumber, y }] }) => { readout.textContent = `${lines[curveNumber]?.label ?? ''} ${Number(y.toPrecision(5))}` })
-      plot.on('plotly_unhover', () => { readout.textContent = '' })
-      plot.on('plotly_relayout', (change) => {
-        const zoom = zoomed(change, [name])
-        if (!zoom) return
-        if (zoom.x !== undefined) view.range = zoom.x
-        const range = zoom.rows[name]
-        if (range) view.rows[name] = range
-        else if (range === null) delete view.rows[name]
-        changeView(zoom.x !== undefined)
-      })
-    })
-    const point = (x) => { for (const panel of panels) panel.point(x) }
-    plot.addEventListener('mousemove', (event) => {
-      const x = drawn && pointedAt(event, plot, drawn)
-      point(x === null || !drawn ? null : snapped(drawn, x))
-    })
-    plot.addEventListener('mouseleave', () => point(null))
-    element.querySelector('[data-full]').addEventListener('click', () => element.requestFullscreen())
-    element.addEventListener('keydown', (event) => {
-      if (event.key.toLowerCase() === 'f' && event.target === element && !event.ctrlKey && !event.metaKey && !event.altKey) element.requestFullscreen()
-    })
-    return { name, draw: paintPlot, point: (x) => place(element.querySelector('.crosshair'), drawn, x, view.x) }
   }
 
   const draw = () => {

@@ -14,7 +14,7 @@ const DONE = {
   cancel: (runs) => `${runs} asked to end.`,
   delete: (runs) => `${runs} in the trash.`,
   restore: (runs) => `${runs} restored.`,
-  erase: (runs) => `${runs} going for good.`,
+  erase: (runs) => `Deleting ${runs} permanently.`,
   move: (runs, project) => `${runs} moved to ${project || 'Default project'}.`,
 }
 /** @param {number} n */
@@ -175,7 +175,7 @@ export const createSelection = (list, refetch) => {
   const isConfirmed = (ids) => {
     const dialog = list.querySelector('[data-confirm]')
     const bytes = boxes().filter((box) => ids.includes(Number(box.value))).reduce((sum, box) => sum + Number(box.dataset.bytes), 0)
-    dialog.querySelector('[data-confirm-text]').textContent = `${inWords(ids.length)} and ${size(bytes)} of checkpoints and artifacts go for good. This cannot be undone.`
+    dialog.querySelector('[data-confirm-text]').textContent = `Delete ${inWords(ids.length)} and ${size(bytes)} of checkpoints and artifacts permanently? This cannot be undone.`
     dialog.showModal()
     return new Promise((resolve) => {
       dialog.querySelector('[data-yes]').onclick = () => { resolve(true); dialog.close() }

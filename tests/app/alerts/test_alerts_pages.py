@@ -62,7 +62,7 @@ def test_rules_and_channels_are_made_switched_and_deleted(
         assert posted(browser, f"/alerts/{kind}/1/switch", on="1") == 303
         assert "(off)" not in browser.get("/alerts").text
     assert posted(browser, "/alerts/channels/1/tests") == 303
-    assert "on its way" in browser.get("/alerts").text
+    assert "sending" in browser.get("/alerts").text
     for kind in ("rules", "channels"):
         assert posted(browser, f"/alerts/{kind}/1/deletion") == 303
         assert posted(browser, f"/alerts/{kind}/1/deletion") == 404

@@ -221,3 +221,26 @@ def test_runs_of_all_kinds_stand_side_by_side(
     assert cells(page, "config.scaler") == ["–", "own"]
     assert cells(page, "device") == ["CPU", "their GPU"]
     assert "the best" not in "".join(cells(page, "skipped"))
+
+
+def test_runs_are_labelled_by_the_few_settings_that_differ(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """In the legend and the table; the switch of the scaler follows from the precision, and runs
+    that differ in much keep their names."""
+    for precision in ("fp16", "fp32"):
+        for lr in (0.1, 0.30000000000000004):
+            run = trained(database, ada, [1.0], lr=lr)
+            with database.writing() as session:
+                stored = session.get_one(Run, run.id)
+                stored.config = stored.config | {"precision": precision}
+                stored.precision = precision
+    page = browser.get("/compare?runs=1,2,3,4").text
+    legend = page.partition("data-legend>")[2].partition("</table>")[0]
+    assert re.findall(r'<th[^>]* title="(.*?)"', legend)[:2] == ["precision", "training.lr"]
+    assert re.findall(r'data-label="(.*?)"', legend) == [
+        *("fp16 · 0.1", "fp16 · 0.3", "fp32 · 0.1", "fp32 · 0.3"),
+    ]
+    trained(database, ada, [1.0], lr=0.1, a=1, b=2, c=3)
+    page = browser.get("/compare?runs=1,5").text
+    assert 'data-label="run of' in page

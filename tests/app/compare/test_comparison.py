@@ -154,7 +154,7 @@ def test_a_comparison_on_a_cpu_says_so(
     """Its fp16 is not a GPU's; shown from the start, by the workers that are up."""
     submit(database, ada)
     browser.post("/runs/1/comparison")
-    note = "On a CPU autocast leaves more in fp16 than on CUDA"
+    note = "On a CPU, autocast leaves more in fp16 than on CUDA"
     assert note in browser.get("/groups/2").text
     gpu = CPU | {"kind": "cuda", "name": "H100"}
     offer: dict[str, Any] = {"devices": [gpu], "recipes": [DIGITS], "versions": {}}
@@ -275,7 +275,7 @@ def test_a_fork_with_a_module_in_fp32_is_one_click_away(
     assert group["runs"][0]["figures"]["run/step_ms"]["value"] > 0
     page = browser.get("/groups/1").text
     assert "digits, 2 runs" in page
-    assert "Time a step" in page
+    assert "Time per step" in page
     assert 'href="/groups/1"' in browser.get("/runs/1").text
 
 
@@ -316,7 +316,7 @@ def test_the_comparison_says_what_a_module_in_fp32_cost_and_saved(
     for address in ("/groups/1", "/runs/1", "/runs/2"):
         page = browser.get(address).text
         time, skipped = (_cells(page, row) for row in ("run/step_ms", "skipped"))
-        assert time == ["Time a step", "100 ms the best × 1.00", "150 ms × 1.50"]
+        assert time == ["Time per step", "100 ms the best × 1.00", "150 ms × 1.50"]
         assert skipped == ["Skipped", "2 22.2 % of its steps", "0 the best"]
 
 

@@ -113,7 +113,7 @@ def test_a_shared_run_is_there_to_look_at(
     answer = stranger.get(page)
     assert answer.headers["x-robots-tag"] == "noindex"
     assert answer.headers["referrer-policy"] == "no-referrer"
-    for told in ("shown", "2 nodes", "shared by mel", "batch_size", "20", "Running"):
+    for told in ("shown", "2 nodes", "Shared by mel", "batch_size", "20", "Running"):
         assert told in answer.text
     ways = ("<form", "/api/v1", "/runs?", 'href="/runs', "/export/", "/help")
     for absent in (secret, "w1", "claimed by", PROJECT, *ways):

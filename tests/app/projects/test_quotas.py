@@ -44,7 +44,7 @@ def test_an_operator_sets_limits(script: TestClient, browser: TestClient) -> Non
     assert 'value="few"' in refused.text
     browser.post("/projects/quota", data=typed | {"devices": ""})
     page = browser.get("/projects").text
-    assert "<b>0</b> devices, <b>0</b> of 3 places" in page
+    assert "<b>0</b> devices, <b>0</b> of 3 queued runs" in page
 
 
 def test_a_submission_beyond_a_quota_is_refused(

@@ -9,7 +9,7 @@ import { parallelFigure } from 'parallel'
 import { trialsFigure } from 'trials'
 
 const NAMES = ['loss', 'scale', 'grad_norm', 'grad_norm_clipped', 'lr', 'elapsed_ms', 'step_us', 'data_us']
-const view = { x: 'step', loss: 'linear', smooth: 0, range: null, rows: {}, hidden: [], pinned: [], collapsed: [] }
+const view = { x: 'step', loss: 'linear', smooth: 0, range: null, rows: {}, logs: [], hidden: [], pinned: [], collapsed: [] }
 const line = (y) => ({ x: null, y, mean_x: null, mean_y: [] })
 const pointsOf = (series, metrics = {}) => new Points({
   parent_step: 0, first: 1, total: 3, bucket: 1, x: [1, 2, 3], mean_x: [], metrics, resumptions: {}, spikes: [],
@@ -60,6 +60,13 @@ test('charts begin at a metric of step 0', () => {
 test('a line of one point is a point', () => {
   const single = panel('val/accuracy', pointsOf({}, { 'val/accuracy': { x: [0], y: [0.5], mean_x: [] } }))
   assert.equal(single.data[0].mode, 'lines+markers')
+})
+
+test('a panel has a logarithmic axis by choice', () => {
+  const points = pointsOf({})
+  const row = rows(points, { scaled: true, timed: false, examples: 0 }).find(({ name }) => name === 'lr')
+  const typeOf = (logs) => figure(row, points, { ...view, logs }, {}, SIZE).layout.yaxis2.type
+  assert.deepEqual([typeOf([]), typeOf(['lr'])], [undefined, 'log'])
 })
 
 test('a gradient norm that nothing clips is one line', () => {

@@ -56,15 +56,15 @@ def test_each_recipe_stands_there_with_where_it_comes_from(
         "comes with halfstep-service 0.1.0 · on w1",
         'mine.py:3</code> a <loss> <span class="quiet">in fp16',
         "and 2 more, which the command below shows",
-        "The file was changed since: check it again.",
+        "The file has changed since the check.",
         f"halfstep recipe check {FILE}:Mine",
-        'gan.py:GAN <span class="tag bad">could not be loaded',
+        'gan.py:GAN <span class="tag bad">failed to load',
         "gan.py:12</code>: <b class=\"bad\">NameError: name 'nm' is not defined",
         "images</code> needs pillow: pip install x",
         'href="/runs/new?recipe=mine"',
     ):
         assert text in page, text
-    assert page.index("could not be loaded") < page.index("Digits") < page.index("My own")
+    assert page.index("failed to load") < page.index("Digits") < page.index("My own")
 
 
 def test_a_recipes_own_page_has_its_settings(database: Database, browser: TestClient) -> None:
@@ -91,7 +91,7 @@ def test_workers_with_other_versions_are_told(database: Database, browser: TestC
     add_worker(database, "w2", [{**MINE, "schema": {**SCHEMA, "title": "newer"}}], [CPU])
     page = browser.get("/recipes").text
     assert "on w1, w2" in page
-    assert page.count("These workers have different versions of it") == 1
+    assert page.count("Workers have different versions; a run") == 1
 
 
 def test_a_declared_name_stands_for_its_file(

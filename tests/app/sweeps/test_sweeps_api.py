@@ -163,14 +163,14 @@ def test_pages_of_sweeps(database: Database, ada: User, offered: None, browser: 
     sweep_submission.submit_due(database)
     page = browser.get("/sweeps/1?sort=value").text
     assert "&lt;i&gt;norms&lt;/i&gt;" in page
-    assert "<code>0.1, 1, off</code>" in page
+    assert ">0.1, 1, off</dd>" in page
     assert 'href="/compare?runs=2,1"' in page
-    assert "1 without a value" in page
+    assert '<dd class="value lost-loss">1</dd>' in page
     assert re.findall(r'<tr data-key="(\d)"', page) == ["2", "1", "3"]
-    assert "Cancel the sweep" not in page
+    assert "Cancel sweep" not in page
     assert 'href="/sweeps/1">sweep 1</a>' in browser.get("/runs/2").text
     assert "sweep 1" not in browser.get(f"/runs/{submit(database, ada).id}").text
-    assert '<span class="quiet">loss</span> 0.25' in browser.get("/sweeps").text
+    assert "<b>0.25</b>" in browser.get("/sweeps").text
     assert "No older sweeps" in browser.get("/sweeps?before=1").text
     assert browser.get("/sweeps/2").status_code == 404
     assert browser.get("/sweeps/1?after=50").status_code == 200
@@ -193,10 +193,10 @@ def test_buttons_of_a_sweep(
     wrong = browser.post("/sweeps/1/extension", data={"more": "-1"})
     assert "allowed: a whole number of runs" in wrong.text
     page = browser.get("/sweeps/1").text
-    assert "1 run is under way" in page
-    assert "4 are never submitted" in page
+    assert "1 run is queued or training" in page
+    assert "4 runs are never submitted" in page
     browser.post("/sweeps/1/cancellation")
-    assert "More runs" not in browser.get("/sweeps/1").text
+    assert "Add runs" not in browser.get("/sweeps/1").text
     with database.reading() as session:
         assert sweeps.get(session, 1).runs_total == 5
 

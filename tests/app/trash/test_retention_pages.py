@@ -55,7 +55,7 @@ def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
 ) -> None:
     """What would go is named, and nothing goes; changed meanwhile, it is previewed anew; once set,
     it deletes that, and what is left of the run stays however often it acts."""
-    assert "nothing is deleted by itself" in browser.get("/retention").text
+    assert "No rules: nothing is deleted" in browser.get("/retention").text
     page = browser.post("/retention", data=RULE).text
     assert "This would delete 20 B of checkpoints of 1 run now" in page
     assert "&lt;b&gt;old&lt;/b&gt;" in page
@@ -83,7 +83,7 @@ def test_a_rule_is_previewed_before_it_is_set_and_then_acts(
         [action] = session.scalars(select(AuditEvent).where(AuditEvent.action == "POST /retention"))
         assert action.detail == "scope in:, checkpoint_days 30"
     browser.post("/retention/deletion", data={"scope": "in:"})
-    assert "nothing is deleted by itself" in browser.get("/retention").text
+    assert "No rules: nothing is deleted" in browser.get("/retention").text
 
 
 def test_a_projects_own_rule_goes_before_that_of_the_instance(

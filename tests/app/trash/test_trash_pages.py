@@ -57,7 +57,7 @@ def test_deleted_for_good_it_is_only_waited_for(ended: int, browser: TestClient)
     browser.post(f"/runs/{ended}/deletion")
     assert browser.post(f"/runs/{ended}/erasure").headers["location"] == "/trash"
     page = browser.get("/trash").text
-    assert "being deleted for good" in page
+    assert "being deleted permanently" in page
     assert 'data-one="restore"' not in page
     assert f'data-key="{ended}"' not in browser.get(f"/runs?deleted={ended}").text
 

@@ -69,7 +69,7 @@ def test_the_grid_says_what_runs_where_and_follows_it(
     page = browser.get("/workers").text
     assert page.count('<a href="/runs/1">run 1</a>') == 2
     assert "93 % · 41 GiB · 61 °C" in page
-    assert page.count(" 0: free<") == 1
+    assert page.count(" 0</b>: free<") == 1
     cursor = page.partition('data-cursor="')[2].partition('"')[0]
     look = of_workers(database, seen)
     assert look(cursor) is None
@@ -131,7 +131,7 @@ def test_the_queue_stands_below_the_grid_in_order(
     unseen = _script(app, database, other).get("/workers").text.partition("data-queue")[2]
     assert "sooner" not in unseen
     assert re.findall(r'<td class="number">(\d)</td><td class="name">', unseen) == ["2"]
-    assert "2 runs wait in all" in unseen
+    assert "of 2 queued runs" in unseen
     assert "1 run is ahead</td>" in unseen
 
 

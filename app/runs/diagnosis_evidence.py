@@ -1,0 +1,129 @@
+"""Evidence of a diagnosis: what the records of an ended run say, and when it happened."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from app.html.formats import count, measured, scale, spooled
+from db.files import artifacts, checkpoints
+from db.tables import FLAGGED, Run, ScalerEvent, Step
+from db.telemetry import series
+
+SKIPS_READ = 200
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A step of the timeline."""
+
+    step: int
+    label: str
+    tone: str  # good, warn, bad or quiet
+
+
+@dataclass(frozen=True)
+class DiagnosisEvidence:
+    """Rows of a table, and a timeline; what is not known is left out."""
+
+    rows: Sequence[tuple[str, str | Markup]]
+    moments: Sequence[Moment]
+
+
+def diagnosis_evidence(session: Session, run: Run) -> DiagnosisEvidence:
+    """Return the evidence of an ended run."""
+    lost = _first_nonfinite_step(session, run.id)
+    below = _first_event(session, run.id, ScalerEvent.scale_after < 1)
+    skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
+    streak = _last_streak([skip.step for skip in skips], run)
+    rows = [*_loss(session, run, lost), *_skips(run, skips, streak), *_scale(session, run)]
+    rows += _replay(artifacts.first_replays(session, run.id, most=SKIPS_READ))
+    return DiagnosisEvidence(rows, list(_moments(session, run, lost, below, streak)))
+
+
+def _first_nonfinite_step(session: Session, run_id: int) -> int | None:
+    query = (
+        select(func.min(Step.step))
+        .with_hint(Step, "INDEXED BY ix_steps_nonfinite", "sqlite")
+        .where(Step.run_id == run_id, FLAGGED["nonfinite"])
+    )
+    return session.scalar(query)
+
+
+def _first_event(session: Session, run_id: int, condition: Any) -> ScalerEvent | None:
+    query = select(ScalerEvent).where(ScalerEvent.run_id == run_id, condition)
+    return session.scalars(query.order_by(ScalerEvent.step, ScalerEvent.id).limit(1)).first()
+
+
+def _last_streak(steps: Sequence[int], run: Run) -> int | None:
+    """Return from which step on each was skipped, if it is among these. steps: newest first."""
+    first = run.step + 1
+    for step in dict.fromkeys(steps):
+        if step != first - 1:
+            return first if first < run.step else None
+        first = step
+    return first if first < run.step and run.skipped <= len(steps) else None
+
+
+def _loss(session: Session, run: Run, lost: int | None) -> Iterator[tuple[str, str]]:
+    if lost is None:
+        return
+    before = session.get(Step, (run.id, lost - 1))
+    known = f"{measured(before.loss)} at step {count(lost - 1)}, " if before else ""
+    yield "Loss", f"{known}not finite at step {count(lost)}"
+
+
+def _skips(run: Run, skips: Sequence[ScalerEvent], streak: int | None) -> Iterator[tuple[str, str]]:
+    if not run.skipped:
+        return
+    text = f"{count(run.skipped)} of {count(run.own_steps)} steps"
+    if streak is not None:
+        text += f", each from step {count(streak)} on"
+    lost = sum(skip.loss_nonfinite for skip in skips)
+    if lost:
+        text += f"; the loss was not finite in {count(lost)} of the last {count(len(skips))}"
+    yield "Skipped", text
+
+
+def _scale(session: Session, run: Run) -> Iterator[tuple[str, Markup]]:
+    first = _first_event(session, run.id, ScalerEvent.scale_before > 0)
+    if first is not None and run.scale is not None and run.scale < first.scale_before:
+        text = Markup("from {} at step {} to {}")
+        yield (
+            "Loss scale",
+            text.format(scale(first.scale_before), count(first.step), scale(run.scale)),
+        )
+
+
+def _replay(replays: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str | Markup]]:
+    found = next((each for each in replays if each.get("found")), None)
+    if found is None:
+        return
+    text = Markup("{}, {}, <code>{}</code>").format(
+        found.get("module") or "the loss", found.get("direction", ""), found.get("operation", "")
+    )
+    if found.get("largest_input") is not None:
+        text += f": largest input {spooled(found['largest_input'])}"
+    yield "Replay", text
+
+
+def _moments(
+    session: Session, run: Run, lost: int | None, below: ScalerEvent | None, streak: int | None
+) -> Iterator[Moment]:
+    known = [
+        (lost, "loss not finite", "bad"),
+        (streak, "skips begin", "bad"),
+        (below.step if below else None, "scale below 1", "warn"),
+    ]
+    trouble = [Moment(step, label, tone) for step, label, tone in known if step is not None]
+    if not trouble:
+        return
+    first = min(moment.step for moment in trouble)
+    saved = checkpoints.newest_step(session, run.id, before=first)
+    if saved is not None:
+        yield Moment(saved, "checkpoint", "good")
+    yield from sorted(trouble, key=lambda moment: moment.step)
+    yield Moment(run.step, "end", "quiet")

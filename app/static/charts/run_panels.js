@@ -1,0 +1,79 @@
+// Panels of several runs: one figure each, with a crosshair through all of them.
+import { painter, savePicture, zoomed } from 'charts'
+import { runsFigure } from 'comparison'
+import { place, pointedAt, snapped } from 'crosshair'
+
+/** @typedef {import('url_state').View} View */
+
+/**
+ * A panel whose element is there already.
+ * @param {Found} element
+ * @param {{view: View, runsOf?: (row: string, runs: any[]) => any[], onPoint: (x: number|null) => void, onLine?: (id: string|undefined) => void, onView: (isRange: boolean) => void}} options
+ * runsOf: the runs that a panel draws; onPoint: a pointer is at x; onLine: at the line of a run; onView: the view was zoomed
+ */
+export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPoint, onLine = () => {}, onView }) => {
+  const plot = element.querySelector('.plot')
+  const { row: name, title } = element.dataset
+  const readout = element.querySelector('[data-pointed]')
+  /** @type {any} */
+  let drawn = null
+  /** @type {string|undefined} */
+  let forward
+  /** The run that is pointed at is seen before the others. */
+  const arrange = () => {
+    for (const trace of plot.querySelectorAll('.scatterlayer .trace')) {
+      const isOwn = forward !== undefined && [...trace.classList].some((each) => each.startsWith(`tracerun${forward}-`))
+      trace.classList.toggle('behind', forward !== undefined && !isOwn)
+      if (isOwn) trace.parentElement.append(trace)
+    }
+  }
+  const compose = (wanted, colors) => {
+    drawn = runsFigure({ ...wanted, runs: runsOf(name, wanted.runs), row: { name, title } }, colors, { width: plot.clientWidth, height: plot.clientHeight })
+    element.toggleAttribute('data-blank', !drawn.lines.length)
+    requestAnimationFrame(arrange)
+    return drawn
+  }
+  const draw = painter(plot, compose, () => {
+    plot.on('plotly_hover', ({ points: [{ curveNumber, y }] }) => {
+      const { run, label } = drawn.told[curveNumber] ?? {}
+      readout.textContent = label ? `${label}: ${Number(y.toPrecision(5))}` : ''
+      onLine(run?.id)
+    })
+    plot.on('plotly_unhover', () => { readout.textContent = ''; onLine(undefined) })
+    plot.on('plotly_relayout', (change) => {
+      const zoom = zoomed(change, [name])
+      if (!zoom) return
+      if (zoom.x !== undefined) view.range = zoom.x
+      const range = zoom.rows[name]
+      if (range) view.rows[name] = range
+      else if (range === null) delete view.rows[name]
+      onView(zoom.x !== undefined)
+    })
+  })
+  plot.addEventListener('mousemove', (event) => {
+    const x = drawn && pointedAt(event, plot, drawn)
+    onPoint(x === null || !drawn ? null : snapped(drawn, x))
+  })
+  plot.addEventListener('mouseleave', () => onPoint(null))
+  element.querySelector('[data-full]').addEventListener('click', () => element.requestFullscreen())
+  element.addEventListener('keydown', (event) => {
+    if (event.key.toLowerCase() === 'f' && event.target === element && !event.ctrlKey && !event.metaKey && !event.altKey) element.requestFullscreen()
+  })
+  return {
+    name, element, draw,
+    row: { metric: undefined },
+    get drawn() { return drawn },
+    /** @param {number|null} x */
+    point: (x) => place(element.querySelector('.crosshair'), drawn, x, view.x),
+    /** @param {string} [id] of a run */
+    bringForward: (id) => { forward = id; arrange() },
+    /** @param {string} file @param {'png'|'svg'} format */
+    savePicture: (file, format) => {
+      if (!drawn) return
+      savePicture(plot, file, {
+        margin: { l: 62, r: 22, t: 36, b: 66 }, height: drawn.layout.height + 100, paper_bgcolor: getComputedStyle(element).backgroundColor,
+        title: { text: element.getAttribute('aria-label'), font: { size: 13 }, x: 0.02 }, showlegend: true, legend: { orientation: 'h', y: -0.18 },
+      }, format)
+    },
+  }
+}
