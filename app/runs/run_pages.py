@@ -26,6 +26,7 @@ from app.telemetry.suggested_actions import advised
 from db.access.permissions import Permission
 from db.database import now
 from db.files import artifacts, checkpoints
+from db.health import findings
 from db.health.spikes import spikes
 from db.runs import history, runs
 from db.sweeps import sweeps
@@ -85,6 +86,7 @@ def show_run(
         figures=key_figures(session, run),
         scaler=scaler_card(session, run),
         findings=advised(session, run),
+        fatal_causes=findings.FATAL,
         evidence=diagnosis_evidence(session, run) if run.status in ENDED else None,
         histogram=histograms.newest(session, run_id),
         layers=histograms.newest(session, run_id, "layer_norms"),

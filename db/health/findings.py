@@ -51,6 +51,8 @@ EXPLAINING = OF_PRECISION | {
     *("gradients_not_cleared", "scaler_not_restored", "step_outside_scaler", "step_left_out"),
     *("no_gradient", "zero_gradients"),
 }
+#: Causes that can end a run with an exception, those of exceptions of the scaler included.
+FATAL = EXPLAINING | {"no_inf_checks", "fp16_gradients"}
 
 
 @dataclass(frozen=True)

@@ -48,13 +48,11 @@ export const createSystem = (section, api) => {
     if (!isInView) return
     const { devices } = await (await insisted(`${api}/system`)).json()
     const length = Math.max(0, ...devices.map((device) => device.elapsed_ms.at(-1)))
-    if (devices.length) {
-      still(() => {
-        section.querySelector('[data-none]').hidden = true
-        section.querySelector('[data-system-plot]').hidden = false
-      })
-      plot.draw(devices)
-    }
+    still(() => {
+      section.querySelector('[data-none]').hidden = devices.length > 0
+      section.querySelector('[data-system-plot]').hidden = devices.length === 0
+    })
+    if (devices.length) plot.draw(devices)
     await pause(Math.min(Math.max(REFRESH.least, REFRESH.share * length), REFRESH.most))
   })
   new IntersectionObserver((entries) => {

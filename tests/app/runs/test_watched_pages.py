@@ -205,3 +205,35 @@ def test_an_unknown_loss_is_not_called_nan(
     for address in ("/runs", "/runs/1"):
         assert "NaN</" in browser.get(address).text
     assert script.get("/api/v1/runs/1").json()["is_loss_nonfinite"] is True
+
+
+@pytest.mark.parametrize(
+    ("event", "is_first"),
+    [
+        ({"event": "precision", "step": 1, "dtype": "bfloat16"}, False),
+        (
+            {
+                "event": "fp16_gradients",
+                "step": 3,
+                "count": 1,
+                "parameters": ["head.weight"],
+                "error": "Attempting to unscale FP16 gradients.",
+            },
+            True,
+        ),
+    ],
+)
+def test_only_a_cause_of_a_failure_is_its_diagnosis(
+    watched: Uploader, browser: TestClient, event: dict[str, Any], is_first: bool
+) -> None:
+    """Advice on a script that raised for another reason is below its error."""
+    with watched.spool() as spool:
+        spool.event(event)
+        spool.steps(make_steps([1.0] * 100))
+    assert watched.send().status_code == 200
+    assert watched.end("failed", 100, "RuntimeError: out of data").status_code == 200
+    [finding] = browser.get("/api/v1/runs/1/findings").json()["findings"]
+    page = browser.get("/runs/1").text
+    assert page.count(finding["title"]) == 1
+    assert ('aria-label="Diagnosis"' in page) == is_first
+    assert "out of data" in page
