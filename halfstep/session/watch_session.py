@@ -34,7 +34,7 @@ from halfstep.session.logged_values import as_scalar, file_of, is_number
 from halfstep.session.notebook import Cells
 from halfstep.session.queued_run import QueuedRun, secrets
 from halfstep.session.stderr import in_a_line, say
-from halfstep.sidecar.capture import Sidecar, is_interactive
+from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
 from halfstep.telemetry import relay, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.events import cleaned, shown
@@ -377,6 +377,11 @@ class Watch:
         except OSError as error:
             say(f"the output is not kept, the script continues: {error}")
 
+    @property
+    def _stderr(self) -> int | None:
+        """The script's own stderr: a process that outlives the script must not keep the sidecar."""
+        return self._sidecar.original(ERR) if self._sidecar else None
+
     # ---- Upload -------------------------------------------------------------------------------
 
     def _send(self) -> None:
@@ -387,7 +392,7 @@ class Watch:
             say(f"watching; {place}")
             return
         try:
-            page = uploader.start(files, self._server, PAGE_SECONDS)
+            page = uploader.start(files, self._server, PAGE_SECONDS, self._stderr)
         except OSError as error:
             command = f"`halfstep upload {files.folder}`"
             say(f"watching; {place}; {command} uploads it: the uploader cannot start: {error}")
@@ -408,7 +413,7 @@ class Watch:
         ):
             self._revivals += 1
             with suppress(OSError):  # no process can start: retried at the next check, or by hand
-                uploader.start(self._written, self._server)
+                uploader.start(self._written, self._server, stderr=self._stderr)
 
     # ---- Recording ----------------------------------------------------------------------------
 

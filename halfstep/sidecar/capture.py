@@ -98,6 +98,13 @@ class Sidecar:
             self._control.shutdown(socket.SHUT_WR)
             self._drained.wait(DRAIN_SECONDS)
 
+    def original(self, descriptor: int) -> int | None:
+        """Return where a captured descriptor went before; None if it is not captured now."""
+        for channel in () if self._is_stopping else self._channels:
+            if descriptor in channel.descriptors:
+                return channel.original
+        return None
+
     def leave(self) -> None:
         """Close a forked child's copies; its output stays captured."""
         self._control.close()

@@ -42,13 +42,17 @@ NICENESS = 10  # the training has precedence
 
 
 def start(
-    files: AttemptFiles, server: Credentials, patience_seconds: float | None = None
+    files: AttemptFiles,
+    server: Credentials,
+    patience_seconds: float | None = None,
+    stderr: int | None = None,
 ) -> str | None:
     """Start the uploader of an attempt; return the URL of the run's page.
 
     Returns "" if the server refused the run; the uploader prints the reason.  patience_seconds:
     how long to wait for the URL; after that the uploader prints it, and None is returned; None:
-    do not wait. Raises OSError if no process can be started.
+    do not wait.  stderr: the descriptor for its messages, by default this process's.  Raises
+    OSError if no process can be started.
     """
     ours = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
@@ -65,6 +69,7 @@ def start(
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if patience_seconds is None else subprocess.PIPE,
+        stderr=stderr,
         start_new_session=True,
     ) as starter:  # which forks and ends at once: a child would show up in the script's os.wait()
         if starter.stdout is None:

@@ -170,3 +170,22 @@ def test_what_a_watched_script_prints_is_on_its_page(
     assert b"before the end\n" in whole
     assert b"ValueError: wrong\n" in whole
     assert server["HALFSTEP_TOKEN"].encode() not in whole
+
+
+def test_a_script_in_a_terminal_ends_with_its_whole_log(
+    tmp_path: Path, database: Database, server: dict[str, str], reader: httpx2.Client
+) -> None:
+    """The uploader, which keeps a terminal for its messages, does not keep the sidecar alive."""
+    (tmp_path / "train.py").write_text("import halfstep\nhalfstep.watch()\nprint('all of it')\n")
+    mine, theirs = os.openpty()
+    environment = {**os.environ, **server, "HALFSTEP_CONSOLE": "yes"}
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    script = warm.Popen([sys.executable, "train.py"], cwd=tmp_path, env=environment, **streams)
+    os.close(theirs)
+    assert script.wait(SECONDS) == 0
+    until(lambda: (run := the_run(database)) is not None and run.status == Status.FINISHED)
+    run = the_run(database)
+    assert run is not None
+    whole = gzip.decompress(reader.get(f"/runs/{run.id}/log/download").content)
+    assert whole.endswith(b"all of it\n")
+    os.close(mine)
