@@ -49,7 +49,7 @@ class RunConfig(Group, Generic[Own]):
     training: Training = Field(Training(), title="Training")
     data: Data = Field(Data(), title="Data")
     modules: Modules = Field(Modules(), title="Modules")
-    weights: Weights = Field(Weights(), title="Starting weights")
+    weights: Weights = Field(Weights(), title="Initial weights")
     scaler: Scaler = Field(Scaler(), title="Loss scaler")
     checkpoints: Checkpoints = Field(Checkpoints(), title="Checkpoints")
     evaluation: Evaluation = Field(Evaluation(), title="Evaluation")

@@ -375,7 +375,7 @@ def test_lines_are_told_hidden_arranged_and_saved(
     page.goto("/runs/1")
     said = page.locator("[data-starting]")
     expect(said).to_contain_text("no step received yet")
-    for status, words in ((Status.PAUSING, "Pausing before"), (Status.RUNNING, "no step was")):
+    for status, words in ((Status.PAUSING, "Pausing before"), (Status.RUNNING, "no step received")):
         with database.writing() as session:
             runs.set_status(session, session.get_one(Run, 1), status)
         expect(said).to_contain_text(words)

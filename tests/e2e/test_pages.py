@@ -98,7 +98,7 @@ def test_weights_are_uploaded_into_the_form(
     path.write_bytes(b"PK\x03\x04".ljust(2**20))
     (tmp_path / "net.zip").touch()
     page.goto("/runs/new?recipe=digits")
-    page.locator("summary", has_text="Starting weights").click()
+    page.locator("summary", has_text="Initial weights").click()
     box, field = page.locator("[data-upload]"), page.get_by_label("Uploaded file")
     held: list[Route] = []
     page.route("**/api/v1/uploads/*", lambda route: held.append(route))

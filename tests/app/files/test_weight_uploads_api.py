@@ -47,7 +47,7 @@ def files(folder: Path) -> list[str]:
 
 
 def offer_weights(database: Database) -> None:
-    weights = Weights.model_json_schema() | {"title": "Starting weights"}
+    weights = Weights.model_json_schema() | {"title": "Initial weights"}
     schema = SCHEMA | {"properties": SCHEMA["properties"] | {"weights": weights}}
     offer: dict[str, Any] = {"devices": [CPU], "recipes": [DIGITS | {"schema": schema}]}
     with database.writing() as session:

@@ -18,7 +18,7 @@ from tests.db.files.test_checkpoints import saved_weights
 from tests.db.health.test_findings import make_weights
 from tests.db.telemetry.telemetry_made import record
 
-WEIGHTS = {"title": "Starting weights"} | Weights.model_json_schema()
+WEIGHTS = {"title": "Initial weights"} | Weights.model_json_schema()
 
 
 @pytest.fixture
