@@ -126,9 +126,13 @@ class Comparison:
 
     @property
     def _telling(self) -> list[tuple[str, list[Any]]]:
-        """Settings that differ, without the scaler's switch if the precision says the same."""
-        implied = {"scaler.enabled"} if "precision" in dict(self._differing) else set()
-        return [row for row in self._differing if row[0] not in implied]
+        """Settings that differ, without the scaler's switch if it follows from the precision."""
+        differing = self._differing
+        values = dict(differing)
+        precisions = values.get("precision", [])
+        pairs = set(zip(precisions, map(repr, values.get("scaler.enabled", [])), strict=False))
+        is_implied = bool(precisions) and len(pairs) == len(set(precisions))
+        return [row for row in differing if row[0] != "scaler.enabled" or not is_implied]
 
     @property
     def legend_settings(self) -> list[tuple[str, list[str]]]:

@@ -65,7 +65,7 @@ def compare(page: Page, address: str) -> None:
     page.wait_for_url("**/groups/*")
     expect(page.locator('td [data-status="finished"]')).to_have_count(4)
     page.set_viewport_size({"width": 1440, "height": 1400})
-    take(page, "comparison", 1400, themes={"light": ""})
+    take(page, "comparison", 1150, themes={"light": ""})
 
 
 def take(page: Page, name: str, height: int, themes: Mapping[str, str] = THEMES) -> None:
