@@ -95,6 +95,7 @@ def test_what_memory_recipes_take_is_counted_later(
     here.close()
 
 
+@pytest.mark.slow
 def test_what_is_added_and_removed_stands_in_the_deeds(site: Site, tmp_path: Path) -> None:
     """By which worker, once each; a file that is broken for a while stays offered there."""
     file = tmp_path / "mine.py"

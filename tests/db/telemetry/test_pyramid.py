@@ -87,6 +87,7 @@ def _assert_summed_up(found: Summaries, row: int, steps: NDArray[Any]) -> None:
             assert abs(found.mean[row, index] - values.astype(float).mean()) <= rounding
 
 
+@pytest.mark.slow
 @given(history=histories())
 @anyhow
 def test_rebuilding_gives_the_same_bytes(
@@ -134,6 +135,7 @@ def test_metrics_summed_up_together_are_those_summed_up_alone(
     assert str(sorted(known.items())) == str(sorted(latest.items()))
 
 
+@pytest.mark.slow
 @given(history=histories(), data=st.data())
 @anyhow
 def test_truncating_leaves_what_a_rebuild_would(
