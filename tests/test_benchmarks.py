@@ -10,6 +10,8 @@ from db.database import Database
 from db.runs import runs
 from halfstep.telemetry.spool import SpoolReader
 
+pytestmark = pytest.mark.slow
+
 TOLD = {"headroom": "headroom", "layer norms": "layer_norms", "histogram": "histogram"}
 
 
