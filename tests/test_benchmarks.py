@@ -25,6 +25,7 @@ def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
     assert (run.step, run.skipped) == (1000, 2)
 
 
+@pytest.mark.extended
 def test_many_names_are_sent_and_every_address_answers(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

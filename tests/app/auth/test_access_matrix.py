@@ -283,7 +283,6 @@ KINDS = (
     "read-only link",
     "outsider's browser",
     "limited token",
-    "limited token to steer",
     "token to send",
     "viewer",
 )
