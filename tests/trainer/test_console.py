@@ -175,6 +175,7 @@ def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
     """A second run in the folder is refused; one that resumes goes on there."""
     file = tmp_path / "drawing.py"
@@ -202,6 +203,7 @@ def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
     assert len([*one.glob("artifacts/step-*")]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "said", "code", "frames"),
     [
@@ -231,6 +233,7 @@ def test_what_a_recipe_raises_is_told_with_its_own_line(
     assert json.loads(capsys.readouterr().err)["error"] == line.removeprefix("error: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "factor", "ending", "why"),
     [

@@ -132,6 +132,7 @@ def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
     assert run.of("metric", name="val/size")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 def test_a_resumed_run_goes_on_with_it_exactly(run_loop, tmp_path, precision):
     """Cut in two, with skips on both sides, the averages are those of one run, to the last bit."""
@@ -235,6 +236,7 @@ def test_an_update_is_as_many_operations_however_many_weights(monkeypatch):
     assert operations(3) == before + 6
 
 
+@pytest.mark.slow
 def test_tied_weights_of_a_transformer(run_loop, tmp_path):
     """The recipe's own model, in bf16: averages are fp32, and the file loads."""
     values = {

@@ -68,6 +68,7 @@ def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
     assert str(told.value).count("digitz") == 1
 
 
+@pytest.mark.slow
 def test_the_probe_prints_devices_recipes_and_versions():
     """One JSON object on stdout says what a worker advertises."""
     output = subprocess.run(

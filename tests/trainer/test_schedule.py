@@ -54,6 +54,7 @@ def test_each_optimizer_counts_its_own_steps(run_loop):
     np.testing.assert_allclose(run.records["lr"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_counting(run_loop, tmp_path):
     """The counts are in the checkpoint: the second half is bit-exact."""
     values = VALUES | {"checkpoints": {"every_steps": 30}}

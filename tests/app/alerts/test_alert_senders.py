@@ -258,6 +258,7 @@ def test_no_password_leaves_without_tls(inside: Settings, caplog: pytest.LogCapt
         assert server.got == []
 
 
+@pytest.mark.slow
 def test_channels_are_checked_and_keep_their_secrets(
     database: Database, ada: User, tmp_path: Path
 ) -> None:

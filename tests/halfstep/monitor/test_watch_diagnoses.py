@@ -166,6 +166,7 @@ def test_one_that_fails_is_told_once_and_dropped(
     assert capsys.readouterr().err.count("histogram is disabled: MemoryError: no memory left") == 1
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_not_compiled_anew(tmp_path: Path) -> None:
     """Where anything is compiled, headroom is given up, and says why."""
     torch._dynamo.reset()

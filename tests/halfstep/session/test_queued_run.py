@@ -129,6 +129,7 @@ def test_the_next_attempt_begins_anew_unless_it_resumes(
     assert written.steps["step"].tolist().count(1) == 2
 
 
+@pytest.mark.slow
 def test_a_second_process_at_once_trains_unwatched(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
