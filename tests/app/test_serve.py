@@ -37,6 +37,7 @@ def test_stream_goes_on_where_it_was_lost(
         assert next(_events(stream))["data"]["steps"]["step"] == [4, 5]
 
 
+@pytest.mark.slow
 def test_server_stops_while_pages_are_open(
     database: Database, settings: Settings, running: Run, script: TestClient
 ) -> None:

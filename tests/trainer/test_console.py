@@ -13,6 +13,7 @@ from trainer.registry import load_recipe
 TEMPLATE = (Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py").read_text()
 
 
+@pytest.mark.slow
 def test_help_lists_recipes_and_fields(capsys):
     """`--help` says what can be trained and what can be set, with defaults."""
     main(["--help"])

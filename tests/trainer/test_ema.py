@@ -77,6 +77,7 @@ def test_it_is_torchs_own_average_where_the_decay_has_grown(run_loop):
         torch.testing.assert_close(averages[name], expected.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_no_bit_of_training_is_different(run_loop):
     """Weights, losses and metrics of the raw weights are those of a run without."""
     values = {"training": {"steps": 30}, "evaluation": {"every_steps": 10}}
@@ -119,6 +120,7 @@ class Raising(Noisy):
         return metrics
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
     """It is told; networks and random numbers are those of the training again."""
     run = run_loop(Raising, WITH)

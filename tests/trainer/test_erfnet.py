@@ -39,6 +39,7 @@ def test_it_trains_on_the_streets_that_it_draws(run_loop, precision):
     assert run.records["loss"][-1] < run.records["loss"][0]
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_in_batches(folder):
     """The figures are those of all pixels, whatever the batches; the last one may be smaller."""
     seen = {}

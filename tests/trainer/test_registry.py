@@ -85,6 +85,7 @@ def test_the_probe_prints_devices_recipes_and_versions():
     jsonschema.validate({"training": {"steps": 5}}, recipes["digits"]["schema"])
 
 
+@pytest.mark.slow
 def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_file):
     """It is advertised with its error, and where that is; what loads by the name it declares."""
     broken, unread = tmp_path / "broken.py", tmp_path / "unread.py"
@@ -107,6 +108,7 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
     assert recipes["digits"]["package"].startswith("halfstep-service ")
 
 
+@pytest.mark.slow
 def test_a_declared_name_is_one_recipes_alone(monkeypatch, tmp_path, own_file):
     """Of two of one name the later goes by its file; a name that is no name is told."""
     taken, nameless = tmp_path / "taken.py", tmp_path / "nameless.py"

@@ -142,6 +142,7 @@ LEAVES = (
 )
 
 
+@pytest.mark.slow
 def test_what_a_command_leaves_behind_ends_with_it(kept: Kept) -> None:
     """Also what has a session of its own, as torchrun's ranks do."""
     command_runner, family = kept.waits(LEAVES)
@@ -151,6 +152,7 @@ def test_what_a_command_leaves_behind_ends_with_it(kept: Kept) -> None:
     assert not any(psutil.pid_exists(pid) for pid in family)
 
 
+@pytest.mark.slow
 def test_a_command_does_not_outlive_its_supervisor_or_its_keeper(kept: Kept) -> None:
     """One whose supervisor is another process than its parent is an orphan."""
     command_runner = kept.start(sys.executable, "-c", WAITS, str(kept.begun), supervisor=1)
