@@ -10,6 +10,8 @@ from db.database import Database
 from db.runs import runs
 from halfstep.telemetry.spool import SpoolReader
 
+pytestmark = pytest.mark.slow
+
 TOLD = {"headroom": "headroom", "layer norms": "layer_norms", "histogram": "histogram"}
 
 
@@ -23,6 +25,7 @@ def test_the_run_that_benchmarks_record_takes_steps(database: Database) -> None:
     assert (run.step, run.skipped) == (1000, 2)
 
 
+@pytest.mark.extended
 def test_many_names_are_sent_and_every_address_answers(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from tests.site import Site
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(os.environ.get("HALFSTEP_COLD") == "yes", reason="nothing is forked")
 @pytest.mark.only_on("postgresql")

@@ -22,7 +22,7 @@ from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.marks import extended
 from tests.site import GATED, SECONDS, Site, answers, halfstep, is_running, type_command, until, up
 
-pytestmark = [pytest.mark.slow, pytest.mark.sql]
+pytestmark = pytest.mark.slow
 
 
 def test_up_serves_signs_in_and_stops_cleanly(tmp_path: Path) -> None:

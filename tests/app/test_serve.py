@@ -19,8 +19,6 @@ from tests.app.conftest import serving
 from tests.db.telemetry.telemetry_made import make_steps, record
 from tests.site import SECONDS, until
 
-pytestmark = pytest.mark.sql
-
 
 def test_stream_goes_on_where_it_was_lost(
     database: Database, running: Run, script: TestClient, address: str
@@ -39,6 +37,7 @@ def test_stream_goes_on_where_it_was_lost(
         assert next(_events(stream))["data"]["steps"]["step"] == [4, 5]
 
 
+@pytest.mark.slow
 def test_server_stops_while_pages_are_open(
     database: Database, settings: Settings, running: Run, script: TestClient
 ) -> None:
@@ -66,6 +65,7 @@ def test_an_answer_waits_for_no_acknowledgement(settings: Settings, database: Da
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+@pytest.mark.sql
 def test_open_streams_hold_no_connection(
     database: Database, running: Run, script: TestClient, address: str
 ) -> None:

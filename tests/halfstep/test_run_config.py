@@ -80,6 +80,7 @@ def test_a_wish_for_memory_that_no_device_has_is_refused(memory):
         parse_config(Example, values)
 
 
+@pytest.mark.slow
 def test_the_schema_and_the_model_agree():
     """A full configuration passes the schema, and what the schema refuses the model refuses."""
     schema = config_schema(Example)

@@ -22,6 +22,7 @@ def test_recipe_check_from_the_command() -> None:
     assert (nowhere.returncode, nowhere.stderr) == (1, f"halfstep: there is no file {path}\n")
 
 
+@pytest.mark.slow
 def test_recipe_train_beside_files_of_our_modules_names(tmp_path: Path) -> None:
     """The installed command does not import modules from the working directory."""
     for name in ("trainer", "app", "db", "worker"):
@@ -36,6 +37,7 @@ def test_recipe_train_beside_files_of_our_modules_names(tmp_path: Path) -> None:
     assert "recipe.width" in explained
 
 
+@pytest.mark.slow
 def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
     """A registered one is listed with its class, checked, and marked as outdated once changed."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
@@ -66,6 +68,7 @@ def test_recipes_are_kept_with_what_the_check_says(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_two_classes_of_a_file_are_kept_and_checked_each(tmp_path, monkeypatch):
     """The result of one is not stored for the other."""
     monkeypatch.setenv("HALFSTEP_DATA", str(tmp_path))
@@ -92,6 +95,7 @@ class Other(Diabetes):
     assert registered_recipes.check_of(f"{file}:Other")["findings"] != []
 
 
+@pytest.mark.slow
 def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
     """The file, the exception and the line are printed; so is a missing data folder."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
@@ -112,6 +116,7 @@ def test_what_cannot_be_loaded_is_not_kept(tmp_path, monkeypatch):
     assert "is no file of Python" in halfstep("recipe", "add", "digits", **data).stderr
 
 
+@pytest.mark.slow
 def test_what_the_check_refuses_is_not_kept(tmp_path):
     """After errors in the check, and invalid settings, the list is unchanged."""
     data = {"HALFSTEP_DATA": str(tmp_path)}
@@ -135,6 +140,7 @@ def test_what_the_check_refuses_is_not_kept(tmp_path):
     assert (tmp_path / "recipes.json").exists()
 
 
+@pytest.mark.slow
 def test_a_recipe_whose_name_is_taken_is_told_so(tmp_path):
     """It is offered by its path, next to the owner of the name; registered again it keeps it."""
     data = {"HALFSTEP_DATA": str(tmp_path)}

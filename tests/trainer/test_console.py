@@ -13,6 +13,7 @@ from trainer.registry import load_recipe
 TEMPLATE = (Path(__file__).parents[2] / "docs" / "how-to" / "recipe_template.py").read_text()
 
 
+@pytest.mark.slow
 def test_help_lists_recipes_and_fields(capsys):
     """`--help` lists recipes and settings, with defaults."""
     main(["--help"])
@@ -179,6 +180,7 @@ def test_a_folder_for_checkpoints_is_tried_before_training(capsys, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
     """A second run in the folder is rejected; a resumed one continues there."""
     file = tmp_path / "drawing.py"
@@ -206,6 +208,7 @@ def test_artifacts_lie_with_the_checkpoints_of_their_run(capsys, tmp_path):
     assert len([*one.glob("artifacts/step-*")]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "said", "code", "frames"),
     [
@@ -235,6 +238,7 @@ def test_what_a_recipe_raises_is_told_with_its_own_line(
     assert json.loads(capsys.readouterr().err)["error"] == line.removeprefix("error: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "factor", "outcome", "why"),
     [

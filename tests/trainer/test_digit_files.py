@@ -7,6 +7,7 @@ from trainer.recipes.class_folders import find
 from trainer.recipes.handwritten import TRAIN_SIZE, load_digits
 
 
+@pytest.mark.slow
 def test_the_digits_are_written_once(tmp_path, monkeypatch):
     """All of them, with the split and the pixels of the other recipes; and not a second time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -75,6 +75,7 @@ class Tied(Regression):
         self.optimizers = {"sgd": torch.optim.SGD(model.parameters(), lr=0.1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begins", "recipe", "names"),
     [

@@ -77,6 +77,7 @@ def test_it_is_torchs_own_average_where_the_decay_has_grown(run_loop):
         torch.testing.assert_close(averages[name], expected.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_no_bit_of_training_is_different(run_loop):
     """Weights, losses and metrics of the raw weights are those of a run without."""
     values = {"training": {"steps": 30}, "evaluation": {"every_steps": 10}}
@@ -119,6 +120,7 @@ class Raising(Noisy):
         return metrics
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
     """It is told; networks and random numbers are those of the training again."""
     run = run_loop(Raising, WITH)
@@ -132,6 +134,7 @@ def test_an_evaluation_of_it_that_raises_ends_no_run(run_loop):
     assert run.of("metric", name="val/size")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 def test_a_resumed_run_goes_on_with_it_exactly(run_loop, tmp_path, precision):
     """Cut in two, with skips on both sides, the averages are those of one run, to the last bit."""
@@ -235,6 +238,7 @@ def test_an_update_is_as_many_operations_however_many_weights(monkeypatch):
     assert operations(3) == before + 6
 
 
+@pytest.mark.slow
 def test_tied_weights_of_a_transformer(run_loop, tmp_path):
     """The recipe's own model, in bf16: averages are fp32, and the file loads."""
     values = {

@@ -27,6 +27,7 @@ def make(folder, **settings):
     return ERFNet(parse_config(ERFNet, values), CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_it_trains_on_the_streets_that_it_draws(run_loop, precision):
     """Without a folder: the loss falls, and mean IoU is reported with it."""
@@ -38,6 +39,7 @@ def test_it_trains_on_the_streets_that_it_draws(run_loop, precision):
     assert run.records["loss"][-1] < run.records["loss"][0]
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_in_batches(folder):
     """The figures are those of all pixels, whatever the batches; the last one may be smaller."""
     seen = {}
@@ -64,6 +66,7 @@ def test_the_documented_command_evaluates_once_in_some_epochs():
     assert config.training.steps % config.evaluation.every_steps == 0
 
 
+@pytest.mark.slow
 def test_it_learns_to_tell_road_from_sky(run_loop, folder):
     """In fp32, 120 small steps triple what the best constant answer gets, some 0.06."""
     values = {
@@ -140,6 +143,7 @@ def test_mean_iou_counts_the_classes_that_occur():
     assert mean_iou(confusion) == pytest.approx((2 / 3 + 1 / 2) / 2)
 
 
+@pytest.mark.slow
 def test_the_prediction_is_a_picture(run_loop, folder, tmp_path):
     """After an evaluation: the image, the prediction and the truth, one below another."""
     values = {

@@ -103,6 +103,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 def test_an_update_reads_nothing_and_stays_on_the_device(monkeypatch):
     """Unscale, norms, clip, histogram, step, scale, row: on CUDA tensors from end to end."""
     update_on_cuda(monkeypatch, VALUES)

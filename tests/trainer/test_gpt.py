@@ -12,6 +12,7 @@ from trainer.recipes.gpt import GPT, GPTConfig, Transformer, read_text
 TINY = {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 2**16}
 
 
+@pytest.mark.slow
 def test_a_tiny_model_learns_the_standard_library(run_loop):
     """In fp16 it ends far below the 8 bits that a byte takes without a model."""
     values = {
@@ -52,6 +53,7 @@ def test_a_byte_does_not_see_those_after_it(tied):
     assert (model.head.weight is model.bytes.weight) == tied
 
 
+@pytest.mark.slow
 def test_a_batch_is_text_and_what_follows_and_repeats_itself():
     """Targets are the inputs, one byte on; the generator alone decides where windows start."""
     recipe = GPT(parse_config(GPT, {"recipe": TINY}), CPU)
@@ -65,6 +67,7 @@ def test_a_batch_is_text_and_what_follows_and_repeats_itself():
     assert not torch.equal(inputs, other)
 
 
+@pytest.mark.slow
 def test_it_compiles_to_one_graph(run_loop, monkeypatch):
     """torch.compile finds nothing in forward that it would have to leave to Python."""
     compiled = partial(torch.compile, backend="eager", fullgraph=True)  # no code generation
@@ -78,6 +81,7 @@ def test_it_compiles_to_one_graph(run_loop, monkeypatch):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_sample_is_text_and_changes_nothing(run_loop, tmp_path):
     """A run that writes samples ends with the weights of one that does not."""
     values = {"recipe": TINY | {"dropout": 0.1}, "training": {"steps": 4}}

@@ -108,6 +108,7 @@ def test_a_picture_is_kept_although_its_step_raises_later(run_loop, tmp_path):
     assert len(list(tmp_path.glob("artifacts/step-*/val-image.png"))) == 2
 
 
+@pytest.mark.slow
 def test_neither_a_replay_nor_a_retry_tells(run_loop):
     """A repeated step is logged once."""
     scaler = {"init_scale": 2.0**24, "growth_interval": 30, "retry_in_fp32": True}

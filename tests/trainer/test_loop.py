@@ -19,6 +19,7 @@ from trainer.setup import one_at_a_time
 from trainer.step import make_scaler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_digits_reach_95_percent_in_every_precision(run_loop, precision):
     """400 steps of the default settings classify 95 % of the validation images."""
@@ -30,6 +31,7 @@ def test_digits_reach_95_percent_in_every_precision(run_loop, precision):
     assert bool(run.of("scaler")) == (precision == "fp16")
 
 
+@pytest.mark.slow
 def test_the_scale_falls_exactly_at_skips_and_nowhere_else(run_loop):
     """In fp16 the next step's scale is half at a skip, double at a growth, else the same."""
     run = run_loop(Digits)
@@ -44,6 +46,7 @@ def test_the_scale_falls_exactly_at_skips_and_nowhere_else(run_loop):
     assert skipped == {event["step"] for event in run.of("scaler", kind="skip")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_skip_flags_are_the_truth_and_skipped_steps_change_no_weight(monkeypatch, fused):
     """A step is flagged if and only if the scaler's kernel found inf or NaN; then no bit moves."""
@@ -81,6 +84,7 @@ def test_skip_flags_are_the_truth_and_skipped_steps_change_no_weight(monkeypatch
     assert sum(truth) > 2
 
 
+@pytest.mark.slow
 def test_the_loop_computes_what_the_plain_recipe_computes(run_loop):
     """Telemetry changes no bit: the weights are those of PyTorch's documented loop without it."""
     values = {"training": {"steps": 60, "max_grad_norm": 0.5}}
@@ -130,6 +134,7 @@ def test_the_clip_by_value_acts_on_unscaled_gradients_after_the_clip_by_norm(
         assert record["grad_norm_clipped"] < record["grad_norm"]
 
 
+@pytest.mark.slow
 def test_a_compiled_network_trains_and_is_saved_under_its_own_names(
     run_loop, tmp_path, monkeypatch
 ):
@@ -517,6 +522,7 @@ def test_the_benchmark_reports_time_and_memory(run_loop):
     assert len(run.records) == 9
 
 
+@pytest.mark.slow
 def test_a_run_repeats_itself_bit_for_bit(run_loop):
     """The same seed gives the same weights; another seed gives others."""
     values = {"training": {"steps": 20}, "recipe": {"dropout": 0.3, "shift_pixels": 1}}
@@ -527,6 +533,7 @@ def test_a_run_repeats_itself_bit_for_bit(run_loop):
     assert not torch.equal(other.weights()["model.0.bias"], first.weights()["model.0.bias"])
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_the_tutorials_table(capfd, monkeypatch):
     """A process for each precision; the ratios are to the first row."""
     rows = {name: mlp.ROWS[name] for name in ("fp32", "bf16")}

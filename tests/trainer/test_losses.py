@@ -73,6 +73,7 @@ class Shared(Regression):
         yield Loss(first, both), Loss(second, both)
 
 
+@pytest.mark.slow
 def test_several_losses_of_a_shared_graph_as_pytorch_does_it(run_loop):
     """Bit-equal to the loop of PyTorch's AMP examples, "Working with multiple losses"."""
     run = run_loop(Shared, FP16)

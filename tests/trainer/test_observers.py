@@ -14,6 +14,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "moment", "name"),
     [

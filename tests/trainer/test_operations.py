@@ -103,6 +103,7 @@ def surplus() -> dict[int, int]:
     }
 
 
+@pytest.mark.slow
 def test_the_surplus_does_not_grow_with_the_parameters(surplus):
     """10, 100 or 1,000 of them: the same operations for the row, the flags and the norms."""
     assert surplus[10] == surplus[100] == surplus[1000]

@@ -25,6 +25,7 @@ def with_optimizer(make):
     return Made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_of_a_fused_sgd_survives_a_first_step_that_is_skipped(run_loop, nesterov):
     """Fused and unfused have the same losses: neither uses uninitialized memory."""

@@ -386,6 +386,7 @@ def test_master_weights_are_fp32(run_loop, dtype, fused):
         run_loop(Halved, {"precision": "fp16", "training": {"fused": fused}})
 
 
+@pytest.mark.slow
 def test_saving_and_resuming_continue_to_the_bit(run_loop, tmp_path):
     """Model, optimizer and scaler come back: a resumed run ends as an undisturbed one.
 

@@ -68,6 +68,7 @@ def test_a_listed_recipe_that_is_not_there_says_why(tmp_path, monkeypatch):
     assert str(result.value).count("digitz") == 1
 
 
+@pytest.mark.slow
 def test_the_probe_prints_devices_recipes_and_versions():
     """One JSON object on stdout has what a worker advertises."""
     output = subprocess.run(
@@ -84,6 +85,7 @@ def test_the_probe_prints_devices_recipes_and_versions():
     jsonschema.validate({"training": {"steps": 5}}, recipes["digits"]["schema"])
 
 
+@pytest.mark.slow
 def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_file):
     """It is advertised with its error, and where that is; what loads by the name it declares."""
     broken, unread = tmp_path / "broken.py", tmp_path / "unread.py"
@@ -106,6 +108,7 @@ def test_a_broken_recipe_does_not_hide_the_others(monkeypatch, tmp_path, own_fil
     assert recipes["digits"]["package"].startswith("halfstep-service ")
 
 
+@pytest.mark.slow
 def test_a_declared_name_is_one_recipes_alone(monkeypatch, tmp_path, own_file):
     """Of two with the same name the later is named by its file; an invalid name is reported."""
     taken, nameless = tmp_path / "taken.py", tmp_path / "nameless.py"

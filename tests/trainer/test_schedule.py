@@ -17,6 +17,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 def test_the_schedule_that_counts_applied_steps_stands_still_at_a_skip(run_loop):
     """The rate of each step is that of the number of steps applied before it, plus one.
 
@@ -32,6 +33,7 @@ def test_the_schedule_that_counts_applied_steps_stands_still_at_a_skip(run_loop)
     np.testing.assert_allclose(run.records["lr"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_skips_both_schedules_give_the_same_rates(run_loop):
     """What the device computes is what the host would have, to fp32's precision."""
     values = VALUES | {"precision": "fp32"}
@@ -54,6 +56,7 @@ def test_each_optimizer_counts_its_own_steps(run_loop):
     np.testing.assert_allclose(run.records["lr"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_counting(run_loop, tmp_path):
     """The counts are in the checkpoint: the second half is bit-exact."""
     values = VALUES | {"checkpoints": {"every_steps": 30}}

@@ -99,6 +99,7 @@ def test_what_nobody_reads_goes_after_a_month(text):
     assert len(list(folder().glob("*.lock"))) == 2
 
 
+@pytest.mark.slow
 def test_a_text_is_never_in_memory_as_a_whole(text):
     """Nor are its tokens."""
     lines = '{"text": "' + "a" * 1000 + '"}\n'

@@ -72,6 +72,7 @@ def test_weights_with_code_are_refused(run_loop, evil):
         assert not trace.exists()
 
 
+@pytest.mark.slow
 def test_no_source_of_ours_trusts_a_pickle():
     """torch.load is told that only weights are wanted, and nothing else unpickles: no import of
     other loggers' runs, no server, no worker.

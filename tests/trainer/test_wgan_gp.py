@@ -38,6 +38,7 @@ def test_the_penalty_does_not_depend_on_the_scale(scale):
     assert (gradient - expected_gradient).norm() < 0.02 * expected_gradient.norm()
 
 
+@pytest.mark.slow
 def test_skips_are_counted_for_each_optimizer(monkeypatch, run_loop):
     """Which of the two was skipped, in every step, is what the scaler's kernel found."""
     truth = []
@@ -64,6 +65,7 @@ def test_skips_are_counted_for_each_optimizer(monkeypatch, run_loop):
         assert [event["step"] for event in skips] == [n for n, one in enumerate(own, 1) if one]
 
 
+@pytest.mark.slow
 def test_drawn_digits_come_nearer_to_real_ones(run_loop):
     """In fp16, 300 steps cut the distance of their statistics to less than half."""
     values = {

@@ -31,6 +31,7 @@ class Raising(Regression):
         raise RuntimeError("no operations known")
 
 
+@pytest.mark.slow
 def test_a_transformer_takes_what_the_formula_says() -> None:
     """Six a weight and token, and twelve a layer, width and pair of tokens; no number is drawn."""
     config = parse_config(GPT, SMALL)

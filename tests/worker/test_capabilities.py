@@ -59,6 +59,7 @@ def test_a_recipe_that_is_added_changed_and_broken_is_offered_as_it_is(
         assert site.offers("digits")
 
 
+@pytest.mark.slow
 def test_a_recipe_that_never_ends_loading_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_recipe_that_never_ends_loading_changes_nothing(
     here.close()
 
 
+@pytest.mark.slow
 def test_what_memory_recipes_take_is_counted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +97,7 @@ def test_what_memory_recipes_take_is_counted_later(
     here.close()
 
 
+@pytest.mark.slow
 def test_what_is_added_and_removed_stands_in_the_deeds(site: Site, tmp_path: Path) -> None:
     """By which worker, once each; a file that is broken for a while stays offered there."""
     file = tmp_path / "mine.py"

@@ -183,6 +183,7 @@ def test_a_channel_into_ones_own_network_is_not_made(
     assert browser.post("/api/v1/alerts/channels", json=wanted).status_code == 201
 
 
+@pytest.mark.slow
 def test_no_name_is_looked_up_for_a_stranger(
     stranger: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +258,7 @@ def test_no_password_leaves_without_tls(inside: Settings, caplog: pytest.LogCapt
         assert server.got == []
 
 
+@pytest.mark.slow
 def test_channels_are_checked_and_keep_their_secrets(
     database: Database, ada: User, tmp_path: Path
 ) -> None:

@@ -281,7 +281,6 @@ KINDS = (
     "read-only link",
     "outsider's browser",
     "limited token",
-    "limited token to steer",
     "token to send",
     "viewer",
 )

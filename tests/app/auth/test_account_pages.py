@@ -94,6 +94,7 @@ def test_a_link_is_fresh_for_ten_minutes(browser: TestClient, database: Database
     assert "sign in with a new one (halfstep link ada)" in answer.text
 
 
+@pytest.mark.slow
 def test_a_token_does_not_open_the_account(app: FastAPI, script: TestClient, ada: User) -> None:
     """It sets no password and receives no session, by no route of the account."""
     found = [

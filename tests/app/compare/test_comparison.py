@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import pytest
 from starlette.testclient import TestClient
 
 from app.compare import comparison
@@ -26,8 +25,6 @@ from tests.db.telemetry.telemetry_made import (
     make_steps,
     record,
 )
-
-pytestmark = pytest.mark.sql
 
 LABELS = ["fp32", "fp16 without scaler", "fp16", "bf16"]
 

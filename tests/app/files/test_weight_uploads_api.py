@@ -192,6 +192,7 @@ def test_what_no_run_starts_from_goes_after_a_day(
     assert files(folder) == [young]
 
 
+@pytest.mark.slow
 def test_the_command_uploads_what_a_run_starts_from(
     database: Database, address: str, script: TestClient, tmp_path: Path
 ) -> None:

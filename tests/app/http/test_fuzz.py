@@ -1,7 +1,7 @@
 """The whole API as its description has it, with what fits it and what does not, as everybody.
 
-`make test` sends a thousand requests and more; `make test-security` so many on each database that
-what the server keeps of them would show in its memory.
+`make test-all` sends a thousand requests and more; `make test-security` so many on each database
+that what the server keeps of them would show in its memory.
 """
 
 import gc
@@ -28,7 +28,7 @@ from db.tables import CONTROL, FULL, ONE_RUN, READ, SUBMIT, WRITE, Run, User
 from tests.db.conftest import make_watched
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 ROUNDS = int(os.environ.get("HALFSTEP_FUZZ_ROUNDS", "1"))
 IS_FULL = ROUNDS > 1

@@ -14,8 +14,6 @@ from db.tables import Run, Status, User
 from tests.app.conftest import submit
 from tests.db.telemetry.telemetry_made import make_events, make_steps, record
 
-pytestmark = pytest.mark.sql
-
 
 def test_newcomer_is_told_what_to_do(browser: TestClient) -> None:
     """With no run and no worker, the page says how to get both."""
@@ -149,6 +147,7 @@ def test_ticked_runs_are_cancelled_together(
     assert found == [Status.STOPPING, Status.CANCELLED, Status.CANCELLED]
 
 
+@pytest.mark.sql
 def test_waiting_runs_are_put_in_another_order(
     database: Database, ada: User, running: Run, browser: TestClient
 ) -> None:
@@ -180,6 +179,7 @@ def queued(database: Database) -> list[int]:
         return list(pending_reasons.places(session))
 
 
+@pytest.mark.sql
 def test_two_who_cancel_the_same_runs_in_opposite_orders_do_not_wait_for_each_other(
     database: Database, ada: User, browser: TestClient
 ) -> None:

@@ -151,6 +151,7 @@ def test_silence_is_told_and_nothing_made_of_it(
     assert "No contact" not in browser.get("/runs/1").text
 
 
+@pytest.mark.slow
 def test_whoever_watches_hears_of_the_silence(
     watched: Uploader, database: Database, settings: Settings
 ) -> None:

@@ -316,6 +316,7 @@ def test_hyperband_gives_up_what_falls_behind(
     assert browser.get("/api/v1/sweeps/1").json()["pruned"] == 1
 
 
+@pytest.mark.slow
 def test_a_person_who_cancels_gives_nothing_up(
     database: Database, ada: User, offered: None
 ) -> None:

@@ -13,8 +13,6 @@ from db.tables import Run
 from db.telemetry.export import PAGE_ROWS
 from tests.db.telemetry.telemetry_made import make_events, make_metric, make_steps, record
 
-pytestmark = pytest.mark.sql
-
 STEPS = PAGE_ROWS + 1
 
 
@@ -26,6 +24,7 @@ def recorded(database: Database, running: Run) -> None:
     record(database, running, steps, events=[*skips, make_metric(9, float("nan"))])
 
 
+@pytest.mark.sql
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_have_every_row(recorded: None, script: TestClient, kind: str) -> None:

@@ -94,6 +94,7 @@ def test_names_and_searches_that_are_too_long_are_refused(many: Run, script: Tes
         assert answer.status_code == 422, query
 
 
+@pytest.mark.slow
 def test_news_are_of_the_metrics_that_a_viewer_shows(
     database: Database, settings: Settings, many: Run
 ) -> None:

@@ -122,6 +122,7 @@ def test_what_is_no_rule_is_refused(
     assert text in page.text
 
 
+@pytest.mark.slow
 def test_only_who_manages_a_project_sets_its_rule(
     app: Any, database: Database, ada: User, offered: None
 ) -> None:

@@ -73,6 +73,7 @@ def test_what_would_go_is_said_first(old: int, settings: Settings) -> None:
     assert [path.name for path in folder.iterdir()] == ["20.pt"]
 
 
+@pytest.mark.slow
 def test_without_a_rule_nothing_is_pruned(old: int) -> None:
     """The message names the missing option."""
     done = halfstep("storage", "prune")

@@ -57,6 +57,7 @@ def _client(address: str, name: str) -> dict[str, str]:
     return client_of(Request({"type": "http", "client": (address, 0), "headers": []}), name)
 
 
+@pytest.mark.slow
 def test_strangers_keep_nobody_out(take: Callable[..., int]) -> None:
     """However many addresses guess at a name, another is not braked; an address that guesses at
     many names is, and a /64 is one address.

@@ -276,6 +276,7 @@ def test_a_loss_that_is_nan_from_the_first_step_on_is_no_overflow(
         assert "The forward pass overflows" in [each.title for each in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [WATCH, COMMAND])
 def test_a_script_is_told_what_its_author_can_do(
     database: Database, running: Run, source: str

@@ -132,6 +132,7 @@ def test_a_gang_is_ahead_by_its_projects_use(database: Database, ada: User) -> N
         assert len(nodes(session, gang)) == 2
 
 
+@pytest.mark.slow
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

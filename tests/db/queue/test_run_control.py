@@ -114,6 +114,7 @@ def test_a_waiting_run_is_moved_before_another(database: Database, running: Run,
         run_control.move(session, running.id, a.id, ada)
 
 
+@pytest.mark.slow
 def test_places_never_run_out(database: Database, running: Run, ada: User) -> None:
     """Two that are moved before a third by turns stay in order, longer than a double has halves."""
     with database.writing() as session:

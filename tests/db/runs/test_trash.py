@@ -282,6 +282,7 @@ class CutOff:
             raise ConnectionAbortedError
 
 
+@pytest.mark.slow
 def test_stopped_anywhere_it_goes_on(
     database: Database,
     settings: Settings,

@@ -45,6 +45,7 @@ def histories(draw: st.DrawFn) -> tuple[NDArray[Any], list[NDArray[Any]]]:
     return final, [part for part in (stale, *batches, *replayed) if len(part)]
 
 
+@pytest.mark.slow
 @given(history=histories())
 @anyhow
 def test_stones_are_what_the_raw_steps_say(
@@ -87,6 +88,7 @@ def _assert_summed_up(found: Summaries, row: int, steps: NDArray[Any]) -> None:
             assert abs(found.mean[row, index] - values.astype(float).mean()) <= rounding
 
 
+@pytest.mark.slow
 @given(history=histories())
 @anyhow
 def test_rebuilding_gives_the_same_bytes(
@@ -110,6 +112,7 @@ metric_points = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(flushes=st.lists(st.lists(metric_points, min_size=1, max_size=60), min_size=1, max_size=4))
 @anyhow
 def test_metrics_summed_up_together_are_those_summed_up_alone(
@@ -134,6 +137,7 @@ def test_metrics_summed_up_together_are_those_summed_up_alone(
     assert str(sorted(known.items())) == str(sorted(latest.items()))
 
 
+@pytest.mark.slow
 @given(history=histories(), data=st.data())
 @anyhow
 def test_truncating_leaves_what_a_rebuild_would(
@@ -197,6 +201,7 @@ def test_merging_by_steps_is_merging_at_once() -> None:
     np.testing.assert_allclose(at_once.mean, by_steps.mean)
 
 
+@pytest.mark.slow
 @given(
     points=st.lists(metric_points, min_size=1, max_size=200),
     cuts=st.lists(st.integers(0, 200), max_size=4),

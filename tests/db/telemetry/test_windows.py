@@ -32,6 +32,7 @@ def look(database: Database, run: Run, **zoom: Any) -> Window:
         return window
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 2**32 - 1),
     length=st.sampled_from([1, 50, 700, 5000, 40_000]),

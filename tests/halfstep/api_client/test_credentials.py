@@ -10,6 +10,8 @@ from halfstep import Client
 from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials, Unreadable
 
+pytestmark = pytest.mark.slow
+
 STORED = Credentials("http://stored", "stored-token")
 
 

@@ -51,6 +51,7 @@ def help_of(*words: str, **environment: str) -> str:
     return re.sub(r"[\s│]+", " ", halfstep(*words, **environment).stdout)
 
 
+@pytest.mark.slow
 def test_help_lists_every_command_with_its_first_line() -> None:
     """`halfstep` without arguments lists the installed commands."""
     for words in ((), ("--help",)):
@@ -68,11 +69,13 @@ def test_help_has_a_short_option(capsys: pytest.CaptureFixture[str]) -> None:
         assert "Usage: halfstep" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_version_is_printed() -> None:
     """The version is the wheel's."""
     assert halfstep("--version").stdout.strip() == __version__
 
 
+@pytest.mark.slow
 def test_another_package_adds_a_command(tmp_path: Path) -> None:
     """An entry point of the group is called with all arguments after its name."""
     code = 'def greet(words):\n    """Say hello."""\n    print("hello", *words)\n'
@@ -82,6 +85,7 @@ def test_another_package_adds_a_command(tmp_path: Path) -> None:
     assert "greet Say hello." in help_of("--help", **environment)
 
 
+@pytest.mark.slow
 def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
     """Its commands are a group under the name of the entry point."""
     code = (
@@ -95,6 +99,7 @@ def test_another_package_adds_a_typer_application(tmp_path: Path) -> None:
     assert "greet Greetings." in help_of("--help", **environment)
 
 
+@pytest.mark.slow
 def test_a_broken_package_hides_no_command(tmp_path: Path) -> None:
     """Its line has the error; the others are listed."""
     environment = joined(tmp_path, "greet = guest:greet", "1 / 0")
@@ -161,6 +166,7 @@ def test_runs_are_sorted_in_descending_order_by_a_word_with_a_dash(
     assert type_command("run", "list", "--sort", "--limit", "5") == 2
 
 
+@pytest.mark.slow
 def test_unknown_command_is_named() -> None:
     """A usage error ends with a message that lists the commands, and a suggestion."""
     ended = halfstep("dwonload")
@@ -234,6 +240,7 @@ def test_what_goes_wrong_is_json_where_that_is_asked_for(
     assert message in json.loads(said.err)["error"]
 
 
+@pytest.mark.slow
 def test_a_list_of_runs_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     """Its start is quick: neither numpy nor torch nor pydantic."""
     code = """

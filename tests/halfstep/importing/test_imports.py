@@ -291,6 +291,7 @@ def test_wandbs_pictures(tmp_path: Path) -> None:
     assert left_out == {"images/separated": 1, "image-file": 1, "table-file": 1}
 
 
+@pytest.mark.slow
 def test_twice_as_many_of_wandbs_pictures_are_twice_the_work(tmp_path: Path) -> None:
     """Of one row: a run may log a thousand names in a step."""
 

@@ -726,6 +726,7 @@ def test_runs_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"it", "it-2"}
 
 
+@pytest.mark.slow
 def test_the_folder_of_runs_hides_no_module_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1152,6 +1153,7 @@ watch.finish()
 """
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_midst_of_our_work_waits_for_its_end(tmp_path: Path) -> None:
     """Else the spool would be written twice at once."""
     done = preloaded.run(
@@ -1255,6 +1257,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "sharded", "fsdp2"])
 def test_of_processes_that_train_together_one_writes(tmp_path: Path, kind: str) -> None:
     """DDP, with either scaler, and FSDP2: what any rank overflowed in is in the one run."""

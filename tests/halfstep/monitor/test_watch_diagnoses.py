@@ -115,6 +115,7 @@ def test_what_is_asked_for_is_what_passed(tmp_path: Path, fused: bool) -> None:
     assert all(events.problem_of(event) is None for event in written.events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_to_be_asked_changes_no_bit(tmp_path: Path, fused: bool) -> None:
     """Weights are those of a loop that is not looked at, in skipped steps too."""
@@ -166,6 +167,7 @@ def test_one_that_fails_is_told_once_and_dropped(
     assert capsys.readouterr().err.count("histogram is disabled: MemoryError: no memory left") == 1
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_not_compiled_anew(tmp_path: Path) -> None:
     """Where anything is compiled, headroom is given up, and says why."""
     torch._dynamo.reset()

@@ -232,6 +232,7 @@ ACTIONS: dict[str, Callable[[Loop], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_compiled")
 @settings(max_examples=60)
 @given(

@@ -287,7 +287,7 @@ def test_the_outcome_of_a_child_has_its_exit_code(script: Path, kind: str, end: 
     check(outcome(script), status, code, error)
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn", *extended(["forkserver", "executor"])])
+@pytest.mark.parametrize("how", ["fork", *extended(["spawn", "forkserver", "executor"])])
 def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
     """A pool ends its idle workers by SIGTERM, which is no failure of their tasks."""
     done = run(script, "pool", how)
@@ -297,7 +297,7 @@ def test_the_tasks_of_a_pool_have_finished(script: Path, how: str) -> None:
         assert (found["status"], found["error"]) == ("finished", None)
 
 
-@pytest.mark.parametrize("how", ["forkserver", "executor", *extended(["fork", "spawn"])])
+@pytest.mark.parametrize("how", ["executor", *extended(["fork", "spawn", "forkserver"])])
 def test_the_task_of_a_pool_that_raises_has_failed(script: Path, how: str) -> None:
     """Whether another task follows or the pool ends; its parent still gets the exception."""
     done = run(script, "failing pool", how)
@@ -344,6 +344,7 @@ def test_a_thread_that_trains_and_raises_has_failed(script: Path) -> None:
     check(outcome(script), "failed", None, "ValueError: boom")
 
 
+@pytest.mark.extended
 def test_a_rank_of_torch_that_raises_has_failed(script: Path) -> None:
     """torch.multiprocessing catches the exception, and exits with 1."""
     run(script, "torch.spawn", "raise")

@@ -44,6 +44,7 @@ def train(**named: str) -> None:
     halfstep.watch().finish()
 
 
+@pytest.mark.slow
 def test_the_run_is_the_queues_whatever_the_script_calls_it(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def test_what_a_script_is_configured_with_is_told_without_its_secrets(
     assert "text is cut to 2,000 of 100,000 characters" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_trainings_of_one_script_go_on_from_each_other(folder: Path) -> None:
     """The second one's steps follow on the first one's, in a file of its own."""
     train()
@@ -113,6 +115,7 @@ def test_one_that_was_killed_is_gone_on_from(folder: Path) -> None:
     found.leave(found.step)
 
 
+@pytest.mark.slow
 def test_the_next_attempt_begins_anew_unless_it_resumes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +132,7 @@ def test_the_next_attempt_begins_anew_unless_it_resumes(
     assert written.steps["step"].tolist().count(1) == 2
 
 
+@pytest.mark.slow
 def test_a_second_process_at_once_trains_unwatched(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

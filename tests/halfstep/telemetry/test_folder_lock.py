@@ -75,6 +75,7 @@ def logged(folder: Path) -> list[str]:
     return [event["name"] for event in Written(folder).of("metric")]
 
 
+@pytest.mark.slow
 def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[str, str]) -> None:
     """The second is rejected with a line; after the first's end, or death, another can continue."""
     first = Script(tmp_path, no_locks)
@@ -97,6 +98,7 @@ def test_without_flock_one_process_writes_a_run(tmp_path: Path, no_locks: dict[s
     assert [attempt["attempt"] for attempt in read_run(tmp_path / "it")["attempts"]] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_without_flock_a_run_is_sent_while_it_is_written(
     tmp_path: Path, no_locks: dict[str, str]
 ) -> None:

@@ -1020,6 +1020,7 @@ def test_offline_nothing_is_sent_before_upload(
     assert len(site.runs) == 2
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_deleted_ends_the_uploader(tmp_path: Path) -> None:
     """In one line, in the log that is deleted with it."""
     files = open_run(tmp_path, name="it")

@@ -271,6 +271,7 @@ def test_a_checkpoint_of_a_version_with_fewer_settings_is_gone_on_from_exactly(
     assert result["notes"] == ["spike.threshold was 10.0, is 5.0"]
 
 
+@pytest.mark.slow
 def test_what_is_resumed_stays_in_its_file_and_is_let_go_of(run_loop, tmp_path, monkeypatch):
     """While it is loaded its bytes are not memory of this process; after the first step nothing of
     it is left, neither optimizers, averages nor the recipe's state. The bits are those of an

@@ -176,6 +176,7 @@ def test_what_reading_raises_names_the_example_with_its_traceback(run_loop, work
     assert 'raise OSError("image 20 is truncated")' in text
 
 
+@pytest.mark.slow
 def test_examples_of_different_shape_are_named(run_loop):
     """Two of them, with their shapes, and collate's error."""
     with pytest.raises(
@@ -195,6 +196,7 @@ def test_a_collate_that_fails_is_told(run_loop):
         run_loop(Failing, settings(1))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_named_with_its_example(run_loop):
     """A worker does not come back, as one that the kernel killed for memory does not."""
     with pytest.raises(
@@ -238,6 +240,7 @@ def test_too_small_a_dataset_is_told(run_loop):
         run_loop(Reading, {"training": {"batch_size": 38}})
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_training(run_loop):
     """Also when a step raises; and the training's own random numbers are not theirs."""
 

@@ -144,6 +144,7 @@ def test_a_recipes_own_half_weights(run_loop, dtype, precision, is_refused):
         assert run_loop(Halved, {"precision": precision}).outcome.step == 5
 
 
+@pytest.mark.slow
 def test_a_fused_sgd_that_would_not_train_is_refused(run_loop):
     """torch's CPU kernel silently leaves bf16 weights unchanged."""
     values = {"precision": "bf16", "training": {"weights": "bf16"}}

@@ -51,6 +51,7 @@ def emulated(monkeypatch):
     monkeypatch.setenv(EMULATE, "1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scales", ["tensorwise", "rowwise"])
 def test_layers_train_in_fp8_and_tell_what_it_makes_of_them(
     run_loop, emulated, capsys, tmp_path, scales

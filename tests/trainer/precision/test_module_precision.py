@@ -131,6 +131,7 @@ def test_it_compiles_to_one_graph_with_the_bits_of_the_region_by_hand():
     assert_same_bits(*results)
 
 
+@pytest.mark.slow
 def test_a_compiled_run_obeys(run_loop, monkeypatch):
     """With training.compile, by the names that the network has without it."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

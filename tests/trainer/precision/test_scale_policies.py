@@ -295,6 +295,7 @@ def test_a_scale_that_is_none_is_not_set(run_loop, nonsense):
     assert set(run.records["scale"]) == {64.0}
 
 
+@pytest.mark.slow
 def test_a_skipped_batch_can_be_retried_in_fp32(run_loop, tmp_path):
     """The retry moves the weights by the true gradient, is an event, and is counted."""
     values = {"training": {"steps": 42}, "scaler": {"retry_in_fp32": True}}

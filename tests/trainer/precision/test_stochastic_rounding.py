@@ -76,6 +76,7 @@ def test_a_count_that_fails_ends_no_run(run_loop, monkeypatch):
     assert_same_bits(run.weights(), whole.weights())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_exactly_and_forks_may_round_otherwise(run_loop, tmp_path):
     """The chances depend on the seed and the updates before, and on no other random numbers."""
     whole = run_loop(Small, values(9))

@@ -469,6 +469,7 @@ PAYLOADS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

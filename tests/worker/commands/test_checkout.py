@@ -31,6 +31,7 @@ def checked_out(repository: Path, commit: str, folder: Path) -> str:
     return check_out(f"file://{repository}", commit, folder, environment, lambda: None)
 
 
+@pytest.mark.slow
 def test_submodules_are_at_the_commits_that_the_repository_names(tmp_path: Path) -> None:
     """Also those of submodules, by addresses relative to theirs; a second attempt takes them as
     they are.

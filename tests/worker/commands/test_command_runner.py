@@ -142,6 +142,7 @@ LEAVES = (
 )
 
 
+@pytest.mark.slow
 def test_what_a_command_leaves_behind_ends_with_it(kept: Kept) -> None:
     """Including processes with their own session, such as torchrun's ranks."""
     command_runner, family = kept.waits(LEAVES)
@@ -151,6 +152,7 @@ def test_what_a_command_leaves_behind_ends_with_it(kept: Kept) -> None:
     assert not any(psutil.pid_exists(pid) for pid in family)
 
 
+@pytest.mark.slow
 def test_a_command_does_not_outlive_its_supervisor_or_its_keeper(kept: Kept) -> None:
     """If its supervisor is not its parent it is an orphan."""
     command_runner = kept.start(sys.executable, "-c", WAITS, str(kept.begun), supervisor=1)

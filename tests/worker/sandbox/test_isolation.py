@@ -107,6 +107,7 @@ def passable(database: Database, database_url: str, ada: User) -> Iterator[Site]
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not IS_ROOT, reason=NO_ROOT)
 @pytest.mark.only_on("sqlite")
 def test_a_run_with_a_user_of_its_own_reaches_nothing_else(passable: Site, python: Path) -> None:
