@@ -19,7 +19,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from halfstep.sidecar.process import DRAINED, PIECE_BYTES, STOP
 from halfstep.telemetry.attempt_files import AttemptFiles
@@ -29,15 +29,38 @@ DRAIN_SECONDS = 2.0  # most that the script's end waits for the sidecar to copy 
 PIPE_BYTES = 2**20  # as large as Linux allows by default
 
 
+class Descriptor(NamedTuple):
+    """A file descriptor, which the script may have closed, and reused for a file of its own."""
+
+    number: int
+    identity: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, number: int) -> Self:
+        """Raises OSError if it is closed."""
+        status = os.fstat(number)
+        return cls(number, (status.st_dev, status.st_ino, status.st_rdev))
+
+    def is_ours(self) -> bool:
+        """Return whether it is still open on the same file."""
+        with suppress(OSError):
+            return Descriptor.of(self.number) == self
+        return False
+
+    def close(self) -> None:
+        """Close it, unless the script did."""
+        if self.is_ours():
+            os.close(self.number)
+
+
 class Channel(NamedTuple):
     """A captured output: a pipe or a terminal in the place of the original descriptor."""
 
     name: str
-    descriptors: tuple[int, ...]
-    original: int
-    reading: int
-    writing: int
-    identity: tuple[int, int]  # of the writing end
+    captured: tuple[int, ...]  # 1, 2 or both
+    original: Descriptor
+    reading: Descriptor
+    writing: Descriptor
 
 
 class Sidecar:
@@ -62,6 +85,7 @@ class Sidecar:
         self._is_stopping = False
         self._pid = os.getpid()
         self._control, theirs = socket.socketpair()
+        self._socket = Descriptor.of(self._control.fileno())
         try:
             if captures:
                 self._channels = _channels()
@@ -69,7 +93,10 @@ class Sidecar:
                 "folder": str(files.folder),
                 "attempt": files.attempt,
                 "control": theirs.fileno(),
-                "channels": [[each.name, each.reading, each.original] for each in self._channels],
+                "channels": [
+                    [each.name, each.reading.number, each.original.number]
+                    for each in self._channels
+                ],
                 "samples": samples,
                 "elapsed_seconds": elapsed_seconds,
             }
@@ -77,8 +104,7 @@ class Sidecar:
             self._redirect()
         except BaseException:
             self._control.close()
-            for channel in self._channels:
-                _close(channel.reading, channel.writing, channel.original)
+            _close(self._channels)
             raise
         finally:
             theirs.close()
@@ -93,6 +119,8 @@ class Sidecar:
         atexit.unregister(self.stop)
         _flush()
         self._restore()
+        if not self._socket.is_ours():
+            return
         with suppress(OSError):
             self._control.send(STOP)
             self._control.shutdown(socket.SHUT_WR)
@@ -101,15 +129,14 @@ class Sidecar:
     def original(self, descriptor: int) -> int | None:
         """Return where a captured descriptor went before; None if it is not captured now."""
         for channel in () if self._is_stopping else self._channels:
-            if descriptor in channel.descriptors:
-                return channel.original
+            if descriptor in channel.captured and channel.original.is_ours():
+                return channel.original.number
         return None
 
     def leave(self) -> None:
         """Close a forked child's copies; its output stays captured."""
-        self._control.close()
-        for channel in self._channels:
-            _close(channel.reading, channel.original)
+        self._leave_control()
+        _close(self._channels)
 
     def _start(
         self,
@@ -119,7 +146,7 @@ class Sidecar:
     ) -> None:
         passed = [theirs.fileno()]
         for channel in self._channels:
-            passed += [channel.reading, channel.original]
+            passed += [channel.reading.number, channel.original.number]
         ours = str(Path(__file__).parents[2])
         environment = {
             **os.environ,
@@ -145,17 +172,17 @@ class Sidecar:
     def _redirect(self) -> None:
         _flush()
         for channel in self._channels:
-            for descriptor in channel.descriptors:
-                os.dup2(channel.writing, descriptor)
-            os.close(channel.writing)
+            for descriptor in channel.captured:
+                os.dup2(channel.writing.number, descriptor)
+            channel.writing.close()
 
     def _restore(self) -> None:
         """Return the descriptors to where they went, unless the script has redirected them."""
         for channel in self._channels:
-            for descriptor in channel.descriptors:
-                with suppress(OSError):
-                    if _identity(descriptor) == channel.identity:
-                        os.dup2(channel.original, descriptor)
+            for descriptor in channel.captured:
+                is_captured = Descriptor(descriptor, channel.writing.identity).is_ours()
+                if is_captured and channel.original.is_ours():
+                    os.dup2(channel.original.number, descriptor)
 
     def _guard(self) -> None:
         """Wait until the sidecar has ended; then copy what processes still print."""
@@ -164,10 +191,17 @@ class Sidecar:
                 if message == DRAINED:
                     self._drained.set()
         self._drained.set()
-        self._control.close()
-        if not self._is_stopping:
-            self._restore()
-        _copy(self._channels)
+        self._leave_control()
+        with suppress(OSError):
+            if not self._is_stopping:
+                self._restore()
+            _copy(self._channels)
+
+    def _leave_control(self) -> None:
+        if self._socket.is_ours():
+            self._control.close()
+        else:
+            self._control.detach()
 
 
 def is_interactive() -> bool:
@@ -184,14 +218,12 @@ def _channels() -> list[Channel]:
     named = [("stdout", (OUT, ERR))] if is_one else [("stdout", (OUT,)), ("stderr", (ERR,))]
     channels: list[Channel] = []
     try:
-        for name, descriptors in named:
-            original = os.dup(descriptors[0])
-            reading, writing = _terminal(original) if os.isatty(original) else _pipe()
-            identity = _identity(writing)
-            channels.append(Channel(name, descriptors, original, reading, writing, identity))
+        for name, captured in named:
+            original = os.dup(captured[0])
+            ends = _terminal(original) if os.isatty(original) else _pipe()
+            channels.append(Channel(name, captured, *map(Descriptor.of, (original, *ends))))
     except OSError:
-        for channel in channels:
-            _close(channel.reading, channel.writing, channel.original)
+        _close(channels)
         raise
     return channels
 
@@ -213,17 +245,10 @@ def _terminal(original: int) -> tuple[int, int]:
     return reading, writing
 
 
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
-
-
 def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
+    with suppress(OSError):
+        return bool(os.fstat(descriptor))
+    return False
 
 
 def _flush() -> None:
@@ -232,26 +257,37 @@ def _flush() -> None:
             stream.flush()
 
 
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        with suppress(OSError):
-            os.close(descriptor)
+def _close(channels: Sequence[Channel]) -> None:
+    for channel in channels:
+        for descriptor in (channel.reading, channel.writing, channel.original):
+            descriptor.close()
 
 
 def _copy(channels: Sequence[Channel]) -> None:
-    """Copy what processes still write to the channels, until all have ended."""
+    """Copy what processes still write to the channels, until all have ended.
+
+    Raises OSError if what they are copied to has failed.
+    """
     with selectors.DefaultSelector() as selector:
         for channel in channels:
-            selector.register(channel.reading, selectors.EVENT_READ, channel.original)
+            if channel.reading.is_ours() and channel.original.is_ours():
+                selector.register(channel.reading.number, selectors.EVENT_READ, channel)
         while selector.get_map():
             for key, _ in selector.select():
-                try:
-                    printed = os.read(key.fd, PIECE_BYTES)
-                    while printed:
-                        printed = printed[os.write(key.data, printed) :]
-                    is_over = not printed and not selector.select(0)
-                except OSError:
-                    is_over = True
-                if is_over:
+                if not _copy_piece(key.data):
                     selector.unregister(key.fd)
-                    _close(key.fd, key.data)
+    _close(channels)
+
+
+def _copy_piece(channel: Channel) -> bool:
+    """Copy what can be read at once; return whether there may be more."""
+    try:
+        printed = os.read(channel.reading.number, PIECE_BYTES)
+        rest = printed
+        while rest:
+            rest = rest[os.write(channel.original.number, rest) :]
+    except OSError:  # a terminal without a writer, or an original whose reader has ended
+        printed = b""
+    if not printed:
+        channel.reading.close()
+    return bool(printed)

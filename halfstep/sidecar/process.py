@@ -35,25 +35,26 @@ ERRORS = "sidecar-error.txt"
 
 def main() -> None:
     """Run the sidecar, detached, until the training and its output have ended."""
+    from halfstep.telemetry.attempt_files import AttemptFiles
+    from halfstep.telemetry.folder_lock import FolderLock
+
+    description = json.loads(sys.argv[1])
+    files = AttemptFiles(Path(description["folder"]), description["attempt"])
+    lock = FolderLock(files.folder / LOCK)
+    lock.acquire()  # before the training goes on: it may end before the imports below are done
     if os.fork():
         os._exit(0)
-    description = json.loads(sys.argv[1])
     control = socket.socket(fileno=description["control"])
     # After the fork: these imports are slow, and the training waits for the first process.
     from halfstep.clock import clock
     from halfstep.sidecar.lines import Output
     from halfstep.sidecar.log_file import LogFile
     from halfstep.sidecar.system import SystemMonitor, visible_gpus
-    from halfstep.telemetry.attempt_files import AttemptFiles
-    from halfstep.telemetry.folder_lock import FolderLock
     from halfstep.telemetry.patient_spool import PatientSpool
 
-    files = AttemptFiles(Path(description["folder"]), description["attempt"])
     with control.makefile("rb", buffering=0) as messages:
         hidden = json.loads(messages.readline())
-    lock = FolderLock(files.folder / LOCK)
     try:
-        lock.acquire()
         log = LogFile(files.folder, files.attempt)
         spool = PatientSpool(files.sidecar, files.attempt, lambda _: None)
         monitor = SystemMonitor(visible_gpus()) if description["samples"] else None

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from halfstep.sidecar.capture import Descriptor
 from halfstep.sidecar.process import LOCK
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.spool import SpoolReader
@@ -246,3 +247,17 @@ def test_a_signal_ends_the_script_as_before(tmp_path: Path) -> None:
         codes.append(script.returncode)
     assert codes[0] == codes[1] != 0
     assert b"KeyboardInterrupt" in logged(tmp_path / "watched")
+
+
+def test_a_descriptor_that_the_script_reuses_is_left_alone(tmp_path: Path) -> None:
+    """A script may close what it did not open, as a daemon does, and open a file of its own."""
+    ours = Descriptor.of(os.open(os.devnull, os.O_RDONLY))
+    assert ours.is_ours()
+    os.close(ours.number)
+    assert not ours.is_ours()
+    theirs = os.open(tmp_path / "mine", os.O_WRONLY | os.O_CREAT)
+    assert theirs == ours.number
+    assert not ours.is_ours()
+    ours.close()
+    assert os.write(theirs, b"x") == 1
+    os.close(theirs)
