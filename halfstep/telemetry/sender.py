@@ -48,11 +48,21 @@ class RunSending:
     """All attempts of a run, oldest first: a newer one on the server fences earlier ones."""
 
     def __init__(
-        self, folder: Path, ingest: Ingest, say: Say, *, with_checkpoints: bool = False
+        self,
+        folder: Path,
+        ingest: Ingest,
+        say: Say,
+        *,
+        with_checkpoints: bool = False,
+        sidecar_seconds: float = SIDECAR_SECONDS,
     ) -> None:
-        """say: called with messages for users.  with_checkpoints: also those without `upload`."""
+        """Send nothing yet.
+
+        say: called with messages for users.  with_checkpoints: also those without `upload`.
+        sidecar_seconds: how long the end of an attempt waits for that of its sidecar.
+        """
         self.folder, self._ingest, self._say = folder, ingest, say
-        self._with_checkpoints = with_checkpoints
+        self._with_checkpoints, self._sidecar_seconds = with_checkpoints, sidecar_seconds
         self._sendings: dict[int, AttemptSending] = {}
         self._damaged: dict[int, str] = {}
 
@@ -70,6 +80,7 @@ class RunSending:
                     self._say,
                     is_last=attempt is run["attempts"][-1],
                     with_checkpoints=self._with_checkpoints,
+                    sidecar_seconds=self._sidecar_seconds,
                 )
             try:
                 self._sendings[number].describe(_described(run, attempt))
@@ -134,6 +145,7 @@ class AttemptSending:
         *,
         is_last: bool,
         with_checkpoints: bool,
+        sidecar_seconds: float,
     ) -> None:
         """lives: returns whether the process that writes the attempt is alive on this machine."""
         self.recorded: Recorded | None = None
@@ -143,6 +155,7 @@ class AttemptSending:
         self._lives = lives
         self._is_last, self._with_checkpoints = is_last, with_checkpoints
         self.is_over = False  # it has ended and the server has its outcome, or rejects more data
+        self._sidecar_seconds = sidecar_seconds
         self._sidecar_deadline = math.inf  # time, by halfstep.clock, to wait for the sidecar's end
         self._spools = (
             SpoolSending(files.spool, files.attempt, "training", ingest, say),
@@ -181,8 +194,8 @@ class AttemptSending:
                 pass
             self._send_files(recorded, spool)
         if outcome is not None and self._sidecar_deadline == math.inf:
-            self._sidecar_deadline = clock() + SIDECAR_SECONDS
-        if outcome is not None and (has_sidecar_ended or clock() > self._sidecar_deadline):
+            self._sidecar_deadline = clock() + self._sidecar_seconds
+        if outcome is not None and (has_sidecar_ended or clock() >= self._sidecar_deadline):
             error = outcome["error"] and outcome["error"][-TEXT_CHARACTERS:]  # traceback
             self.lost_bytes = self._count_lost(outcome.get("spool_bytes", 0))
             self._ingest.end(recorded, {**outcome, "error": error, "lost_bytes": self.lost_bytes})

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from halfstep.api_client.errors import ApiError
+from halfstep.sidecar.process import LOCK as SIDECAR_LOCK
 from halfstep.telemetry import uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.ingest import Ingest
 from halfstep.telemetry.run_folder import is_dead, last_step, read_run, remember_last_step
-from halfstep.telemetry.sender import RunSending
+from halfstep.telemetry.sender import SIDECAR_SECONDS, RunSending
 from halfstep.telemetry.spool import spool_of
 
+SIDECAR_POLL_SECONDS = 0.1
 TRIES = 6  # at an unreachable server, over about half a minute
 
 
@@ -53,9 +56,13 @@ def upload(
         if not is_acquired:
             say(f"{folder} is already being sent by the uploader of its training process")
             return Sent(None, is_over=False)
-        sending = RunSending(folder, ingest, say, with_checkpoints=with_checkpoints)
+        sending = RunSending(
+            folder, ingest, say, with_checkpoints=with_checkpoints, sidecar_seconds=0.0
+        )
         for files in _attempts(folder):
             _close_if_dead(files)
+            if _is_over(files):
+                _await_sidecar(files, wait)
         _send(sending, wait)
         over = [files for files in _attempts(folder) if _is_over(files)]
         if delete:
@@ -104,8 +111,18 @@ def _attempt_entry(files: AttemptFiles) -> dict[str, Any]:
     return next(attempt for attempt in attempts if attempt["attempt"] == files.attempt)
 
 
+def _await_sidecar(files: AttemptFiles, wait: Callable[[float], None]) -> None:
+    """Wait for the end of an attempt's sidecar, which child processes may keep alive."""
+    lock = FolderLock(files.folder / SIDECAR_LOCK)
+    for _ in range(round(SIDECAR_SECONDS / SIDECAR_POLL_SECONDS)):
+        if not lock.is_held():
+            return
+        wait(SIDECAR_POLL_SECONDS)
+
+
 def _delete_spool(files: AttemptFiles) -> None:
-    """Delete an attempt's spool and store its last step, which later attempts need."""
+    """Delete an attempt's spools and store its last step, which later attempts need."""
     remember_last_step(files.folder, last_step(AttemptFiles(files.folder, files.attempt + 1)))
-    for _, path in spool_of(files.spool, files.attempt):
-        path.unlink()
+    for spool in (files.spool, files.sidecar):
+        for _, path in spool_of(spool, files.attempt):
+            path.unlink()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,9 +22,11 @@ from halfstep.api_client import credentials
 from halfstep.api_client.credentials import Credentials
 from halfstep.api_client.errors import ApiError
 from halfstep.session import watch_session
+from halfstep.sidecar.process import LOCK
 from halfstep.telemetry import sender, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.events import cleaned
+from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.ingest import PIECE_BYTES, Ingest
 from halfstep.telemetry.run_folder import (
     configure,
@@ -1051,3 +1054,53 @@ def test_uploaders_that_are_killed_lose_nothing_and_send_nothing_twice(
     assert attempt.spool == spooled(writer.files)
     assert len(attempt.stored) == 8
     assert attempt.outcome is not None
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[tuple[Writer, SpoolWriter, FolderLock]]:
+    """A run that has ended, while its sidecar still writes."""
+    writer = Writer(tmp_path).steps().finish()
+    spool = SpoolWriter(writer.files.sidecar, writer.files.attempt)
+    lock = FolderLock(writer.files.folder / LOCK)
+    assert lock.acquire()
+    yield writer, spool, lock
+    spool.close()
+    lock.release()
+
+
+LINE = {"event": "line", "time": 1.0, "stream": "stdout", "text": "the last"}
+
+
+def test_the_end_of_a_run_waits_for_its_sidecar(
+    site: IngestServer, sidecar: tuple[Writer, SpoolWriter, FolderLock]
+) -> None:
+    """What the sidecar writes after the training's end arrives before the end."""
+    writer, spool, lock = sidecar
+    with Ingest(site.server) as ingest:
+        sending = RunSending(writer.files.folder, ingest, print, sidecar_seconds=math.inf)
+        sending.send()
+        assert arrived(site, writer.files).spool
+        assert arrived(site, writer.files).outcome is None
+        assert not sending.is_over(writer.files.attempt)
+        spool.event(LINE)
+        lock.release()
+        sending.send()
+        assert sending.is_over(writer.files.attempt)
+    assert b"the last" in arrived(site, writer.files).sidecar.spooled
+    assert arrived(site, writer.files).outcome is not None
+
+
+def test_a_sidecar_that_does_not_end_is_not_waited_for_for_ever(
+    site: IngestServer, sidecar: tuple[Writer, SpoolWriter, FolderLock]
+) -> None:
+    """A child process of the script may print for days: `upload` waits some seconds."""
+    writer, spool, _lock = sidecar
+    spool.event(LINE)
+    waits: list[float] = []
+    with Ingest(site.server) as ingest:
+        sent = send_run(writer.files.folder, ingest, print, waits.append, delete=True)
+    assert sum(waits) == pytest.approx(sender.SIDECAR_SECONDS)
+    assert sent.is_over
+    assert arrived(site, writer.files).outcome is not None
+    assert b"the last" in arrived(site, writer.files).sidecar.spooled
+    assert not list(writer.files.sidecar.iterdir())
