@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.warm import handle_signals
+
 ROOT = Path(__file__).parent.parent
 #: What scripts load: torch._dynamo by the first call of an optimizer.
 MODULES = ("torch", "torch._dynamo", "halfstep", "halfstep.session.watch_session")
@@ -43,6 +45,7 @@ def run(
         "argv": [str(arg) for arg in args[1:]],
         "env": dict(os.environ if env is None else env),
         "cwd": str(cwd or Path.cwd()),
+        "ignored": [n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN],
     }
     with Path(os.devnull).open() as null, _stream() as output, _stream() as errors:
         code = _forked(request, [null.fileno(), output.fileno(), errors.fileno()], timeout)
@@ -103,6 +106,7 @@ def _served() -> list[str]:
             _pid, status = os.waitpid(pid, 0)
             requests.send(str(os.waitstatus_to_exitcode(status)).encode())
     request = json.loads(message)
+    handle_signals(request["ignored"])
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

@@ -244,7 +244,7 @@ def _become(job: Job, streams: list[int]) -> NoReturn:
         if job["session"]:
             os.setsid()
         _take_streams(streams, unbuffered=UNBUFFERED in job["env"])
-        _heed_signals(job["ignored"])
+        handle_signals(job["ignored"])
         atexit._clear()
         databases.clear()
         os.chdir(job["cwd"])
@@ -274,7 +274,7 @@ def _take_streams(streams: list[int], *, unbuffered: bool) -> None:
     sys.stderr.reconfigure(line_buffering=True)
 
 
-def _heed_signals(ignored: Collection[int]) -> None:
+def handle_signals(ignored: Collection[int]) -> None:
     """Handle signals like a fresh interpreter, whose starter ignored these."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

@@ -93,7 +93,8 @@ class Recorder:
             Reader(name, reading, original, self._output) for name, reading, original in channels
         ]
         threading.Thread(target=self._listen, args=[control], daemon=True).start()
-        sampled_at = -SAMPLE_SECONDS
+        sampled_at = clock()
+        self._sample(round((sampled_at - started_at) * 1000))  # also of a very short run
         while not self._is_stopped.is_set() or any(each.is_alive() for each in self._readers):
             if any(each.is_broken for each in self._readers):
                 # Without this process the script gets the error that it would have had.

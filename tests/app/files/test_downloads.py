@@ -209,11 +209,11 @@ def test_the_page_says_how_a_learnt_model_is_loaded(
     event = {"step": 400, "reason": "end", "files": [file]}
     line = "AutoModelForCausalLM.from_pretrained(&#39;huggingface&#39;)"
     guide = browser.get("/help/recipes").text
-    assert 'id="loading-what-a-run-has-saved"' in guide
+    assert 'id="loading-saved-weights"' in guide
     with database.writing() as session:
         checkpoints.publish(session, running.id, running.attempt, event, ["key"])
     page = browser.get("/runs/1").text
-    assert "/help/recipes#loading-what-a-run-has-saved" in page
+    assert "/help/recipes#loading-saved-weights" in page
     assert line not in page
     with database.writing() as session:
         session.get_one(Run, running.id).recipe = "finetune"

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from halfstep import Client
 from halfstep.importing import mlflow, tensorboard
-from halfstep.importing.source import Found, Point
+from halfstep.importing.source import Point, SourceRun
 from tests.halfstep.api_client.conftest import STEPS
 from tests.site import type_command
 
@@ -21,7 +21,7 @@ def export(target: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Pat
     return Path(json.loads(capsys.readouterr().out)["folder"])
 
 
-def lines(found: Found) -> dict[str, list[Point]]:
+def lines(found: SourceRun) -> dict[str, list[Point]]:
     result: dict[str, list[Point]] = {}
     for point in found.points():
         result.setdefault(point.name, []).append(point)
@@ -43,7 +43,7 @@ def test_tensorboard_reads_it(
     [words] = read.Tensors("run/text_summary" if "run" not in read.Tags()["tensors"] else "run")
     assert b"digits" in words.tensor_proto.string_val[0]
     [found] = tensorboard.runs(tmp_path / "logs")
-    assert isinstance(found, Found)
+    assert isinstance(found, SourceRun)
     assert len(lines(found)["scale"]) == STEPS
 
 
@@ -63,7 +63,7 @@ def test_mlflows_folder_has_it(
     """As our reader of MLflow's own folders finds it; names that MLflow refuses are written so."""
     place = export("mlflow", tmp_path / "mlruns", capsys)
     [found] = mlflow.runs(tmp_path)
-    assert isinstance(found, Found)
+    assert isinstance(found, SourceRun)
     run = client.run(1)
     assert (found.name, found.project) == (run["name"], "digits")
     assert found.config["training"]["steps"] == 400

@@ -1020,7 +1020,7 @@ def test_an_uploader_that_cannot_be_started_again_ends_no_watching(
     """If no process can be started, the data stay in the folder."""
     starts = iter(["http://server/runs/1"])
 
-    def start(*_: Any) -> str:
+    def start(*_: Any, **_named: Any) -> str:
         for page in starts:
             return page
         raise OSError("no process to spare")

@@ -16,7 +16,7 @@ from halfstep.sidecar.process import LOCK
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.spool import SpoolReader
 from tests import warm
-from tests.site import SECONDS, until
+from tests.site import SECONDS, heeded, until
 
 BEGIN = """
 import os, subprocess, sys, time
@@ -239,7 +239,8 @@ def test_a_signal_ends_the_script_as_before(tmp_path: Path) -> None:
     for name, environment in (("bare", {}), ("watched", ON)):
         (tmp_path / name).mkdir()
         waiting = "print('ready', flush=True)\ntime.sleep(600)"
-        script = start(tmp_path / name, waiting, environment)
+        with heeded(signal.SIGINT):
+            script = start(tmp_path / name, waiting, environment)
         assert script.stdout
         assert script.stdout.readline() == b"ready\n"
         script.send_signal(signal.SIGINT)

@@ -89,7 +89,7 @@ def test_the_lease_is_renewed_while_a_file_is_on_its_way(attempt: Supervisor) ->
     before = lease()
 
     def meanwhile() -> None:
-        attempt._keep_up()
+        attempt._renew_lease()
         if lease() > before:
             is_renewed.set()
 
@@ -108,7 +108,7 @@ def test_a_takeover_ends_the_wait(attempt: Supervisor, database: Database) -> No
 
     def meanwhile() -> None:
         is_told.set()
-        attempt._keep_up()
+        attempt._renew_lease()
 
     with pytest.raises(queue.StaleAttempt):
         wait_for(is_told.wait, meanwhile)
