@@ -269,7 +269,7 @@ class Modules(Group):
     checkpointed: Patterns = Field(
         [],
         title="Activation checkpoints",
-        description="Modules that keep no activations and compute them again going backward: less "
+        description="Modules that keep no activations and recompute them in the backward pass: less "
         "memory for about a third more time, and the same bits.",
     )
 

@@ -1,4 +1,4 @@
-"""Expired leases: any worker's heartbeat detects such runs, and requeues them in time."""
+"""Expired leases: any worker's heartbeat detects such runs, and queues them again when no node can still be training."""
 
 import logging
 import time

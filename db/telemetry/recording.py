@@ -21,11 +21,11 @@ Event: TypeAlias = dict[str, Any]
 
 #: The constant scale of a training without a loss scaler.
 UNSCALED = 1.0
-#: Precision by the dtype of most matrix products.
 SAMPLE_COLUMNS = (
     *("elapsed_ms", "device", "utilization"),
     *("memory_bytes", "power_watts", "temperature_celsius"),
 )
+#: Precision by the dtype of most matrix products.
 PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
