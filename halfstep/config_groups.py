@@ -269,8 +269,8 @@ class Modules(Group):
     checkpointed: Patterns = Field(
         [],
         title="Activation checkpoints",
-        description="Modules that keep no activations and recompute them in the backward pass: less "
-        "memory for about a third more time, and the same bits.",
+        description="Modules that keep no activations and recompute them in the backward pass: "
+        "less memory for about a third more time, and the same bits.",
     )
 
 

@@ -1,4 +1,7 @@
-"""Expired leases: any worker's heartbeat detects such runs, and queues them again when no node can still be training."""
+"""Expired leases: any worker's heartbeat detects such runs.
+
+They are queued again when no node can still be training.
+"""
 
 import logging
 import time

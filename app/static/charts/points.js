@@ -1,5 +1,5 @@
-// The numbers of one run: lines by step, ticks where something happened, metrics; brought up to
-// date by news.
+// The numbers of one run: lines by step, ticks where something happened, metrics; updated from
+// the live stream.
 
 /**
  * @typedef {{x: number[], y: (number|null)[]}} Line
