@@ -58,7 +58,6 @@ KEYS = {
     'rewinds': 'rollbacks',
     'rewound_to': 'rolled_back_to',
     'misshapen': 'mismatched',
-    'look_every_steps': 'check_every_steps',
 }
 JSON = {
     'runs': ['config'],
@@ -98,22 +97,6 @@ def rename_values(names: dict[str, str], kinds: dict[str, str], rolled: dict[str
         op.execute(f"UPDATE diagnoses SET kind = '{new}' WHERE kind = '{old}'")
 
 
-def rename_words(column: str, new: str, words: dict[str, str]) -> None:
-    """Rename a column of the list, the choice after the last rollback, and an outcome."""
-    replace('saved_views', 'columns', {column: new})
-    (choice, new_choice), (outcome, new_outcome) = words.items()
-    afterwards = {f'"afterwards": "{choice}"': f'"afterwards": "{new_choice}"'}
-    for table in ('runs', 'presets', 'sweeps'):
-        replace(table, 'config', afterwards, is_json=True)
-    op.execute(
-        f"UPDATE run_config_values SET text = '{new_choice}' "
-        f"WHERE path = 'spike.afterwards' AND text = '{choice}'"
-    )
-    replace('saved_views', 'filter', {f'status:{outcome}': f'status:{new_outcome}'})
-    for table in ('alert_rules', 'alerts'):
-        op.execute(f"UPDATE {table} SET condition = '{new_outcome}' WHERE condition = '{outcome}'")
-
-
 def rename_on_postgresql(old: str, new: str) -> None:
     """Rename what bears a table's name there: its key and its sequence."""
     if op.get_context().dialect.name == 'postgresql':
@@ -146,11 +129,9 @@ def upgrade() -> None:
         more = {'unique': True, 'sqlite_where': OPEN, 'postgresql_where': OPEN} if new == 'ix_alerts_open' else {}
         op.create_index(new, table, columns, **more)
     rename_values(KEYS, {'steer': 'control'}, {'rewound': 'rolled_back'})
-    rename_words('verdict', 'health', {'go on': 'continue', 'unapplied': 'no_updates'})
 
 
 def downgrade() -> None:
-    rename_words('health', 'verdict', {'continue': 'go on', 'no_updates': 'unapplied'})
     rename_values({new: old for old, new in KEYS.items()}, {'control': 'steer'}, {'rolled_back': 'rewound'})
     for _old, new, table, _columns in INDEXES:
         op.drop_index(new, table_name=table)
