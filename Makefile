@@ -28,10 +28,10 @@ compose-env: .env ## Write .env with a password for docker compose's PostgreSQL,
 release: ## Make wheels, hashes, bills of materials and an audit in dist/; fails where none can be had
 	@PYTHON=$(PYTHON) sh .ci/release
 
-check: $(VENV)/.installed-test ## Run lint, types, import contracts and the quick tests: a minute
+check: $(VENV)/.installed-test ## Run lint, types, import contracts and the quick tests: two minutes
 	@$(TOGETHER) quick scripts $(LINTS)
 
-test: $(VENV)/.installed-test ## Run lint, types, import contracts and the tests that CI runs: about 11 minutes
+test: $(VENV)/.installed-test ## Run lint, types, import contracts and the tests that CI runs: about 13 minutes
 	@$(TOGETHER) suite scripts $(LINTS)
 
 test-all: $(VENV)/.installed-test ## Run every test, on both databases and with all browser tests: half an hour
