@@ -264,6 +264,14 @@ def ada(database: Database) -> User:
 
 
 @pytest.fixture
+def token(database: Database, ada: User) -> str:
+    """Return an API token of Ada's."""
+    with database.writing() as session:
+        made, _row = accounts.make_api_token(session, ada, "script")
+    return made
+
+
+@pytest.fixture
 def site(tmp_path: Path, database: Database, database_url: str, ada: User) -> Iterator[Site]:
     """A fresh data folder for real workers; nothing of it is left running."""
     data = tmp_path / "data"

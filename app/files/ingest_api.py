@@ -161,36 +161,28 @@ OCTETS = {"requestBody": {"required": True, "content": {"application/octet-strea
 Piece = Annotated[bytes, Depends(_piece)]
 
 
+async def _position(
+    sender: Sender, run_id: RowId, attempt: RowId, sequence: Sequence, offset: Offset
+) -> SpoolPosition:
+    return SpoolPosition(sender, run_id, attempt, sequence, offset)
+
+
+AtPosition = Annotated[SpoolPosition, Depends(_position)]
+
+
 @router.put("/{run_id}/{attempt}/{sequence}", openapi_extra=OCTETS)
-async def send_spool(
-    run_id: RowId,
-    attempt: RowId,
-    sequence: Sequence,
-    offset: Offset,
-    request: Request,
-    sender: Sender,
-    body: Piece,
-) -> Position:
+async def send_spool(position: AtPosition, request: Request, body: Piece) -> Position:
     """Record a piece of `<attempt>-<sequence>.spool`, plain or gzip, from `offset` of it on.
 
     The response's offset is the end of the last complete frame. A higher sequence begins at 0.
     """
-    return await _take(request, SpoolPosition(sender, run_id, attempt, sequence, offset), body)
+    return await _take(request, position, body)
 
 
 @router.put("/{run_id}/{attempt}/sidecar/{sequence}", openapi_extra=OCTETS)
-async def send_sidecar_spool(
-    run_id: RowId,
-    attempt: RowId,
-    sequence: Sequence,
-    offset: Offset,
-    request: Request,
-    sender: Sender,
-    body: Piece,
-) -> Position:
+async def send_sidecar_spool(position: AtPosition, request: Request, body: Piece) -> Position:
     """Record a piece of the spool of the attempt's sidecar: its log lines and system samples."""
-    position = SpoolPosition(sender, run_id, attempt, sequence, offset, "sidecar")
-    return await _take(request, position, body)
+    return await _take(request, position._replace(writer="sidecar"), body)
 
 
 async def _take(request: Request, position: SpoolPosition, body: bytes) -> Position:

@@ -36,7 +36,8 @@ class DiagnosisEvidence:
 def diagnosis_evidence(session: Session, run: Run) -> DiagnosisEvidence:
     """Return the evidence of an ended run."""
     lost = _first_nonfinite_step(session, run.id)
-    below = _first_event(session, run.id, ScalerEvent.scale_after < 1)
+    is_below = run.scale is not None and run.scale < 1
+    below = _first_event(session, run.id, ScalerEvent.scale_after < 1) if is_below else None
     skips = series.skips(session, run.id, most=SKIPS_READ) if run.skipped else []
     streak = _last_streak([skip.step for skip in skips], run)
     rows = [*_loss(session, run, lost), *_skips(run, skips, streak), *_scale(session, run)]

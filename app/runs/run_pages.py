@@ -18,7 +18,7 @@ from app.live.run_updates import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_
 from app.projects.project_transfer import elsewhere
 from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
-from app.runs.summary import summarise
+from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import Chosen
@@ -30,7 +30,7 @@ from db.health import findings
 from db.health.spikes import spikes
 from db.runs import history, runs
 from db.sweeps import sweeps
-from db.tables import ENDED, RECIPE, Run
+from db.tables import RECIPE, Run
 from db.telemetry import histograms, ingest, series, windows
 from halfstep.cli import command_line
 
@@ -66,6 +66,9 @@ def show_run(
     metric_names = chosen.names(session, run_id)
     log = series.log_lines(session, run_id, most=LOG_LINES_SHOWN)
     run_settings = config_values.settings_of(session, run)
+    summary = summarise(session, run, owner, settings)
+    advice = advised(session, run)
+    has_diagnosis = bool(advice) and _has_ended_unwell(summary, advice[0].cause)
     return page(
         request,
         "run/run.html",
@@ -75,7 +78,7 @@ def show_run(
         sharing=sharing_panel(session, principal, [run]),
         tabs=TABS.items(),
         tab=tab if tab in TABS else next(iter(TABS)),
-        run=summarise(session, run, owner, settings),
+        run=summary,
         trial=sweeps.of_run(session, run_id),
         cursor=history.cursor_now(session, run, waiting=waiting_mark(session, run, settings)),
         statuses=runs.statuses(session, run_id),
@@ -85,9 +88,9 @@ def show_run(
         spikes=spikes(session, run_id),
         figures=key_figures(session, run),
         scaler=scaler_card(session, run),
-        findings=advised(session, run),
-        fatal_causes=findings.FATAL,
-        evidence=diagnosis_evidence(session, run) if run.status in ENDED else None,
+        findings=advice,
+        has_diagnosis=has_diagnosis,
+        evidence=diagnosis_evidence(session, run) if has_diagnosis else None,
         histogram=histograms.newest(session, run_id),
         layers=histograms.newest(session, run_id, "layer_norms"),
         headroom=histograms.headroom(session, run_id),
@@ -119,6 +122,15 @@ def show_run(
         changed_settings=len(config_values.changed(run_settings)),
         variants=comparison.variants(session, run) if run.source == RECIPE else (),
     )
+
+
+def _has_ended_unwell(run: RunSummary, cause: str) -> bool:
+    """Return whether an ended run's first finding stands above everything else on its page."""
+    if not run.is_over:
+        return False
+    is_sick = run.health is not None and run.health.word in ("collapsing", "dead")
+    is_explained = run.status == "failed" and cause in findings.FATAL
+    return is_sick or is_explained or run.outcome in ("no_updates", "diverged")
 
 
 def _command(run: Run) -> dict[str, Any] | None:

@@ -110,6 +110,8 @@ def watch(
         _active._called_again(run, name)
         _active.add(*modules)
         return _active
+    if _sidecar:
+        _sidecar.stop()
     try:
         chosen = arguments.mode(mode)
         if chosen == "disabled" or not _is_first_rank():
@@ -165,6 +167,7 @@ def watch(
 
 
 _active: "Watch | None" = None
+_sidecar: Sidecar | None = None  # an exception's traceback is printed after the run's end
 _parents: "Watch | None" = None  # the run of the process that forked or spawned this one
 
 
@@ -362,12 +365,13 @@ class Watch:
 
     def _start_sidecar(self, *, captures: bool, samples: bool) -> None:
         """Start the process that keeps the output and samples the machine."""
+        global _sidecar
         files = self._written
         hidden = redaction.values(os.environ)
         if self.secret:
             hidden.append(self.secret)
         try:
-            self._sidecar = Sidecar(
+            self._sidecar = _sidecar = Sidecar(
                 files,
                 captures=captures,
                 samples=samples,
@@ -701,9 +705,9 @@ def _after_fork() -> None:
             _active._relay = RelayWriter(_active.files)
         _active._exit_hooks.cancel()
         _active._lock.release()
-        if _active._sidecar:
-            _active._sidecar.leave()
         _active._disarm()
+    if _sidecar:
+        _sidecar.leave()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -25,14 +25,6 @@ def stranger(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def token(database: Database, ada: User) -> str:
-    """Ada's, for scripts."""
-    with database.writing() as session:
-        made, _row = accounts.make_api_token(session, ada, "script")
-    return made
-
-
-@pytest.fixture
 def client(address: str, token: str, offered: None) -> Iterator[Client]:
     """A client of a real server that digits can be submitted to."""
     with Client(address, token) as client:

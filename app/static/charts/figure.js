@@ -13,7 +13,7 @@ const AXIS = { zeroline: false, ticklabeloverflow: 'allow' }
 const OURS = new Set(['loss', 'smoothed', 'scale', 'norm', 'data', 'examples', 'lr'])
 /** @param {string} name of a metric */
 const labelOf = (name) => (OURS.has(name) ? `${name}, logged` : name)
-const MARKED = 100 // points of a metric that are told apart: each mark is an element
+const MARKED = 100 // points of a metric drawn as marks: each mark is an element
 const FEW = 1 // points of a line that has no length
 /** Rows that have ticks of skipped steps. */
 const TICKED = new Set(['loss', 'scale', 'norm'])

@@ -67,15 +67,15 @@ export class Legend {
     }
   }
 
-  /** Show the values at a crosshair, or the latest. @param {string} where @param {number|null} x @param {(name: string) => any[]} toldOf what a panel draws */
-  showAt(where, x, toldOf) {
+  /** Show the values at a crosshair, or the latest. @param {string} where @param {number|null} x @param {(name: string) => any[]} entriesOf what a panel draws */
+  showAt(where, x, entriesOf) {
     this.isPointed = x !== null
     this.where.textContent = where
     this.article.querySelector('[data-legend]').classList.toggle('at-crosshair', this.isPointed)
     for (const cell of this.article.querySelectorAll('[data-legend] [data-figure]')) {
-      const told = toldOf(cell.dataset.figure).find(({ run, trace }) => run?.id === cell.dataset.of && trace.hoverinfo !== 'skip' && trace.yaxis === 'y2')
-      const [first, last] = [told?.trace.x[0], told?.trace.x.at(-1)]
-      if (x !== null && told) cell.replaceChildren(first <= x && x <= last ? valueAt({ ...told.trace, color: '' }, x) : '–')
+      const entry = entriesOf(cell.dataset.figure).find(({ run, trace }) => run?.id === cell.dataset.of && trace.hoverinfo !== 'skip' && trace.yaxis === 'y2')
+      const [first, last] = [entry?.trace.x[0], entry?.trace.x.at(-1)]
+      if (x !== null && entry) cell.replaceChildren(first <= x && x <= last ? valueAt({ ...entry.trace, color: '' }, x) : '–')
       else if (cell.innerHTML !== cell.dataset.latest) cell.innerHTML = cell.dataset.latest
     }
   }

@@ -35,7 +35,7 @@ export const createRunPanel = (element, { view, runsOf = (_, runs) => runs, onPo
   }
   const draw = painter(plot, compose, () => {
     plot.on('plotly_hover', ({ points: [{ curveNumber, y }] }) => {
-      const { run, label } = drawn.told[curveNumber] ?? {}
+      const { run, label } = drawn.entries[curveNumber] ?? {}
       readout.textContent = label ? `${label}: ${Number(y.toPrecision(5))}` : ''
       onLine(run?.id)
     })

@@ -32,7 +32,7 @@ const columnsOf = ({ runs, differences }) => {
 }
 
 /** A number with its unit, as the table below has it. @param {string} figure @param {number} value */
-const told = (figure, value) => {
+const withUnit = (figure, value) => {
   if (figure.endsWith('_bytes')) return `${Number((value / 2 ** 30).toPrecision(3))} GiB`
   const text = String(Number(value.toPrecision(4)))
   return figure === 'run/step_ms' ? `${text} ms` : ['run/seconds', 'seconds'].includes(figure) ? `${text} s` : text
@@ -81,7 +81,7 @@ const scatterFigure = ({ ids, labels, across, up, columns, height }, colors) => 
 export const createScatter = (article, ids, labels, { low, paint: color }) => {
   const box = article.querySelector('[data-scatter]')
   if (!box) return { draw: () => {}, choose: () => {} }
-  const [plot, beside] = [fittedPlot(box.querySelector('[data-scatter-plot]'), scatterFigure), fittedPlot(box.querySelector('[data-parallel-plot]'), parallelFigure)]
+  const [plot, parallelPlot] = [fittedPlot(box.querySelector('[data-scatter-plot]'), scatterFigure), fittedPlot(box.querySelector('[data-parallel-plot]'), parallelFigure)]
   const bars = article.querySelector('[data-bars]')
   const selects = ['across', 'up', 'figure'].map((name) => /** @type {any} */ (article.querySelector(`[data-choice=${name}]`)))
   const [across, up, figure] = selects
@@ -103,7 +103,7 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
       item.innerHTML = `<svg data-swatch="${Number(id)}" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><path d="M0 4h100"/></svg>`
       item.prepend(Object.assign(document.createElement('span'), { textContent: shortened(id, labels), title: labels[id] }))
       item.style.setProperty('--share', `${most ? Math.abs(value) / most * 100 : 0}%`)
-      item.append(Object.assign(document.createElement('b'), { textContent: told(own, value) }))
+      item.append(Object.assign(document.createElement('b'), { textContent: withUnit(own, value) }))
       return item
     }))
     color()
@@ -111,7 +111,7 @@ export const createScatter = (article, ids, labels, { low, paint: color }) => {
   const paint = () => {
     if (!columns.size) return
     plot.draw({ ids, labels, columns, across: across.value, up: up.value })
-    beside.draw({ ids, labels, columns, settings, up: up.value })
+    parallelPlot.draw({ ids, labels, columns, settings, up: up.value })
     showBars()
   }
   const choose = (choices) => {

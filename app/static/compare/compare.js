@@ -49,12 +49,12 @@ const write = () => {
 
 /** By series. @type {Map<string, ReturnType<typeof createRunPanel>>} */
 const panels = new Map()
-const toldOf = (name) => panels.get(name)?.drawn?.told ?? []
+const entriesOf = (name) => panels.get(name)?.drawn?.entries ?? []
 const scaled = new Set(legend.boxes.filter(({ dataset }) => 'scaled' in dataset).map(({ value }) => value))
 const onPoint = (x) => {
   for (const panel of panels.values()) panel.point(x)
   const at = x === null ? '' : Number.isInteger(x) ? count(x) : Number(x.toPrecision(6))
-  legend.showAt(x === null ? 'latest values' : `at ${view.x === 'step' ? 'step' : titleOf(view.x)} ${at}`, x, toldOf)
+  legend.showAt(x === null ? 'latest values' : `at ${view.x === 'step' ? 'step' : titleOf(view.x)} ${at}`, x, entriesOf)
 }
 /** A panel for each chosen series, in their order. */
 const arrange = () => {

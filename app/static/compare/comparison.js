@@ -8,7 +8,7 @@ import { METRIC, smoothed } from 'points'
 
 export const MARGIN = { l: 56, r: 14, t: 6, b: 26 }
 const DASHES = ['solid', 'dash', 'dot', 'dashdot', 'longdash']
-const MARKED = 100 // points of a metric that are told apart
+const MARKED = 100 // points of a metric drawn as marks
 /** Pixels a line may have points for: fifty lines side by side, each as fine as one, would take seconds to draw. */
 const PIXELS = 24_000
 /** Panels in which each skipped step has a tick; how high a row of ticks is, and all of them at most. */
@@ -22,7 +22,7 @@ const SCALED = { step_us: 1 / 1000, data_us: 1 / 1000 }
  * place: among all runs, which its colour and its dashes go by; group: what it has in common with others of one mean.
  * @typedef {{id: string, label: string, place: number, groupPlace?: number, points: import('points').Points, group: string|null}} Drawn
  * @typedef {{name: string, title: string}} Row a series of steps, or a metric
- * @typedef {{trace: any, run: Drawn|null, label: string, steps: number[], at: number[]}} Told a trace, and its texts at the pointer
+ * @typedef {{trace: any, run: Drawn|null, label: string, steps: number[], at: number[]}} Entry a trace, and its texts at the pointer
  */
 
 /** Colour and dashes of the n-th run. @param {number} place @param {Record<string, string>} colors */
@@ -63,8 +63,8 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
   const traces = lines.some(({ run }) => run.group !== null)
     ? means(lines, row, view, band, colors)
     : lines.flatMap((each) => lineOf(each, row, view, screen, colors, lines.length))
-  /** @type {Told[]} */
-  const told = [
+  /** @type {Entry[]} */
+  const entries = [
     ...traces.map((each) => ({ ...each, trace: { ...each.trace, yaxis: 'y2', showlegend: each.trace.hoverinfo !== 'skip' } })),
     ...skipping.map((run, i) => skipsOf(run, i, skipping.length, view, screen, colors)),
   ]
@@ -81,9 +81,9 @@ export const runsFigure = ({ runs, row, view, band }, colors, { width, height })
       ...(view.rows[row.name] && { range: view.rows[row.name], autorange: false }),
     },
   }
-  const own = told.filter(({ steps, trace }) => steps.length && trace.hoverinfo !== 'skip')
+  const own = entries.filter(({ steps, trace }) => steps.length && trace.hoverinfo !== 'skip')
   return {
-    data: told.map(({ trace }) => trace), layout, told, isFitted: true,
+    data: entries.map(({ trace }) => trace), layout, entries, isFitted: true,
     drawn: lines.reduce((sum, { line }) => sum + line.x.length, 0),
     // What a crosshair needs.
     lines: own.map(({ label, trace }) => ({ name: label, color: '', x: trace.x, y: trace.y, ...(row.name === 'scale' && { words: scaleText }) })),
@@ -107,7 +107,7 @@ const axisOf = ({ name }, view, values) => {
   return { type: 'log', dtick, ...(typeof dtick === 'number' ? { exponentformat: 'power' } : { tickformat: '~g' }) }
 }
 
-/** A run's line; smoothed, with the raw one faint behind it. @returns {Told[]} */
+/** A run's line; smoothed, with the raw one faint behind it. @returns {Entry[]} */
 const lineOf = ({ run, line, mean, isMetric }, row, view, screen, colors, others) => {
   const stroke = { ...strokeOf(run.place, colors), ...(row.name === 'scale' && { shape: 'hv' }) }
   const width = others > 12 ? 1.2 : others > 4 ? 1.6 : 2
@@ -125,7 +125,7 @@ const lineOf = ({ run, line, mean, isMetric }, row, view, screen, colors, others
   ]
 }
 
-/** The mean of each group and its band. @returns {Told[]} */
+/** The mean of each group and its band. @returns {Entry[]} */
 const means = (lines, row, view, band, colors) => {
   const groups = Map.groupBy(lines, ({ run }) => run.group)
   return [...groups].flatMap(([group, members]) => {
@@ -144,7 +144,7 @@ const means = (lines, row, view, band, colors) => {
   })
 }
 
-/** A tick at each skipped step, a row of its own for each run. @returns {Told} */
+/** A tick at each skipped step, a row of its own for each run. @returns {Entry} */
 const skipsOf = (run, i, rows, view, screen, colors) => {
   const { skips } = run.points
   const ticks = merged(skips, run.points.x(skips.steps, view.x), screen)

@@ -22,10 +22,10 @@ const fragment = (root, name) => root.querySelector(`[data-fragment=${name}]`)
 /** A click at a dot opens its run. */
 const opening = { plotly_click: ({ points: [{ customdata }] }) => { if (customdata) location.assign(`${root}/runs/${customdata}`) } }
 const byRun = fittedPlot(article.querySelector('[data-trials-plot]'), trialsFigure, opening)
-const beside = fittedPlot(article.querySelector('[data-parallel-plot]'), settingsFigure)
+const parallelPlot = fittedPlot(article.querySelector('[data-parallel-plot]'), settingsFigure)
 const bySetting = [...article.querySelectorAll('[data-setting-plot]')].map((plot) => ({ path: plot.dataset.settingPlot, plot: fittedPlot(plot, settingFigure, opening) }))
 /** By name of the panel. @type {Map<string, any>} */
-const plots = new Map([['best', byRun], ['parallel', beside], ...bySetting.map(({ plot }, i) => /** @type {[string, any]} */ ([`setting-${i + 1}`, plot]))])
+const plots = new Map([['best', byRun], ['parallel', parallelPlot], ...bySetting.map(({ plot }, i) => /** @type {[string, any]} */ ([`setting-${i + 1}`, plot]))])
 createPanelMenu(article, `sweep ${sweep}`, {
   panelOf: (row) => {
     const element = article.querySelector(`[data-row="${row}"]`)
@@ -52,7 +52,7 @@ const draw = async () => {
   const columns = new Map(settings.map((path) => [path, shown.map(({ params }) => params[path] ?? 'off')]))
   columns.set(metric, shown.map(({ value }) => value))
   const labels = Object.fromEntries(shown.map(({ run_id, name }) => [run_id, name]))
-  beside.draw({ ids: shown.map(({ run_id }) => run_id), labels, columns, settings, up: metric })
+  parallelPlot.draw({ ids: shown.map(({ run_id }) => run_id), labels, columns, settings, up: metric })
 }
 
 let isFirst = true

@@ -7,12 +7,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from db.access import accounts
 from db.database import Database
 from db.files import artifacts, checkpoints
 from db.files.storage import open_store, put_file
 from db.settings import Settings
-from db.tables import Run, User
+from db.tables import Run
 from halfstep import Client
 from tests.app.conftest import serving
 from tests.buckets import Bucket
@@ -29,13 +28,6 @@ def settings(settings: Settings, bucket: Bucket, request: pytest.FixtureRequest)
     is_signed = request.cls is TestSigned
     changes = {"storage_url": bucket.url, "presigned_downloads": is_signed}
     return settings.model_copy(update=changes)
-
-
-@pytest.fixture
-def token(database: Database, ada: User) -> str:
-    with database.writing() as session:
-        made, _row = accounts.make_api_token(session, ada, "script")
-    return made
 
 
 @pytest.fixture

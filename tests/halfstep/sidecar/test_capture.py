@@ -211,6 +211,20 @@ def test_finish_restores_the_output(tmp_path: Path) -> None:
     assert b"later" not in logged(tmp_path)
 
 
+@pytest.mark.parametrize("console", [True, False])
+def test_a_run_that_raised_keeps_nothing_of_the_next(tmp_path: Path, console: bool) -> None:
+    """The process goes on after an exception that it caught, as a notebook or a sweep does."""
+    out, _ = start(
+        tmp_path,
+        "try:\n    with watch:\n        print('of the run')\n        raise ValueError\n"
+        "except ValueError:\n    print('caught')\n"
+        f"with halfstep.watch(name='again', console={console}):\n    print('of another')\n",
+    ).communicate(timeout=SECONDS)
+    assert out == b"of the run\ncaught\nof another\n"
+    assert b"of the run" in logged(tmp_path)
+    assert b"of another" not in logged(tmp_path)
+
+
 def test_a_script_without_output_is_sampled(tmp_path: Path) -> None:
     """As a service without stdout and stderr, or with console=False."""
     script = start(tmp_path, "print('unseen')", {**ON, "HALFSTEP_CONSOLE": "no"})
