@@ -112,6 +112,13 @@ class Settings(BaseSettings):
         SecretStr,
         Field(description="Bearer token for /metrics (Prometheus); empty: no such endpoint"),
     ] = SecretStr("")
+    local_scripts: Annotated[
+        bool,
+        Field(
+            description="Whether watched scripts of the user who runs `halfstep up` find it "
+            "without a token"
+        ),
+    ] = True
     worker_name: Annotated[
         str,
         Field(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from halfstep import redaction
-from halfstep.api_client import credentials
+from halfstep.api_client import credentials, local_server
 from halfstep.api_client.credentials import Credentials, Unreadable
 from halfstep.clock import clock
 from halfstep.monitor.noop_watch import NoopWatch
@@ -94,8 +94,9 @@ def watch(
     others; with several optimizers and no scaler, a step is one step of each.  config: the run's
     configuration, anything that converts to a dictionary.  run: continue this run as its next
     attempt; config then replaces only the keys that it contains.
-    url, token: the server's; by default HALFSTEP_URL and HALFSTEP_TOKEN, or those of
-    `halfstep login`.  folder: parent folder of the runs, by default ./halfstep-runs.
+    url, token: the server's; by default HALFSTEP_URL and HALFSTEP_TOKEN, those of `halfstep
+    login`, or the `halfstep up` that this user runs on this machine.
+    folder: parent folder of the runs, by default ./halfstep-runs.
     mode: "offline" uploads nothing, "disabled" does nothing at all; by default HALFSTEP_MODE.
     console: keep what the process and its children print; HALFSTEP_CONSOLE=no turns it off.
     system: sample the use of the machine and its GPUs; HALFSTEP_SYSTEM=no turns it off.
@@ -727,12 +728,17 @@ def _resumed(step: int, notes: list[str]) -> Event:
 
 
 def _server(url: str | None, token: str | None) -> Credentials | None:
-    """Return the server's credentials; None if there are none or they cannot be read."""
+    """Return the server's credentials; None if there are none or they cannot be read.
+
+    If no server is named, it is the one that runs on this machine.
+    """
     try:
-        return credentials.known(url, token)
+        server = credentials.known(url, token)
     except Unreadable as error:
         say(str(error))
         return None
+    is_named = url or token or {"HALFSTEP_URL", "HALFSTEP_TOKEN"} & os.environ.keys()
+    return server if server or is_named else local_server.running()
 
 
 def _is_first_rank() -> bool:
