@@ -533,7 +533,7 @@ def test_a_run_repeats_itself_bit_for_bit(run_loop):
     assert not torch.equal(other.weights()["model.0.bias"], first.weights()["model.0.bias"])
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_benchmark_prints_the_tutorials_table(capfd, monkeypatch):
     """A process for each precision; the ratios are to the first row."""
     rows = {name: mlp.ROWS[name] for name in ("fp32", "bf16")}

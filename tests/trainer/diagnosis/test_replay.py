@@ -221,7 +221,7 @@ def _told(run):
     return [{key: e[key] for key in e if key != "elapsed_ms"} for e in kept]
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [True, *extended([False])])
 def test_telemetry_histogram_and_replay_together_change_no_bit(run_loop, fused):
     """With all of them in every step, digits ends as in PyTorch's documented loop without any.
 

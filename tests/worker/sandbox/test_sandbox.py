@@ -192,6 +192,7 @@ def short_site(database: Database, database_url: str, ada: User) -> Iterator[Sit
         yield Site(Path(folder), database, database_url, ada)
 
 
+@pytest.mark.extended
 def test_sound_runs_train_in_the_sandbox(short_site: Site, home: Path, tmp_path: Path) -> None:
     """torch.compile with a compiler, data workers, pools, semaphores and caches work."""
     site = short_site
