@@ -92,10 +92,13 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold }) =
       showLegend(panel)
       return { ...panel.drawn, isFitted: true }
     }
-    const paint = painter(plot, compose, () => plot.on('plotly_relayout', (change) => {
-      const zoom = zoomed(change, [row.name])
-      if (zoom) onZoom(zoom.x, zoom.rows)
-    }))
+    const paint = painter(plot, compose, () => {
+      plot.querySelector('[data-static-chart]')?.remove()
+      plot.on('plotly_relayout', (change) => {
+        const zoom = zoomed(change, [row.name])
+        if (zoom) onZoom(zoom.x, zoom.rows)
+      })
+    })
     plot.addEventListener('mousemove', (event) => {
       const x = panel.drawn && pointedAt(event, plot, panel.drawn)
       at(x === null ? null : snapped(panel.drawn, x))
