@@ -26,6 +26,7 @@ CLAIMS = (
     "disk",
     "opening",
     "opening_page",
+    "largest_paint",
     "run_list",
     "random_windows",
     "compare",

@@ -18,10 +18,12 @@ from app.live.run_updates import ARTIFACTS_SHOWN, by_step, labels_mark, skipped_
 from app.projects.project_transfer import elsewhere
 from app.runs.diagnosis_evidence import diagnosis_evidence
 from app.runs.key_figures import key_figures, scaler_card
+from app.runs.static_charts import static_charts
 from app.runs.summary import RunSummary, summarise
 from app.telemetry import config_values
 from app.telemetry.environment import environment_of
 from app.telemetry.metric_names import Chosen
+from app.telemetry.step_metrics import step_metrics
 from app.telemetry.suggested_actions import advised
 from db.access.permissions import Permission
 from db.database import now
@@ -36,6 +38,8 @@ from halfstep.cli import command_line
 
 router = APIRouter()
 
+#: Parameters that the view of the charts has in the URL.
+VIEW = {"x", "loss", "smooth", "range", "hide", "ylog"}
 LOG_LINES_SHOWN = 1000
 #: Labels of the tabs by their names in the URL.
 TABS = {
@@ -88,6 +92,9 @@ def show_run(
         spikes=spikes(session, run_id),
         figures=key_figures(session, run),
         scaler=scaler_card(session, run),
+        static_charts=static_charts(session, run, metric_names.names, is_scaled=summary.is_scaled)
+        if _is_usual_view(request, run)
+        else {},
         findings=advice,
         has_diagnosis=has_diagnosis,
         evidence=diagnosis_evidence(session, run) if has_diagnosis else None,
@@ -122,6 +129,16 @@ def show_run(
         changed_settings=len(config_values.changed(run_settings)),
         variants=comparison.variants(session, run) if run.source == RECIPE else (),
     )
+
+
+def _is_usual_view(request: Request, run: Run) -> bool:
+    """Return whether the charts open with all steps on the axis of steps, as drawn by the server.
+
+    url_state.js writes the view into the URL.
+    """
+    if any(metric.is_usual for metric in step_metrics(run.whole_config)):
+        return False
+    return not any(name in VIEW or name.startswith("y.") for name in request.query_params)
 
 
 def _has_ended_unwell(run: RunSummary, cause: str) -> bool:

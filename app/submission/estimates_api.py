@@ -31,6 +31,16 @@ class Seconds(BaseModel):
     most: float
 
 
+class Measured(BaseModel):
+    """Medians of the latest finished runs in one precision, of the same sizes and batch size."""
+
+    runs: int
+    steps_per_second: float
+    memory_bytes: Annotated[float | None, Field(description="Peak; null if not recorded")]
+    speed_text: str
+    memory_text: str
+
+
 class Cost(BaseModel):
     """Estimate from the latest finished runs with the same recipe, precision and devices."""
 
@@ -51,6 +61,9 @@ class Cost(BaseModel):
             description="Weights, gradients, optimizers' state and half-precision copies, with the "
             "recipe's default sizes, without activations; null until a worker has computed it"
         ),
+    ]
+    measured: Annotated[
+        dict[str, Measured], Field(description="By precision; absent if not measured yet")
     ]
     sentences: Annotated[list[str], Field(description="The estimate as sentences")]
 
@@ -83,15 +96,14 @@ def estimate(
     """Estimate the duration and the files of a run, from similar runs."""
     offered = workers.recipe(session, recipe)
     requested = dict(text.removeprefix("recipe.").partition("=")[::2] for text in sizes)
-    similar = estimates.alike(
-        session,
-        recipes={offered["name"], offered.get("reference", offered["name"])},
-        precision=precision,
-        nodes=nodes,
-        devices_per_node=devices_per_node,
-        batch_size=batch_size,
-        has_same_sizes=lambda settings: same_sizes(settings, requested),
-    )
+    alike: dict[str, Any] = {
+        "recipes": {offered["name"], offered.get("reference", offered["name"])},
+        "nodes": nodes,
+        "devices_per_node": devices_per_node,
+        "batch_size": batch_size,
+        "has_same_sizes": lambda settings: same_sizes(settings, requested),
+    }
+    similar = estimates.alike(session, precision=precision, **alike)
     seconds = None
     if similar.runs and steps:
         seconds = Seconds(least=steps / similar.fastest, most=steps / similar.slowest)
@@ -109,6 +121,14 @@ def estimate(
         seconds=seconds,
         checkpoint_bytes=checkpoint_bytes,
         memory_bytes=memory_bytes,
+        measured={
+            name: Measured(
+                **vars(row),
+                speed_text=f"{number(row.steps_per_second)} steps/s",
+                memory_text="" if row.memory_bytes is None else memory(row.memory_bytes),
+            )
+            for name, row in estimates.measured(session, **alike).items()
+        },
         sentences=[
             *_time_sentences(ahead, similar, seconds),
             *_file_sentences(checkpoint_bytes, saves),

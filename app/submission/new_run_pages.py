@@ -19,12 +19,20 @@ from app.files import weight_uploads
 from app.html.rendering import page
 from app.http.parameters import RowId, RunId, Step, Text
 from app.submission import config_schema, forms
-from app.submission.submission import LIMITS, Submission, check, may_submit_to, submit
+from app.submission.submission import (
+    LIMITS,
+    Submission,
+    check,
+    may_submit_to,
+    same_sizes,
+    submit,
+)
 from db.access.permissions import Permission
 from db.errors import Invalid, NotFound
 from db.files import checkpoints
 from db.files.uploads import SETTING
-from db.queue import workers
+from db.queue import estimates, workers
+from db.queue.estimates import Measured
 from db.runs import presets, runs
 
 router = APIRouter()
@@ -225,6 +233,23 @@ def _name(session: Session, recipe: str) -> str:
     return str(offered["name"]) if offered else recipe
 
 
+def _measured(
+    session: Session, recipe: dict[str, Any], config: dict[str, Any], values: dict[str, str]
+) -> dict[str, Measured]:
+    """Return what runs of the form's sizes have measured, by precision."""
+    whole = config_schema.with_defaults(recipe["schema"], config)
+    sizes = {name: forms.input_text(value) for name, value in whole.get("recipe", {}).items()}
+    places, _ = numbers(dict.fromkeys(WHOLE_NUMBERS, "") | values, ())
+    return estimates.measured(
+        session,
+        recipes={recipe["name"], recipe.get("reference", recipe["name"])},
+        nodes=places["nodes"],
+        devices_per_node=places["devices_per_node"],
+        batch_size=whole.get("training", {}).get("batch_size"),
+        has_same_sizes=lambda settings: same_sizes(settings, sizes),
+    )
+
+
 def form(
     request: Request,
     session: Session,
@@ -259,6 +284,7 @@ def form(
         precisions={p for worker, up in everyone if up for p in workers.precisions(worker.devices)},
         workers_up=any(alive for _worker, alive in everyone),
         precision=forms.precision_input(schema, config, errors or {}) if chosen else None,
+        measured=_measured(session, chosen, config, values) if chosen else {},
         main=main,
         field_sets=field_sets,
         projects=projects,

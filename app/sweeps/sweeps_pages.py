@@ -80,6 +80,8 @@ def _page(
     rows = sweeps.trials(session, sweep, best_first=is_best_first, after=after, limit=PAGE_SIZE)
     best = sweeps.trials(session, sweep, best_first=True, limit=COMPARED)
     shown = api.detail(session, sweep)
+    pace = sweeps.pace(session, sweep_id)
+    ended = shown.complete + shown.pruned + shown.failed
     return page(
         request,
         "sweeps/sweep.html",
@@ -88,6 +90,8 @@ def _page(
         cursor=sweeps.mark(session, sweep_id),
         destinations=elsewhere(session, principal, sweep.project),
         sweep=shown,
+        pace=pace,
+        seconds_left=pace.seconds_left(shown.runs_total - ended, shown.at_once),
         waits=_limits(session, sweep, needs_runs=shown.open < shown.at_once),
         config_changes=new_sweep_pages.changed(session, sweep),
         trials=[

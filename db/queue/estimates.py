@@ -9,10 +9,12 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.runs import runs
-from db.tables import NOT_DELETED, CheckpointFile, Run, Status
+from db.tables import NOT_DELETED, CheckpointFile, LatestMetric, Run, Status
 
 #: Latest runs that are searched, finished ones of them to compare sizes with, similar ones to use.
 SEARCHED, COMPARED, SIMILAR = 2000, 50, 5
+#: Metric that a training records at its end.
+PEAK_MEMORY = "run/peak_memory_bytes"
 
 #: Returns whether a run's recipe settings have the requested sizes.
 SizesTest: TypeAlias = Callable[[dict[str, Any]], bool]
@@ -77,6 +79,62 @@ def alike(
         same_batch_size=any(row.batch_size == batch_size for row in similar),
         same_sizes=bool(same),
     )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What finished runs of one precision have measured: medians of the latest ones."""
+
+    runs: int
+    steps_per_second: float
+    memory_bytes: float | None  # peak; None if none of them recorded it
+
+
+def measured(
+    session: Session,
+    *,
+    recipes: Collection[str],
+    nodes: int,
+    devices_per_node: int,
+    batch_size: int | None,
+    has_same_sizes: SizesTest,
+) -> dict[str, Measured]:
+    """Return by precision what runs of the same sizes and batch size have measured."""
+    query = (
+        select(Run.id, Run.precision, Run.steps_per_second, Run.config["recipe"].label("sizes"))
+        .where(Run.id > (runs.newest_id(session) or 0) - SEARCHED, NOT_DELETED)
+        .where(Run.status == Status.FINISHED, Run.steps_per_second > 0, Run.recipe.in_(recipes))
+        .where(Run.config["training"]["batch_size"].as_float() == batch_size)
+        .where(Run.nodes == nodes, Run.devices_per_node == devices_per_node)
+        .order_by(Run.id.desc())
+        .limit(4 * COMPARED)
+    )
+    by_precision: dict[str, list[tuple[int, float]]] = {}
+    for run_id, precision, speed, sizes in session.execute(query):
+        similar = by_precision.setdefault(precision, [])
+        if len(similar) < SIMILAR and has_same_sizes(sizes or {}):
+            similar.append((run_id, speed))
+    peaks = _peaks(session, [run_id for rows in by_precision.values() for run_id, _ in rows])
+    return {
+        precision: Measured(
+            runs=len(rows),
+            steps_per_second=median(speed for _, speed in rows),
+            memory_bytes=_median([peaks[run_id] for run_id, _ in rows if run_id in peaks]),
+        )
+        for precision, rows in by_precision.items()
+        if rows
+    }
+
+
+def _peaks(session: Session, run_ids: Collection[int]) -> dict[int, float]:
+    query = select(LatestMetric.run_id, LatestMetric.value).where(
+        LatestMetric.run_id.in_(run_ids), LatestMetric.name == PEAK_MEMORY
+    )
+    return {run_id: value for run_id, value in session.execute(query) if value is not None}
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None
 
 
 def checkpoint_bytes(session: Session, run_ids: Collection[int]) -> int | None:

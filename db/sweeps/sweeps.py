@@ -44,6 +44,32 @@ class Tally:
     best: float | None = None
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How long a sweep's ended runs took on average; seconds is None if none has ended."""
+
+    runs: int
+    seconds: float | None
+
+    def seconds_left(self, remaining: int, at_once: int) -> float | None:
+        """Estimate the time for the remaining runs, `at_once` of them at a time."""
+        if self.seconds is None:
+            return None
+        return self.seconds * -(-remaining // max(at_once, 1))
+
+
+def pace(session: Session, sweep_id: int) -> Pace:
+    """Return the mean time of a sweep's runs from their start to their end, pruned ones too."""
+    query = (
+        select(func.count(), func.avg(Run.ended_at - Run.started_at))
+        .join(Trial, Trial.run_id == Run.id)
+        .where(Trial.sweep_id == sweep_id, Trial.state != OPEN)
+        .where(Run.ended_at.is_not(None), Run.started_at.is_not(None))
+    )
+    runs, seconds = session.execute(query).one()
+    return Pace(runs, seconds)
+
+
 def get(session: Session, sweep_id: int, *, lock: bool = False) -> Sweep:
     """Return a sweep. lock: against other writers, with its current values. Raises NotFound."""
     query = select(Sweep).where(Sweep.id == sweep_id)

@@ -319,3 +319,59 @@ def test_nothing_shifts_as_the_scripts_take_over(
     assert tab.bounding_box() == before
     shifts = page.evaluate("window.shifts")
     assert shifts == [], "\n".join(map(str, shifts))
+
+
+@pytest.mark.journey
+def test_servers_charts_need_no_script_and_are_replaced_without_a_shift(
+    database: Database, running: Run, page: Page
+) -> None:
+    """The first charts are there before plotly, and without scripts; the figures take their place.
+
+    Label for label at the same places, to a pixel.
+    """
+    losses = [2.0 - step / 400 for step in range(400)]
+    record(
+        database, running, make_steps(losses, skipped=[100, 200]), events=make_events([100, 200])
+    )
+    held: list[Route] = []
+    page.route("**/plotly*", lambda route: held.append(route))
+    page.goto("/runs/1")
+    page.evaluate(WATCH_SHIFTS)
+    labels = (
+        "e => [...e.querySelectorAll('.static-chart span')].map(l => [l.textContent, place(l)])"
+    )
+    drawn = """e => [...e.querySelectorAll('.xtick text, .x2tick text, .ytick text, .y2tick text')]
+        .map(l => [l.textContent.replace('\\u200b', ''), place(l)])"""
+    middle = """const place = (e) => {
+        const { x, y, width, height } = e.getBoundingClientRect()
+        return [x + width / 2, y + height / 2]
+    };"""
+    until(lambda: page.evaluate("true") and bool(held))
+    panels = {row: page.locator(f"[data-plot={row}]") for row in ("loss", "scale")}
+    before = {
+        row: panel.evaluate(f"e => {{ {middle} return ({labels})(e) }}")
+        for row, panel in panels.items()
+    }
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("[data-plot=scale][data-drawn]")
+    expect(page.locator("[data-static-chart]")).to_have_count(0)
+    assert page.evaluate("window.shifts") == []
+    for row, panel in panels.items():
+        after = dict(panel.evaluate(f"e => {{ {middle} return ({drawn})(e) }}"))
+        compared = [(text, at, after[text]) for text, at in before[row] if text in after]
+        assert len(compared) >= 6, (before[row], after)
+        for text, (x, y), (new_x, new_y) in compared:
+            assert abs(x - new_x) < 5, text
+            assert abs(y - new_y) < 5, text
+
+    plain = page.context.browser.new_context(  # type: ignore[union-attr]
+        java_script_enabled=False, storage_state=page.context.storage_state()
+    )
+    without = plain.new_page()
+    without.goto(page.url)
+    for row in panels:
+        expect(without.locator(f"[data-row={row}] .lines")).to_be_visible()
+        expect(without.locator(f"[data-row={row}] .skipped-steps")).to_be_visible()
+    expect(without.locator("[data-last=loss]")).to_have_text("1.0025")
+    plain.close()

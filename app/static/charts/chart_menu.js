@@ -1,5 +1,7 @@
 // The menu of each panel: pinning its metric, and files of what it shows.
 import { placeBelow } from 'menus'
+import { askRange, showTable } from 'panel_dialogs'
+import { readSizes } from 'panel_layout'
 
 /** @param {string} name @param {string} type @param {BlobPart} content */
 const download = (name, type, content) => {
@@ -46,6 +48,17 @@ export const createPanelMenu = (section, name, charts, arrangement = { pinned: [
       charts.onAxis?.()
     })
   }
+  /** @param {string} row @param {Found} element */
+  const fixed = (row, element) => item('Fix y range…', () => {
+    const { rows } = /** @type {import('url_state').View} */ (charts.view)
+    const { range, type } = /** @type {any} */ (element.querySelector('.plot'))._fullLayout.yaxis2
+    const isLog = type === 'log'
+    askRange(element.getAttribute('aria-label') ?? row, isLog ? range.map((exponent) => 10 ** exponent) : range, { isLog, isFixed: row in rows }, (wanted) => {
+      if (wanted) rows[row] = /** @type {[number, number]} */ (isLog ? wanted.map(Math.log10) : wanted)
+      else delete rows[row]
+      charts.onAxis?.()
+    })
+  })
   const pin = (metric) => {
     const isPinned = arrangement.pinned.includes(metric)
     return item(isPinned ? 'Unpin' : 'Pin to the top', () => {
@@ -58,13 +71,15 @@ export const createPanelMenu = (section, name, charts, arrangement = { pinned: [
     const button = /** @type {Found} */ (target).closest('[data-more]')
     if (!button) return
     const row = button.closest('[data-row]').dataset.row
-    const panel = charts.panelOf(row)
+    const panel = /** @type {any} */ (charts.panelOf(row))
     if (!panel) return
     const file = `${name}-${row.replaceAll('/', '-')}`
     menu.replaceChildren(
       ...(panel.row.metric ? [pin(panel.row.metric)] : []),
       ...(!charts.view || OWN_AXES.includes(row) ? [] : [axis(row)]),
+      ...(charts.view && panel.drawn ? [fixed(row, panel.element)] : []),
       item('Full screen', () => panel.element.requestFullscreen()),
+      item('Show as table', () => showTable(panel.element.getAttribute('aria-label') ?? row, panel.drawn?.lines ?? [], charts.mode())),
       item('Save as PNG', () => charts.picture(file, 'png', row)),
       item('Save as SVG', () => charts.picture(file, 'svg', row)),
       item('Save as CSV', () => download(`${file}.csv`, 'text/csv', csvOf(panel.drawn?.lines ?? [], charts.mode()))),
@@ -95,7 +110,7 @@ export const arrangementOf = (recipe) => {
   /** @type {any} */
   let kept = null
   try { kept = JSON.parse(localStorage.getItem(key) ?? 'null') } catch { /* invalid content, or storage is disabled */ }
-  const arrangement = { pinned: texts(kept?.pinned), collapsed: texts(kept?.collapsed) }
+  const arrangement = { pinned: texts(kept?.pinned), collapsed: texts(kept?.collapsed), order: texts(kept?.order), sizes: readSizes(kept?.sizes) }
   const keep = () => { try { localStorage.setItem(key, JSON.stringify(arrangement)) } catch { /* it holds for this page */ } }
   return { arrangement, keep }
 }

@@ -3,6 +3,7 @@ import { painter, savePicture, zoomed } from 'charts'
 import { place, pointedAt, snapped, valueAt } from 'crosshair'
 import { figure, GROUPS, rowsOf } from 'figure'
 import { still } from 'dom_updates'
+import { createLayout } from 'panel_layout'
 
 /** row: what it shows. drawn: its figure. @typedef {{element: HTMLElement, row: import('figure').Row, plot: Found, draw: () => void, drawn: any}} Panel */
 
@@ -18,11 +19,12 @@ const titleOf = (group) => GROUPS[group] ?? (group === '/' ? 'Metrics' : group.s
 
 /**
  * @param {HTMLElement} section
- * @param {{known: import('figure').Known, view: import('url_state').View, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onHide: (hidden: string[]) => void, onFold: (group: string, isFolded: boolean) => void}} options
+ * @param {{known: import('figure').Known, view: import('url_state').View, onZoom: (x: Range|null|undefined, rows: Record<string, Range|null>) => void, onHide: (hidden: string[]) => void, onFold: (group: string, isFolded: boolean) => void, arrangement: {order: string[], sizes: Record<string, import('panel_layout').Size>}, onArrange: () => void}} options
  * onZoom gets the axes that changed, rows by name; null: all there is
  * @typedef {import('url_state').Range} Range
  */
-export const createPanels = (section, { known, view, onZoom, onHide, onFold }) => {
+export const createPanels = (section, { known, view, onZoom, onHide, onFold, arrangement, onArrange }) => {
+  const layout = createLayout(arrangement, onArrange)
   const hero = section.querySelector('[data-hero]')
   const below = section.querySelector('[data-groups]')
   const blank = /** @type {any} */ (section.querySelector('[data-panel]')).content.firstElementChild
@@ -73,7 +75,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold }) =
   const create = (row) => {
     const element = hero.querySelector(`[data-row="${CSS.escape(row.name)}"]`) ?? blank.cloneNode(true)
     const plot = element.querySelector('.plot')
-    const [full, more] = element.querySelectorAll('.tools button')
+    const [full, more] = ['[data-full]', '[data-more]'].map((name) => element.querySelector(name))
     element.dataset.row = plot.dataset.plot = row.name
     element.tabIndex = 0
     element.setAttribute('aria-label', row.title)
@@ -81,6 +83,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold }) =
     plot.setAttribute('aria-label', `${row.title} by step`)
     full.setAttribute('aria-label', `${row.title}: full screen`)
     more.setAttribute('aria-label', `${row.title}: more`)
+    layout.attach(element)
     full.addEventListener('click', () => element.requestFullscreen())
     element.addEventListener('keydown', (event) => {
       if (event.key.toLowerCase() === 'f' && event.target === element && !event.ctrlKey && !event.metaKey && !event.altKey) element.requestFullscreen()
@@ -92,10 +95,13 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold }) =
       showLegend(panel)
       return { ...panel.drawn, isFitted: true }
     }
-    const paint = painter(plot, compose, () => plot.on('plotly_relayout', (change) => {
-      const zoom = zoomed(change, [row.name])
-      if (zoom) onZoom(zoom.x, zoom.rows)
-    }))
+    const paint = painter(plot, compose, () => {
+      plot.querySelector('[data-static-chart]')?.remove()
+      plot.on('plotly_relayout', (change) => {
+        const zoom = zoomed(change, [row.name])
+        if (zoom) onZoom(zoom.x, zoom.rows)
+      })
+    })
     plot.addEventListener('mousemove', (event) => {
       const x = panel.drawn && pointedAt(event, plot, panel.drawn)
       at(x === null ? null : snapped(panel.drawn, x))
@@ -137,7 +143,7 @@ export const createPanels = (section, { known, view, onZoom, onHide, onFold }) =
         groups.delete(group)
         continue
       }
-      box.style.setProperty('--panels', String(number))
+      layout.arrange(box.querySelector('.panel-grid'))
       box.querySelector('summary .quiet').textContent = number === 1 ? '1 panel' : `${number} panels`
     }
     const pinned = groups.get('pinned')

@@ -51,6 +51,8 @@ export const createSeries = (section, api, { name, recipe, skipped, view, onView
       arrangement.collapsed.splice(0, Infinity, ...others, ...(isFolded ? [group] : []))
       keep()
     },
+    arrangement,
+    onArrange: keep,
   })
   createPanelMenu(section, name, { panelOf: panels.panelOf, mode: () => view.x, picture: panels.savePicture, view, onAxis: () => { showView(); draw() } }, arrangement, () => {
     keep()

@@ -30,6 +30,13 @@ export const question = (typed) => {
   return query.toString()
 }
 
+/** Show on the cards of precisions what runs of these sizes have measured. @param {Record<string, {speed_text: string, memory_text: string}>} measured */
+const showMeasured = (measured) => {
+  for (const [field, text] of [['speed', 'speed_text'], ['memory', 'memory_text']]) {
+    for (const cell of form.querySelectorAll(`[data-${field}]`)) cell.textContent = measured[cell.dataset[field]]?.[text] || 'not measured yet'
+  }
+}
+
 let timer = 0
 let asked = ''
 
@@ -41,13 +48,17 @@ const ask = async () => {
   asked = query
   /** @type {string[]} */
   let words = []
+  /** @type {Record<string, any>} */
+  let measured = {}
   try {
     const answer = await fetch(`${root}/api/v1/estimates?${query}`)
-    if (answer.ok) words = (await answer.json()).sentences
+    if (answer.ok) ({ sentences: words, measured } = await answer.json())
   } catch {
     asked = '' // the server is away: at the next change
   }
-  if (query === asked || !asked) output.replaceChildren(...words.map((line) => Object.assign(document.createElement('p'), { textContent: line })))
+  if (query !== asked && asked) return
+  showMeasured(measured)
+  output.replaceChildren(...words.map((line) => Object.assign(document.createElement('p'), { textContent: line })))
 }
 
 if (output) {

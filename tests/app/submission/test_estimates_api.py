@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from db.database import Database
 from db.queue import workers
-from db.tables import Run, User, Worker
+from db.tables import LatestMetric, Run, User, Worker
 from tests.app.conftest import DIGITS
 from tests.db.queue.test_estimates import finished
 
@@ -112,3 +112,31 @@ def test_what_makes_no_sense_is_refused(
     answer = script.get("/api/v1/estimates", params=ASKED | changes)
     assert answer.status_code == status
     assert next(iter(changes)) in answer.text
+
+
+def test_speed_and_memory_of_each_precision_are_those_measured(
+    database: Database, ada: User, offered: None, script: TestClient, browser: TestClient
+) -> None:
+    """Medians of runs with the same batch size; nothing is guessed for another one."""
+    for speed, peak in ((2.0, 2.0**30), (5.0, 2.0**31), (4.0, None)):
+        run_id = finished(database, ada, speed, 64)
+        if peak is not None:
+            name = "run/peak_memory_bytes"
+            with database.writing() as session:
+                session.add(LatestMetric(run_id=run_id, name=name, step=1, value=peak))
+    asked = ASKED | {"batch_size": 64}
+    measured = script.get("/api/v1/estimates", params=asked).json()["measured"]
+    assert measured == {
+        "fp16": {
+            "runs": 3,
+            "steps_per_second": 4.0,
+            "memory_bytes": 1.5 * 2**30,
+            "speed_text": "4 steps/s",
+            "memory_text": "1.5 GiB",
+        }
+    }
+    page = browser.get("/runs/new?recipe=digits").text
+    assert 'data-speed="fp16">4 steps/s<' in page
+    assert 'data-memory="fp16">1.5 GiB<' in page
+    assert 'data-speed="bf16">not measured yet<' in page
+    assert script.get("/api/v1/estimates", params=ASKED).json()["measured"] == {}

@@ -10,7 +10,7 @@ from app.live import sweep_updates
 from app.sweeps import sweep_submission
 from db.database import Database
 from db.sweeps import sweeps
-from db.tables import Status, User
+from db.tables import Run, Status, User
 from tests.app.conftest import submit
 from tests.app.sweeps.test_sweep_submission import begin, finish
 
@@ -67,6 +67,27 @@ def test_a_script_begins_a_sweep_and_reads_it(
     [listed] = script.get("/api/v1/sweeps").json()["sweeps"]
     assert listed["best"] == 0.5
     assert script.get("/api/v1/runs/1").json()["sweep_id"] == 1
+
+
+@pytest.mark.sql
+def test_time_left_is_that_of_the_ended_runs(
+    database: Database, offered: None, browser: TestClient
+) -> None:
+    """The mean of the ended runs times the rounds that remain; nothing before the first end."""
+    browser.post("/api/v1/sweeps", json=SWEEP)
+    assert 'Time left</dt><dd class="value" data-time>–<' in browser.get("/sweeps/1").text
+    finish(database, 1, 0.5)
+    with database.writing() as session:
+        run = session.get_one(Run, 1)
+        run.started_at, run.ended_at = 1000.0, 1090.0
+    sweep_submission.submit_due(database)
+    page = browser.get("/sweeps/1").text
+    assert 'Time left</dt><dd class="value" data-time>3 min 0 s<' in page
+    assert ">From 1 run<" in page
+    browser.post("/api/v1/sweeps/1/cancellation")
+    assert (
+        'Time per run</dt><dd class="value" data-time>1 min 30 s<' in browser.get("/sweeps/1").text
+    )
 
 
 @pytest.mark.slow

@@ -1,0 +1,237 @@
+"""First charts of a run's page as SVG, shown until the scripts have drawn theirs.
+
+They have the margins, ranges and labels of `app/static/charts/figure.js`, so that nothing moves
+when they are replaced. Horizontally everything is in shares of the plot: the server does not know
+its width.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from markupsafe import Markup
+from sqlalchemy.orm import Session
+
+from app.html.formats import count
+from app.html.formats import scale as scale_text
+from db.tables import Run
+from db.telemetry import windows
+
+#: Points that are read of a line. Of those in one unit the extremes are drawn.
+MOST_POINTS = 3000
+#: Units of the drawing area; it is stretched to the plot.
+WIDTH, HEIGHT = 1000, 1000
+#: Pixels of a plot between the margins, for which labels are chosen: at 1440 and at 390 px.
+PIXELS, NARROW_PIXELS, LABEL_PIXELS = 920, 300, 90
+#: Share of the axis that Plotly leaves free beyond the outermost values.
+FREE = 0.05
+#: Metrics drawn with the loss.
+MOST_LOSSES = 8
+
+
+@dataclass(frozen=True)
+class StaticLine:
+    """A line, drawn; value: its last one, formatted."""
+
+    name: str
+    color: str
+    path: str
+    value: Markup
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label of an axis, at a share of it; is_fine: only on wide screens."""
+
+    at: float
+    text: Markup
+    is_fine: bool = False
+
+
+@dataclass(frozen=True)
+class StaticChart:
+    """A panel: its lines, labels, and the steps that were skipped."""
+
+    lines: Sequence[StaticLine]
+    x_labels: Sequence[Label]
+    y_labels: Sequence[Label]
+    skips: str  # path of the ticks
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The values from low to high, their logarithms if is_log."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def share(self, value: float) -> float:
+        """Return where a value stands, 0 at the lower end."""
+        at = math.log10(value) if self.is_log else value
+        return (at - self.low) / ((self.high - self.low) or 1)
+
+
+def static_charts(
+    session: Session, run: Run, metrics: Collection[str], *, is_scaled: bool
+) -> dict[str, StaticChart]:
+    """Return the two first charts of a run by row: its loss, and its scale or gradient norm.
+
+    metrics: names of those on the page; the losses among them are drawn with the loss.
+    """
+    second = "scale" if is_scaled else "grad_norm"
+    window = windows.window(session, run.id, most=MOST_POINTS, names={second})
+    if window is None:
+        return {}
+    names = sorted(name for name in metrics if name.endswith("/loss"))[:MOST_LOSSES]
+    measured = windows.metrics_of_runs(session, [run.id], most=MOST_POINTS, names=names)[run.id]
+    others = {name: (line.x, _finite(line.y)) for name, line in measured.items()}
+    own = {name: (line.x, _finite(line.y)) for name, line in window.series.items()}
+    for name, value in (("loss", run.loss), ("scale", run.scale)):
+        if name in own and window.bucket > 1:  # a bucket has its extremes, not its last step
+            own[name] = ([*own[name][0], window.last], [*own[name][1], *_finite([value])])
+    first = min([window.first, *(x[0] for x, _ in others.values() if x)])
+    x_axis = _Axis(first, window.last)
+    charts = {"loss": _loss_chart(own["loss"], others, x_axis)}
+    if is_scaled:
+        charts["scale"] = _scale_chart(own["scale"], x_axis)
+    else:
+        charts["norm"] = _norm_chart(own["grad_norm"], x_axis)
+    labels, skips = _x_labels(x_axis), _skips(window.skips.steps, x_axis)
+    return {
+        row: StaticChart(lines, labels, y_labels, skips)
+        for row, (lines, y_labels) in charts.items()
+    }
+
+
+_Points = tuple[Sequence[int], Sequence[float | None]]
+_Drawn = tuple[list[StaticLine], list[Label]]
+
+
+def _loss_chart(loss: _Points, others: Mapping[str, _Points], x_axis: _Axis) -> _Drawn:
+    values = [y for _, line in (loss, *others.values()) for y in line if y is not None]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    is_from_zero = low >= 0 and low <= high / 2
+    free = (high - low) * FREE / (1 - 2 * FREE)
+    axis = _Axis(0, high / (1 - FREE)) if is_from_zero else _Axis(low - free, high + free)
+    lines = [_line("loss", "--chart-loss", loss, x_axis, axis)]
+    lines += [_line(name, "--chart-val", points, x_axis, axis) for name, points in others.items()]
+    return lines, _y_labels(axis, 6)
+
+
+def _scale_chart(scale: _Points, x_axis: _Axis) -> _Drawn:
+    exponents = [math.log2(y) for y in scale[1] if y is not None and y > 0]
+    if not exponents:
+        return [], []
+    low, high = math.floor(min(exponents)) - 1, math.ceil(max(exponents)) + 1
+    every = next((step for step in (1, 2, 4, 8, 10, 20) if (high - low) / step <= 8), 40)
+    axis = _Axis(math.log10(2.0**low), math.log10(2.0**high), is_log=True)
+    first = math.ceil(low / every) * every
+    labels = [
+        Label(axis.share(2.0**e), Markup("2<sup>{}</sup>").format(str(e).replace("-", "−")))
+        for e in range(first, high + 1, every)
+    ]
+    line = _line("scale", "--chart-scale", scale, x_axis, axis, is_stepped=True)
+    return [line], labels
+
+
+def _norm_chart(norm: _Points, x_axis: _Axis) -> _Drawn:
+    logs = [math.log10(y) for y in norm[1] if y is not None and y > 0]
+    if not logs:
+        return [], []
+    free = (max(logs) - min(logs)) * FREE / (1 - 2 * FREE)
+    axis = _Axis(min(logs) - free, max(logs) + free, is_log=True)
+    return [_line("norm", "--chart-norm", norm, x_axis, axis)], _log_labels(axis)
+
+
+def _log_labels(axis: _Axis) -> list[Label]:
+    """Label 1, 2 and 5 of few decades, some decades of many."""
+    decades = axis.high - axis.low
+    every, digits = (1, (1, 2, 5)) if decades < 2.5 else (math.ceil(decades / 4), (1,))
+    powers = range(math.floor(axis.low), math.ceil(axis.high) + 1)
+    values = [digit * 10.0**power for power in powers if power % every == 0 for digit in digits]
+    return [
+        Label(share, _text(value)) for value in values if 0 <= (share := axis.share(value)) <= 1
+    ]
+
+
+def _finite(values: Iterable[float | str | None]) -> list[float | None]:
+    return [y if isinstance(y, int | float) and math.isfinite(y) else None for y in values]
+
+
+def _line(
+    name: str, color: str, points: _Points, x_axis: _Axis, axis: _Axis, *, is_stepped: bool = False
+) -> StaticLine:
+    path, is_down = [], False
+    for x, y in _folded(points, x_axis):
+        if y is None or (axis.is_log and y <= 0):
+            is_down = False
+            continue
+        height = round(HEIGHT * (1 - axis.share(y)))
+        if not is_down:
+            path.append(f"M{x} {height}")
+        elif is_stepped:
+            path.append(f"H{x}V{height}")
+        else:
+            path.append(f"L{x} {height}")
+        is_down = True
+    last = points[1][-1] if points[1] else None
+    text = scale_text(last) if is_stepped else _text(last, digits=5)
+    return StaticLine(name, color, "".join(path), text)
+
+
+def _folded(points: _Points, axis: _Axis) -> Iterator[tuple[int, float | None]]:
+    """Yield each column with its first, lowest, highest and last value, in their order."""
+    columns = groupby(zip(*points, strict=True), lambda point: round(WIDTH * axis.share(point[0])))
+    for x, column in columns:
+        values = [y for _, y in column]
+        finite = [i for i, y in enumerate(values) if y is not None]
+        if not finite:
+            yield x, None
+            continue
+        extremes = (
+            min(finite, key=lambda i: values[i] or 0.0),
+            max(finite, key=lambda i: values[i] or 0.0),
+        )
+        for i in sorted({finite[0], *extremes, finite[-1]}):
+            yield x, values[i]
+
+
+def _text(value: float | None, digits: int = 12) -> Markup:
+    return Markup.escape("–" if value is None else f"{value:.{digits}g}")
+
+
+def _y_labels(axis: _Axis, most: int) -> list[Label]:
+    """Label multiples of 2, 5 or 10 times a power of ten, as Plotly does."""
+    every = _step((axis.high - axis.low) / most, (2, 5, 10))
+    first, last = math.ceil(axis.low / every), math.floor(axis.high / every)
+    return [Label(axis.share(n * every), _text(n * every)) for n in range(first, last + 1)]
+
+
+def _x_labels(axis: _Axis) -> list[Label]:
+    """Label steps as axis.js does; a narrow screen shows some of the labels."""
+    every = _step((axis.high - axis.low) / (PIXELS / LABEL_PIXELS), (1, 2, 5, 10), is_whole=True)
+    wide = _step((axis.high - axis.low) / (NARROW_PIXELS / LABEL_PIXELS), (1, 2, 5, 10))
+    first, last = math.ceil(axis.low / every), math.floor(axis.high / every)
+    if axis.high <= axis.low:
+        return []
+    return [
+        Label(axis.share(step), Markup.escape(count(step)), is_fine=step % max(round(wide), 1) != 0)
+        for step in (round(n * every) for n in range(first, last + 1))
+    ]
+
+
+def _step(least: float, multiples: Sequence[int], *, is_whole: bool = False) -> float:
+    """Return the least multiple of a power of ten that is not below `least`."""
+    if not 0 < least < math.inf:
+        return 1
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(n * power for n in multiples if n * power >= least * 0.999)
+    return max(1, round(step)) if is_whole else step
+
+
+def _skips(steps: Sequence[int], axis: _Axis) -> str:
+    """Return ticks of skipped steps, those at the same unit as one."""
+    places = sorted({round(WIDTH * axis.share(step)) for step in steps if step >= axis.low})
+    return "".join(f"M{x} 0V9" for x in places)

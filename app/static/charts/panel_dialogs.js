@@ -1,0 +1,65 @@
+// Dialogs of a panel: its points as a table, and the range of its y axis.
+
+/** @typedef {{name: string, x: number[], y: (number|null)[]}} Line */
+
+/** @param {string} title @param {string} content markup of ours */
+const dialogOf = (title, content) => {
+  const dialog = Object.assign(document.createElement('dialog'), { className: 'card panel-dialog', innerHTML: `<h2></h2>${content}` })
+  dialog.setAttribute('aria-labelledby', 'panel-dialog-title')
+  Object.assign(/** @type {Found} */ (dialog.querySelector('h2')), { textContent: title, id: 'panel-dialog-title' })
+  dialog.addEventListener('close', () => dialog.remove())
+  document.body.append(dialog)
+  dialog.showModal()
+  return dialog
+}
+
+/** Values of lines by x, in order. @param {Line[]} lines @returns {[number, (number|null)[]][]} */
+export const tableOf = (lines) => {
+  /** @type {Map<number, (number|null)[]>} */
+  const rows = new Map()
+  lines.forEach(({ x, y }, column) => x.forEach((at, i) => {
+    const row = rows.get(at) ?? lines.map(() => null)
+    row[column] = y[i] ?? null
+    rows.set(at, row)
+  }))
+  return [...rows].sort(([a], [b]) => a - b)
+}
+
+/** Show the points that a panel draws. @param {string} title @param {Line[]} lines @param {string} axis what x counts */
+export const showTable = (title, lines, axis) => {
+  const dialog = dialogOf(title, '<div class="table-scroll" tabindex="0" role="region"><table><thead><tr></tr></thead><tbody></tbody></table></div><form method="dialog" class="inline"><span class="quiet"></span><button class="end" autofocus>Close</button></form>')
+  dialog.querySelector('.table-scroll').setAttribute('aria-label', `Points of ${title}`)
+  const cell = (kind, text, className = 'number') => Object.assign(document.createElement(kind), { textContent: text, className })
+  dialog.querySelector('thead tr').append(...[axis, ...lines.map(({ name }) => name)].map((name) => Object.assign(cell('th', name), { scope: 'col' })))
+  const rows = tableOf(lines)
+  dialog.querySelector('tbody').append(...rows.map(([at, values]) => {
+    const row = document.createElement('tr')
+    row.append(Object.assign(cell('th', String(at)), { scope: 'row' }), ...values.map((value) => cell('td', value === null ? '–' : String(Number(value.toPrecision(6))))))
+    return row
+  }))
+  dialog.querySelector('.quiet').textContent = `${rows.length} points, as drawn`
+}
+
+/**
+ * Ask for the range of a y axis.
+ * @param {string} title @param {[number, number]} range of now @param {{isLog: boolean, isFixed: boolean}} axis
+ * @param {(range: [number, number]|null) => void} onRange null: automatic
+ */
+export const askRange = (title, range, { isLog, isFixed }, onRange) => {
+  const dialog = dialogOf(`Y range of ${title}`, '<form><div class="inline"><label>From <input type="number" step="any" name="low" required></label><label>To <input type="number" step="any" name="high" required></label></div><p class="error" role="alert"></p><div class="inline"><button class="primary">Fix range</button><button type="button" data-automatic>Automatic</button><button type="button" data-cancel>Cancel</button></div></form>')
+  const form = dialog.querySelector('form')
+  const { low, high } = form.elements
+  ;[low.value, high.value] = range.map((value) => String(Number(value.toPrecision(4))))
+  dialog.querySelector('[data-automatic]').hidden = !isFixed
+  dialog.querySelector('[data-automatic]').addEventListener('click', () => { dialog.close(); onRange(null) })
+  dialog.querySelector('[data-cancel]').addEventListener('click', () => dialog.close())
+  form.addEventListener('submit', (event) => {
+    event.preventDefault()
+    const [from, to] = [Number(low.value), Number(high.value)]
+    const problem = !(from < to) ? `From = ${from}: must be less than ${to}.` : isLog && from <= 0 ? `From = ${from}: must be greater than 0 on a log axis.` : ''
+    dialog.querySelector('.error').textContent = problem
+    if (problem) return
+    dialog.close()
+    onRange([from, to])
+  })
+}

@@ -1,0 +1,123 @@
+// Size and order of the panels of a group: by dragging their handles, or by arrow keys on these.
+
+const [LOWEST, HIGHEST, STEP] = [120, 800, 10] // pixels of a plot
+const USUAL = 170 // as in run.css
+/** Columns of a width; as many as there are, for 'full'. @type {Record<string, number>} */
+const COLUMNS = { '': 1, half: 2, full: 9 }
+const WIDTHS = Object.keys(COLUMNS)
+const WORDS = { '': '1 column', half: '2 columns', full: 'full width' }
+
+/** @typedef {{width: string, height: number}} Size of a panel; height: of its plot */
+
+/** What was kept of sizes, by panel. @param {any} kept @returns {Record<string, Size>} */
+export const readSizes = (kept) => Object.fromEntries(Object.entries(kept && typeof kept === 'object' ? kept : {})
+  .filter(([, size]) => WIDTHS.includes(size?.width) && size.height >= LOWEST && size.height <= HIGHEST).slice(0, 200))
+
+/** @param {number} height */
+const bounded = (height) => Math.min(Math.max(Math.round(height / STEP) * STEP, LOWEST), HIGHEST)
+
+/**
+ * @param {{order: string[], sizes: Record<string, Size>}} arrangement which is changed
+ * @param {() => void} onChange
+ */
+export const createLayout = ({ order, sizes }, onChange) => {
+  /** @param {HTMLElement} element */
+  const rowOf = (element) => element.dataset.row ?? ''
+  /** @param {HTMLElement} element @returns {Size} */
+  const sizeOf = (element) => sizes[rowOf(element)] ?? { width: '', height: USUAL }
+  /** @param {Found} element */
+  const gridOf = (element) => element.closest('.panel-grid')
+
+  /** @param {HTMLElement} element */
+  const showSize = (element) => {
+    const { width, height } = sizeOf(element)
+    element.dataset.width = width
+    element.style.setProperty('--height', `${height}px`)
+    element.querySelector('[data-resize]')?.setAttribute('aria-label', `Resize ${element.getAttribute('aria-label')}: ${WORDS[width]}, ${height} px`)
+  }
+  /** Have the panels of a group in their order, and the group as wide as they need. @param {Found} grid */
+  const arrange = (grid) => {
+    const rank = (/** @type {HTMLElement} */ element) => (order.indexOf(rowOf(element)) + 1) || Infinity
+    const elements = [...grid.children]
+    const sorted = [...elements].sort((a, b) => (rank(a) === rank(b) ? 0 : rank(a) - rank(b)))
+    if (sorted.some((element, i) => element !== elements[i])) grid.append(...sorted)
+    sorted.forEach((element, i) => {
+      showSize(element)
+      element.querySelector('[data-move]')?.setAttribute('aria-label', `Move ${element.getAttribute('aria-label')}: ${i + 1} of ${sorted.length}`)
+    })
+    const columns = sorted.reduce((sum, element) => sum + COLUMNS[sizeOf(element).width], 0)
+    grid.closest('.panel-group').style.setProperty('--panels', String(columns))
+  }
+  /** @param {Found} element @param {Size} size */
+  const resize = (element, size) => {
+    const { width, height } = sizeOf(element)
+    if (width === size.width && height === size.height) return
+    sizes[rowOf(element)] = size
+    arrange(gridOf(element))
+    onChange()
+  }
+  /** Put a panel at a place of its group. @param {Found} element @param {number} place */
+  const move = (element, place) => {
+    const grid = gridOf(element)
+    const names = [...grid.children].map(rowOf).filter((name) => name !== rowOf(element))
+    if (place < 0 || place > names.length) return
+    names.splice(place, 0, rowOf(element))
+    order.splice(0, Infinity, ...order.filter((name) => !names.includes(name)), ...names)
+    const focused = document.activeElement
+    arrange(grid)
+    if (element.contains(focused)) /** @type {HTMLElement} */ (focused).focus({ preventScroll: true })
+    onChange()
+  }
+
+  /** A drag by a handle. @param {Found} handle @param {(event: PointerEvent) => (event: PointerEvent) => void} begin what to do with each movement */
+  const onDrag = (handle, begin) => handle.addEventListener('pointerdown', (event) => {
+    if (event.button) return
+    event.preventDefault()
+    handle.focus({ preventScroll: true })
+    const step = begin(event)
+    const end = () => {
+      document.removeEventListener('pointermove', step)
+      for (const name of ['pointerup', 'pointercancel']) document.removeEventListener(name, end)
+    }
+    document.addEventListener('pointermove', step)
+    for (const name of ['pointerup', 'pointercancel']) document.addEventListener(name, end)
+  })
+  /** @param {Found} handle @param {Record<string, () => void>} keys */
+  const onKeys = (handle, keys) => handle.addEventListener('keydown', (event) => {
+    const act = !event.ctrlKey && !event.metaKey && !event.altKey && keys[event.key]
+    if (!act) return
+    event.preventDefault()
+    act()
+  })
+
+  /** Make the handles of a panel work. @param {Found} element */
+  const attach = (element) => {
+    const [mover, resizer] = [element.querySelector('[data-move]'), element.querySelector('[data-resize]')]
+    const wider = (by) => {
+      const { width, height } = sizeOf(element)
+      resize(element, { width: WIDTHS[WIDTHS.indexOf(width) + by] ?? width, height })
+    }
+    const higher = (by) => {
+      const { width, height } = sizeOf(element)
+      resize(element, { width, height: bounded(height + by) })
+    }
+    onKeys(resizer, { ArrowRight: () => wider(1), ArrowLeft: () => wider(-1), ArrowDown: () => higher(2 * STEP), ArrowUp: () => higher(-2 * STEP) })
+    onDrag(resizer, ({ clientX, clientY }) => {
+      const { height } = sizeOf(element)
+      const [begin, groups] = [element.offsetWidth, element.closest('.panel-groups')]
+      const column = groups.clientWidth / Number(getComputedStyle(groups).getPropertyValue('--columns'))
+      return (event) => {
+        const columns = (begin + event.clientX - clientX) / column
+        resize(element, { width: columns > 2.3 ? 'full' : columns > 1.3 ? 'half' : '', height: bounded(height + event.clientY - clientY) })
+      }
+    })
+    const placed = () => [...gridOf(element).children].indexOf(element)
+    const [before, after] = [() => move(element, placed() - 1), () => move(element, placed() + 1)]
+    onKeys(mover, { ArrowLeft: before, ArrowUp: before, ArrowRight: after, ArrowDown: after })
+    onDrag(mover, () => ({ clientX, clientY }) => {
+      const other = /** @type {Found} */ (document.elementFromPoint(clientX, clientY))?.closest('.chart-panel')
+      if (other && other !== element && other.parentElement === element.parentElement) move(element, [...other.parentElement.children].indexOf(other))
+    })
+  }
+  return { attach, arrange }
+}

@@ -1,0 +1,98 @@
+"""The first charts of a run's page, as the server draws them."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from starlette.testclient import TestClient
+
+from db.database import Database
+from db.tables import Run, User
+from tests.app.conftest import CONFIG, start_run
+from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
+
+STEPS = 4000
+SKIPS = [5, 1000, 3999]
+
+
+def _chart(page: str, row: str) -> str:
+    return page.partition(f'data-row="{row}"')[2].partition("</section>")[0]
+
+
+def _points(path: str) -> list[tuple[int, int]]:
+    """Return the corners of a line of straight pieces."""
+    return [(int(x), int(y)) for x, y in re.findall(r"[ML](\d+) (-?\d+)", path)]
+
+
+def test_page_has_the_charts_of_the_run(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """Loss, validation loss and scale are SVG in the response, with each skip and last values."""
+    losses = [2.0 - 1.5 * (step + 1) / STEPS for step in range(STEPS)]
+    losses[2345] = 4.0
+    record(
+        database,
+        running,
+        make_steps(losses, skipped=SKIPS),
+        events=[make_metric(step, 1.0, "val/loss") for step in (1000, STEPS)],
+    )
+    page = browser.get("/runs/1").text
+    loss, scale = _chart(page, "loss"), _chart(page, "scale")
+    assert f'data-last="loss">{losses[-1]:.5g}<' in loss
+    assert 'data-last="val/loss">1<' in loss
+    assert 'data-last="scale">2<sup>17</sup><' in scale
+    drawn, measured = re.findall(r'<path d="([^"]+)" style', loss)
+    points = _points(drawn)
+    assert points[-1] == (1000, round(1000 - 950 * losses[-1] / 4))  # 5 % free above the highest
+    assert (586, 50) in points  # the one spike of 4,000 steps
+    assert all(a[0] <= b[0] for a, b in pairwise(points))
+    assert len(points) <= 4 * 1001
+    assert [x for x, _ in _points(measured)] == [250, 1000]
+    for chart in (loss, scale):
+        assert 'd="M1 0V9M250 0V9M1000 0V9"' in chart
+        assert ">2,000</span>" in chart
+    assert "<sup>18</sup></span>" in scale
+    assert re.search(r'class="stepped" d="M0 \d+H', scale)
+
+
+def test_charts_of_another_view_are_left_to_the_scripts(
+    database: Database, running: Run, browser: TestClient
+) -> None:
+    """The server draws all steps by step only: a zoom or another axis would change under it."""
+    record(database, running, make_steps([1.0] * 10))
+    assert "data-static-chart" in browser.get("/runs/1?tab=charts").text
+    for query in ("x=time", "range=1,5", "y.loss=0,1", "smooth=0.5", "ylog=lr"):
+        assert "data-static-chart" not in browser.get(f"/runs/1?{query}").text
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[1.0], [float("nan")] * 3, [0.0, 0.0], [-1.0, float("inf"), -2.0], [1e-30, 1e30]],
+)
+def test_any_loss_can_be_drawn(
+    losses: list[float], database: Database, running: Run, browser: TestClient
+) -> None:
+    """One step, non-finite values, equal, negative and extreme ones give a page."""
+    record(database, running, make_steps(losses, skipped=[1]))
+    page = browser.get("/runs/1")
+    assert page.status_code == 200
+    assert "data-static-chart" in _chart(page.text, "loss")
+    assert "nan" not in _chart(page.text, "loss").lower().replace("nan</b>", "")
+
+
+def test_page_without_steps_has_no_chart_yet(running: Run, browser: TestClient) -> None:
+    """Before the first step the panels are empty."""
+    assert "data-static-chart" not in browser.get("/runs/1").text
+
+
+def test_run_without_scaler_has_its_gradient_norm(
+    database: Database, ada: User, offered: None, browser: TestClient
+) -> None:
+    """A run with its scaler disabled shows its loss and gradient norm."""
+    run = start_run(database, ada, config=CONFIG | {"scaler": {"enabled": False}})
+    steps = make_steps([1.0] * 10)
+    steps["scale"] = 1
+    record(database, run, steps)
+    page = browser.get("/runs/1").text
+    assert 'data-last="norm">1<' in _chart(page, "norm")
+    assert 'data-row="scale"' not in page
