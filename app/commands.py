@@ -73,8 +73,8 @@ def up() -> None:
     settings, database = _open()
     check_store(settings)
     listening = _listen(settings)
-    server = _server(settings, database)
-    _handle_signals(server)  # before the worker starts, so that it is never orphaned
+    server = make_server(settings, database)
+    handle_signals(server)  # before the worker starts, so that it is never orphaned
     # A session of its own, so that a Ctrl-C reaches the worker only once, from this process. The
     # worker is killed with this process, to release its name for the next one, which continues its
     # runs.
@@ -105,8 +105,8 @@ def server() -> None:
     settings, database = _open()
     check_store(settings)
     listening = _listen(settings)
-    server = _server(settings, database)
-    _handle_signals(server)
+    server = make_server(settings, database)
+    handle_signals(server)
     _serve(server, listening, settings, database)
 
 
@@ -375,7 +375,8 @@ def _listen(settings: Settings) -> socket.socket:
     return listening
 
 
-def _server(settings: Settings, database: Database) -> "Server":
+def make_server(settings: Settings, database: Database) -> "Server":
+    """Return the server, with its log configured."""
     from app.serve import Server  # deferred: takes half a second, which other commands save
 
     logs.configure("server", settings.log_level, settings.log_format, sys.stderr)
@@ -388,7 +389,7 @@ def _server(settings: Settings, database: Database) -> "Server":
     return server
 
 
-def _handle_signals(server: "Server") -> None:
+def handle_signals(server: "Server") -> None:
     """Stop the server on SIGINT, SIGTERM and SIGHUP.
 
     uvicorn raises the signal again when it has stopped, which would end this process with the
@@ -477,9 +478,14 @@ def _local_address(settings: Settings) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def sign_in_link(settings: Settings, token: str) -> str:
+    """Return a link with the public address if there is one."""
+    return f"{settings.public_url.rstrip('/') or _local_address(settings)}/?token={token}"
+
+
 def print_link(settings: Settings, name: str, token: str, *, as_json: bool = False) -> None:
-    """Print a one-time sign-in link, with the public address if there is one."""
-    link = f"{settings.public_url.rstrip('/') or _local_address(settings)}/?token={token}"
+    """Print a one-time sign-in link."""
+    link = sign_in_link(settings, token)
     text = "The link signs you in once, within a day. `halfstep link NAME` prints another."
     print_result(
         {"name": name, "link": link}, f"\n  Halfstep: {link}\n\n  {text}\n", as_json=as_json

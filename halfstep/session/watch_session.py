@@ -41,6 +41,7 @@ from halfstep.telemetry.events import cleaned, shown
 from halfstep.telemetry.patient_spool import PatientSpool
 from halfstep.telemetry.relay import RelayReader, RelayWriter
 from halfstep.telemetry.run_folder import (
+    RUNS,
     RunIsWritten,
     came_to,
     configure,
@@ -394,7 +395,9 @@ class Watch:
         files = self._written
         place = f"the run is in {files.folder}"
         if self._server is None:
-            say(f"watching; {place}")
+            runs = files.folder.parent
+            command = "halfstep show" if runs == Path.cwd() / RUNS else f"halfstep show {runs}"
+            say(f"watching; {place}; `{command}` opens it")
             return
         try:
             page = uploader.start(files, self._server, PAGE_SECONDS, self._stderr)

@@ -54,15 +54,18 @@ class RunSending:
         say: Say,
         *,
         with_checkpoints: bool = False,
+        remembers: bool = True,
         sidecar_seconds: float = SIDECAR_SECONDS,
     ) -> None:
         """Send nothing yet.
 
         say: called with messages for users.  with_checkpoints: also those without `upload`.
+        remembers: write into the folder which files are sent.
         sidecar_seconds: how long the end of an attempt waits for that of its sidecar.
         """
         self.folder, self._ingest, self._say = folder, ingest, say
-        self._with_checkpoints, self._sidecar_seconds = with_checkpoints, sidecar_seconds
+        self._with_checkpoints, self._remembers = with_checkpoints, remembers
+        self._sidecar_seconds = sidecar_seconds
         self._sendings: dict[int, AttemptSending] = {}
         self._damaged: dict[int, str] = {}
 
@@ -80,6 +83,7 @@ class RunSending:
                     self._say,
                     is_last=attempt is run["attempts"][-1],
                     with_checkpoints=self._with_checkpoints,
+                    remembers=self._remembers,
                     sidecar_seconds=self._sidecar_seconds,
                 )
             try:
@@ -145,6 +149,7 @@ class AttemptSending:
         *,
         is_last: bool,
         with_checkpoints: bool,
+        remembers: bool,
         sidecar_seconds: float,
     ) -> None:
         """lives: returns whether the process that writes the attempt is alive on this machine."""
@@ -153,7 +158,8 @@ class AttemptSending:
         self.lost_bytes = 0  # damaged bytes of its spool, known once the attempt is over
         self._files, self._described, self._ingest, self._say = files, described, ingest, say
         self._lives = lives
-        self._is_last, self._with_checkpoints = is_last, with_checkpoints
+        self._is_last, self._remembers = is_last, remembers
+        self._with_checkpoints = with_checkpoints
         self.is_over = False  # it has ended and the server has its outcome, or rejects more data
         self._sidecar_seconds = sidecar_seconds
         self._sidecar_deadline = math.inf  # time, by halfstep.clock, to wait for the sidecar's end
@@ -276,6 +282,8 @@ class AttemptSending:
         return content if content.get("url") == self._ingest.server.url else {}
 
     def _write_uploaded(self, recorded: Recorded) -> None:
+        if not self._remembers:
+            return
         known = self._read_uploaded()
         if known.get("run") != recorded.run:
             known = {"url": self._ingest.server.url, "run": recorded.run, "sent": []}

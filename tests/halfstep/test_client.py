@@ -415,8 +415,8 @@ def test_commands_do_what_the_client_does(
     words = ("digits", "--set", "training.steps=9", "--precision", "bf16", "--name", "typed")
     assert "queued  typed  step 0/9" in halfstep("submit", *words, **environment).stdout
     assert "typed" in halfstep("runs", "typed", **environment).stdout
-    assert "bf16" in halfstep("show", "1", **environment).stdout
-    assert '"precision": "bf16"' in halfstep("show", "1", "--json", **environment).stdout
+    assert "bf16" in halfstep("run", "show", "1", **environment).stdout
+    assert '"precision": "bf16"' in halfstep("run", "show", "1", "--json", **environment).stdout
     assert "cancelled" in halfstep("cancel", "1", **environment).stdout
     wrong = halfstep("submit", "digits", "--set", "training.steps=0", **environment)
     assert wrong.returncode == 1

@@ -18,7 +18,7 @@ from halfstep.client import Client
 from tests.site import halfstep, type_command
 
 #: Commands that serve until they are ended.
-FOR_EVER = {"mcp", "placer", "server", "up", "worker"}
+FOR_EVER = {"mcp", "placer", "server", "show", "up", "worker"}
 
 
 def all_commands() -> Iterator[tuple[str, ...]]:

@@ -756,7 +756,8 @@ def test_watching_twice_is_watching_once(
     nothing."""
     first = halfstep.watch(folder=tmp_path, name="it")
     assert halfstep.watch(Net(), folder=tmp_path) is first
-    begun = f"halfstep: watching; the run is in {tmp_path / 'it'}\n"
+    place = f"the run is in {tmp_path / 'it'}"
+    begun = f"halfstep: watching; {place}; `halfstep show {tmp_path}` opens it\n"
     assert capsys.readouterr().err == begun
     halfstep.watch(Net(), folder=tmp_path, name="it")  # as a notebook's cell, run again
     halfstep.watch(Net(), folder=tmp_path, run="it")
