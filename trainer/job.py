@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from halfstep.run_config import parse_config
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.events import Checkpoint, Event, Metric
 from halfstep.telemetry.spool import SpoolWriter, Steps
 from trainer.console import print_event
 from trainer.distributed.ranks import Control, Request, Stop, joined, rendezvous
@@ -40,14 +40,14 @@ class Job:
             meet = partial(rendezvous, self._files, job.get("host", "localhost"))
             joining = joined(torch.device(job["device"]), meet, job.get("timeout_seconds"))
             ranks, device = stack.enter_context(joining)
-            on_event: Callable[[dict[str, Any]], None] = _ignore
+            on_event: Callable[[Event], None] = _ignore
             on_steps: Callable[[Steps], None] = _ignore
             if ranks.rank == 0:
                 spool = stack.enter_context(SpoolWriter(self._files.spool, self._files.attempt))
 
-                def on_event(event: dict[str, Any]) -> None:
+                def on_event(event: Event) -> None:
                     spool.event(event)
-                    if event["event"] in ("metric", "checkpoint"):
+                    if isinstance(event, Checkpoint | Metric):
                         print_event(event)
 
                 def on_steps(records: Steps) -> None:

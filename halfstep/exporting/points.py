@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from halfstep.api_client.series import lines_of
 from halfstep.client import Client
+from halfstep.telemetry.flags import SKIPPED
 
 #: Step columns that are exported.
 COLUMNS = ("loss", "scale", "grad_norm", "grad_norm_clipped", "lr")
-SKIPPED = 1  # bit of a step's flags
 
 
 class Point(NamedTuple):

@@ -20,7 +20,8 @@ import httpx2
 from halfstep.api_client.credentials import Credentials
 from halfstep.api_client.errors import ApiError
 from halfstep.api_client.responses import content, naming, spoken
-from halfstep.telemetry.spool import plain
+from halfstep.telemetry.events import File
+from halfstep.telemetry.plain_json import plain
 
 PIECE_BYTES = 4 * 2**20  # most that the server accepts in one request
 PATIENCE_SECONDS = 15.0  # timeout of a connection without traffic
@@ -109,13 +110,11 @@ class Ingest:
             )
             return SpoolOffset(response["sequence"], response["offset"])
 
-    def put_file(
-        self, recorded: Recorded, file: Mapping[str, Any], offset: int, data: bytes
-    ) -> FileOffset:
-        """Send bytes of a file. file: an event's entry with path, size_bytes and sha256."""
-        query = {"offset": offset, "size": file["size_bytes"], "sha256": file["sha256"]}
+    def put_file(self, recorded: Recorded, file: File, offset: int, data: bytes) -> FileOffset:
+        """Send bytes of a file that an event names."""
+        query: Query = {"offset": offset, "size": file.size_bytes, "sha256": file.sha256}
         with spoken():
-            body = self._put(f"{_address(recorded)}/files/{quote(file['path'])}", query, data, {})
+            body = self._put(f"{_address(recorded)}/files/{quote(file.path)}", query, data, {})
             return FileOffset(body["offset"], bool(body.get("stored", False)))
 
     def end(self, recorded: Recorded, outcome: Mapping[str, Any]) -> None:

@@ -30,10 +30,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from halfstep import process, redaction
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.events import shown
-from halfstep.telemetry.spool import Position, SpoolReader, plain, spool_files, spool_of
+from halfstep.telemetry.events import Metric
+from halfstep.telemetry.plain_json import plain, shown
+from halfstep.telemetry.spool import Position, SpoolReader, spool_files, spool_of
 
 FORMAT = 1
 #: Default folder of runs. A folder "halfstep" next to a script would shadow the package in its
@@ -166,7 +169,7 @@ def _last_row(files: AttemptFiles) -> tuple[int, int]:
         while items := reader.poll():
             if reader.position()[:2] > (attempt, sequence):  # type: ignore[index]
                 break
-            for steps in (each for each in items if not isinstance(each, dict | tuple)):
+            for steps in (each for each in items if isinstance(each, np.ndarray)):
                 step = max(step, int(steps["step"].max()))
                 elapsed_ms = max(elapsed_ms, int(steps["elapsed_ms"].max()))
         if step:
@@ -179,8 +182,8 @@ def last_logged(files: AttemptFiles) -> int | None:
     """Return the last step of a logged number in the run's local spools; None: there is none."""
     reader, last = SpoolReader(files.spool), -1
     while items := reader.poll():
-        events = (each for each in items if isinstance(each, dict) and each["event"] == "metric")
-        last = max(last, *(event["step"] for event in events), -1)
+        logged = (each.step for each in items if isinstance(each, Metric))
+        last = max(last, *logged, -1)
     return None if last < 0 else last
 
 

@@ -40,7 +40,7 @@ def series(
     256: the first optimizer skipped; 512: the second did; … An empty field is NaN.
     """
     from halfstep.client import Client
-    from halfstep.telemetry.spool import json_safe
+    from halfstep.telemetry.plain_json import json_safe
 
     with Client() as client:
         read = client.metrics if metrics else client.series

@@ -9,7 +9,8 @@ from db.database import Database
 from db.tables import Run
 from db.telemetry import telemetry
 from halfstep import Client
-from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import STEP_DTYPE
 
 STEPS = 300
 
