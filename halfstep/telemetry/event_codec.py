@@ -1,15 +1,12 @@
 """Encoding and decoding of spool events; decoding checks the bounds of every field."""
 
 import json
-import re
-from collections.abc import Iterator
 from contextlib import suppress
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct, UnsetType
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from halfstep.telemetry.events import EVENT_BYTES, KINDS, Configured, Event
@@ -21,6 +18,7 @@ from halfstep.telemetry.plain_json import (
     shown,
     unplain,
 )
+from halfstep.telemetry.validation import explained
 
 #: Configuration of a script as JSON: a page shows all of it.
 CONFIG_CHARACTERS = 100_000
@@ -86,7 +84,7 @@ def convert(fields: object) -> Event:
     try:
         event = msgspec.convert(fields, KINDS[kind])
     except msgspec.ValidationError as error:
-        raise BadEvent(f"{_called(fields)}: {_explained(error, fields, KINDS[kind])}") from error
+        raise BadEvent(f"{_called(fields)}: {explained(error, fields, KINDS[kind])}") from error
     except UnicodeEncodeError as error:  # a lone surrogate in place of one of a few words
         raise BadEvent(f"{_called(fields)}: {unplain(fields) or error}") from error
     return event
@@ -139,75 +137,7 @@ def _builtin(value: Any) -> Any:
 _ENCODER = msgspec.json.Encoder(enc_hook=_builtin)
 
 
-# ---- Messages --------------------------------------------------------------------------------
-
-
 def _called(fields: JsonObject) -> str:
     name, step = fields.get("name"), fields.get("step")
     words = [fields["event"], shown(name) if name is not None else ""]
     return " ".join(filter(None, words)) + (f" at step {shown(step)}" if step is not None else "")
-
-
-_MISSING = re.compile(r"Object missing required field `(\w+)`")
-_PATH = re.compile(r" - at `\$(.*)`$")
-_PART = re.compile(r"\.(\w+)|\[(\d+)\]")
-
-
-def _explained(error: msgspec.ValidationError, fields: JsonObject, kind: type[Event]) -> str:
-    """Return field, value and allowed values of an error of msgspec."""
-    text = str(error)
-    found = _PATH.search(text)
-    parts: list[str | int] = [
-        name or int(index) for name, index in _PART.findall(found.group(1) if found else "")
-    ]
-    value: Any = fields
-    hint: Any = kind
-    try:
-        for part in parts:
-            value, hint = value[part], _hint_of(hint, part)
-    except (LookupError, TypeError):  # a key that the path has in another form
-        return text
-    path = ".".join(map(str, parts))
-    if missing := _MISSING.match(text):
-        return f"{path}{'.' if path else ''}{missing.group(1)} is missing"
-    return f"{path} is {shown(value)}; allowed: {_allowed(hint)}"
-
-
-def _hint_of(hint: Any, part: str | int) -> Any:
-    """Return the type of a field of a class, or of a list's items."""
-    for member in _members(hint):
-        if isinstance(part, str) and isinstance(member, type) and issubclass(member, Struct):
-            return get_type_hints(member, include_extras=True)[part]
-        if isinstance(part, int) and get_origin(_bare(member)) is list:
-            return get_args(_bare(member))[0]
-    raise LookupError(f"{hint} has no {part}")
-
-
-def _members(hint: Any) -> Iterator[Any]:
-    """Yield the members of a union; another type is its only one."""
-    if get_origin(hint) in (Union, UnionType):
-        for member in get_args(hint):
-            yield from _members(member)
-    else:
-        yield hint
-
-
-def _bare(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
-
-
-_NAMES: dict[Any, str] = {bool: "true or false", list: "a list", dict: "an object"}
-
-
-def _allowed(hint: Any) -> str:
-    """Return the values that a type allows, as text: the description of its first member."""
-    members = [each for each in _members(hint) if each is not UnsetType]
-    or_nothing = ", or nothing" if NoneType in members else ""
-    first = members[0]
-    if get_origin(first) is Annotated:
-        metas = [each for each in get_args(first) if isinstance(each, Meta) and each.description]
-        return f"{metas[0].description}{or_nothing}"
-    if get_origin(first) is Literal:
-        return f"one of {', '.join(get_args(first))}{or_nothing}"
-    name = _NAMES.get(get_origin(first) or first, "an object")
-    return f"{name}{or_nothing}"

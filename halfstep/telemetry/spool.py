@@ -14,14 +14,6 @@ All numbers are little-endian.
 
 Events: the classes of halfstep.telemetry.events; halfstep.telemetry.event_codec has their JSON. An
 event out of bounds is not written, and is read as Unrecordable.
-
-The training process's input is its control file, one JSON object:
-
-    stop        null | "cancel" | "pause" | "preempt"
-    requests    [{"id", "kind", "value"}], each carried out once, at a step boundary, and listed
-                until that is recorded: kind "checkpoint", recorded by the event of that name;
-                "scale", the value from the next step on; "replay", of the step given by the value:
-                a past one with the current weights, a later one as soon as it has been attempted
 """
 
 import io

@@ -1,6 +1,5 @@
 """One node's view of a multi-node attempt: exchanges status with other nodes."""
 
-import json
 import math
 import os
 import socket
@@ -22,7 +21,8 @@ from db.tables import Status
 from db.telemetry import telemetry
 from halfstep.clock import clock
 from halfstep.sidecar.log_file import LogFile, forget_part
-from halfstep.telemetry.attempt_files import AttemptFiles, write_file
+from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import Rendezvous, read_message, write_message
 from halfstep.telemetry.events import Line
 from worker.attempts.attempt import LOST_LEASE, Outcome
 from worker.attempts.published_log import published
@@ -67,17 +67,15 @@ class NodeGroup:
         """Publish the rendezvous address as node 0; pass it to the ranks as another."""
         run_id, attempt, path = self._run_id, self._files.attempt, self._files.rendezvous
         if self._node == 0 and path.exists():
-            address = json.loads(path.read_text())
+            address = read_message(path, Rendezvous)
             with database.writing() as session:
-                node_groups.set_rendezvous(
-                    session, run_id, attempt, address["host"], address["port"]
-                )
+                node_groups.set_rendezvous(session, run_id, attempt, address.host, address.port)
             self._has_rendezvous = True
         elif self._node:
             with database.reading() as session:
                 known = node_groups.rendezvous(session, run_id, attempt)
             if known:
-                write_file(path, {"host": known[0], "port": known[1]})
+                write_message(path, Rendezvous(host=known[0], port=known[1]))
                 self._has_rendezvous = True
 
 
