@@ -37,6 +37,7 @@ from halfstep.session.stderr import in_a_line, say
 from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
 from halfstep.telemetry import relay, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import WatchedStatus
 from halfstep.telemetry.event_codec import BadEvent
 from halfstep.telemetry.events import (
     Artifact,
@@ -253,7 +254,7 @@ class Watch:
         )
         self._cells = Cells(self._part_raised)
         # Step, status and error of the notebook cell or pool task that raised last.
-        self._part_end: tuple[int, str, str] | None = None
+        self._part_end: tuple[int, WatchedStatus, str] | None = None
         self._taps.arm()
         self._is_on = True
 
@@ -611,13 +612,15 @@ class Watch:
         if hooks.is_due and not hooks.held:
             hooks.terminate()
 
-    def _process_ends(self, status: str, error: str | None, exit_code: int | None) -> None:
+    def _process_ends(
+        self, status: WatchedStatus, error: str | None, exit_code: int | None
+    ) -> None:
         if status == "finished":
             self._end_after_parts(status, exit_code)
         else:
             self._end(status, error, exit_code)
 
-    def _end(self, status: str, error: str | None, exit_code: int | None = None) -> None:
+    def _end(self, status: WatchedStatus, error: str | None, exit_code: int | None = None) -> None:
         if not self._has_ended:
             self._protected(self._finish, status, error, exit_code)
 
@@ -635,20 +638,20 @@ class Watch:
             self._end_after_parts("finished")
         return self._has_ended
 
-    def _end_after_parts(self, status: str, exit_code: int | None = None) -> None:
+    def _end_after_parts(self, status: WatchedStatus, exit_code: int | None = None) -> None:
         """End the run with the error of the last cell or task, if that raised."""
-        step, part_status, error = self._part_end or (-1, "", "")
-        if step == self.step:
+        if self._part_end is not None and self._part_end[0] == self.step:
+            _step, part_status, error = self._part_end
             self._end(part_status, error)
         else:
             self._end(status, None, exit_code)
 
     def _part_raised(self, error: BaseException) -> None:
         """Remember the exception of a notebook cell or pool task; the process continues."""
-        status = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
+        status: WatchedStatus = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
         self._part_end = self.step, status, "".join(traceback.format_exception(error))
 
-    def _finish(self, status: str, error: str | None, exit_code: int | None) -> None:
+    def _finish(self, status: WatchedStatus, error: str | None, exit_code: int | None) -> None:
         is_on = self._is_on
         self._disarm()
         try:

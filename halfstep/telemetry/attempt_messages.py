@@ -18,6 +18,8 @@ from halfstep.telemetry.validation import explained
 Stop: TypeAlias = Literal["cancel", "pause", "preempt"]
 #: How a training ended.
 Status: TypeAlias = Literal["finished", "failed", "cancelled", "paused", "preempted"]
+#: How a watched script ended.
+WatchedStatus: TypeAlias = Literal["finished", "failed", "terminated", "interrupted", "vanished"]
 RequestKind: TypeAlias = Literal["checkpoint", "scale", "replay"]
 
 
@@ -98,6 +100,17 @@ class TrainingOutcome(Message, frozen=True, kw_only=True):
     step: int  # the last recorded one
     error: str | None = None  # the traceback, or another text
     failure_kind: str | None = None  # "code", "rule" of the configuration, "rank": another was lost
+
+
+class WatchedOutcome(Message, frozen=True, kw_only=True):
+    """outcome-<attempt>.json of a watched script; by its uploader if the script was killed."""
+
+    status: WatchedStatus
+    step: int  # the last one
+    error: str | None = None  # the traceback, or another text
+    exit_code: int | None = None  # negative for a signal; None if the process continued, or unknown
+    spool_bytes: int = 0  # of the attempt's spool, as its writer knows it
+    ended: str = ""  # time, in ISO 8601
 
 
 def write_message(path: Path, message: Message) -> None:

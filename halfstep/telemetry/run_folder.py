@@ -31,9 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from halfstep import process, redaction
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import WatchedOutcome, WatchedStatus, read_message
 from halfstep.telemetry.events import Metric
 from halfstep.telemetry.plain_json import plain, shown
 from halfstep.telemetry.spool import Position, SpoolReader, spool_files, spool_of
@@ -196,7 +198,7 @@ def remember_last_step(folder: Path, step: int) -> None:
 
 def write_outcome(
     files: AttemptFiles,
-    status: str,
+    status: WatchedStatus,
     step: int,
     error: str | None = None,
     exit_code: int | None = None,
@@ -208,27 +210,32 @@ def write_outcome(
     code is unknown.
     """
     spool = sum(path.stat().st_size for _, path in spool_of(files.spool, files.attempt))
-    outcome = {"status": status, "step": step, "error": error, "exit_code": exit_code}
-    write_json(files.outcome, outcome | {"spool_bytes": spool, "ended": _now()})
+    outcome = WatchedOutcome(
+        status=status,
+        step=step,
+        error=error,
+        exit_code=exit_code,
+        spool_bytes=spool,
+        ended=_now(),
+    )
+    write_json(files.outcome, asdict(outcome))
 
 
-def read_outcome(files: AttemptFiles, *, lives: bool = False) -> dict[str, Any] | None:
+def read_outcome(files: AttemptFiles, *, lives: bool = False) -> WatchedOutcome | None:
     """Return the outcome of an attempt with its exit code; None if it has none yet.
 
     lives: its process is alive. Raises ValueError if the file is damaged.
     """
     try:
-        outcome: dict[str, Any] = json.loads(files.outcome.read_text())
+        outcome = read_message(files.outcome, WatchedOutcome)
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{files.outcome.name} is damaged: {error}") from error
-    if outcome["status"] == "finished" and files.exit_code.exists():
+    if outcome.status == "finished" and files.exit_code.exists():
         code = files.exit_code.read_bytes()
         if not code and lives:
             return None
         if code and code[0]:
-            return outcome | {"status": "failed", "exit_code": code[0]}
+            return replace(outcome, status="failed", exit_code=code[0])
     return outcome
 
 

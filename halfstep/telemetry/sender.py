@@ -22,7 +22,6 @@ from halfstep.telemetry.events import (
     MOST_WORDS,
     NAME_CHARACTERS,
     PATH_CHARACTERS,
-    TEXT_CHARACTERS,
     Artifact,
     File,
     FileEvent,
@@ -205,9 +204,8 @@ class AttemptSending:
         if outcome is not None and self._sidecar_deadline == math.inf:
             self._sidecar_deadline = clock() + self._sidecar_seconds
         if outcome is not None and (has_sidecar_ended or clock() >= self._sidecar_deadline):
-            error = outcome["error"] and outcome["error"][-TEXT_CHARACTERS:]  # traceback
-            self.lost_bytes = self._count_lost(outcome.get("spool_bytes", 0))
-            self._ingest.end(recorded, {**outcome, "error": error, "lost_bytes": self.lost_bytes})
+            self.lost_bytes = self._count_lost(outcome.spool_bytes)
+            self._ingest.end(recorded, outcome, self.lost_bytes)
             self.is_over = True
         self.is_sent = self.is_over or outcome is None
         if self.is_over or not self._is_last:

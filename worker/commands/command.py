@@ -1,7 +1,6 @@
 """Work of an attempt whose run is a command: its start, working folder and outcome."""
 
 import errno
-import json
 import os
 import shutil
 import sys
@@ -18,7 +17,12 @@ from halfstep.cli import command_line
 from halfstep.clock import clock
 from halfstep.sandbox import deferred
 from halfstep.session import queued_run
-from halfstep.telemetry.attempt_messages import CommandJob, write_message
+from halfstep.telemetry.attempt_messages import (
+    CommandJob,
+    WatchedOutcome,
+    read_message,
+    write_message,
+)
 from worker import gpus
 from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, death, disk_full
 from worker.attempts.child import Child
@@ -128,9 +132,9 @@ class Command:
         """Return the traceback in the outcome that the script's own watch wrote, if it failed."""
         path = self._attempt.files.outcome
         try:
-            outcome = json.loads(path.read_text())
-            return str(outcome["error"]) if outcome["status"] == "failed" else ""
-        except (OSError, ValueError, LookupError, TypeError):  # it may contain anything
+            outcome = read_message(path, WatchedOutcome)
+            return outcome.error or "" if outcome.status == "failed" else ""
+        except (OSError, ValueError):  # it may contain anything
             return ""
 
     @property

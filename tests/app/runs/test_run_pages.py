@@ -16,7 +16,7 @@ from tests.app.conftest import CONFIG, CPU, DIGITS, start_run, submit
 from tests.db.files.test_checkpoints import in_shards
 from tests.db.telemetry.telemetry_made import make_metric, make_steps, record
 from tests.halfstep.telemetry.test_events import HONEST
-from tests.spool_made import checkpoint_of
+from tests.spool_made import checkpoint_of, event_of
 
 
 def test_page_shows_the_three_counts(database: Database, running: Run, browser: TestClient) -> None:
@@ -140,7 +140,7 @@ def test_a_checkpoint_shows_how_its_save_went(
     events = [HONEST["checkpoint"] | {"step": step, "files": files} for step in (400, 800)]
     del events[1]["stall_seconds"]
     recording = Recording(1, 1, has_begun=True, last_line=0)
-    recording.take(events)
+    recording.take([event_of(each) for each in events])
     with database.writing() as session:
         recording.write(session, [["400.pt"], ["800.pt"]], [])
         assert checkpoints.saves(session, 1).keys() == {400}

@@ -16,6 +16,7 @@ from halfstep.telemetry.attempt_messages import (
     Rendezvous,
     TrainingJob,
     TrainingOutcome,
+    WatchedOutcome,
     read_message,
     write_message,
 )
@@ -69,6 +70,18 @@ BEFORE: list[tuple[str, Message]] = [
     (
         '{"status": "failed", "step": 7, "error": "KeyError: 1", "failure_kind": "code"}',
         TrainingOutcome(status="failed", step=7, error="KeyError: 1", failure_kind="code"),
+    ),
+    (
+        '{"status": "failed", "step": 7, "error": "KeyError: 1", "exit_code": 1, '
+        '"spool_bytes": 4096, "ended": "2026-11-26T12:00:00.000+00:00"}',
+        WatchedOutcome(
+            status="failed",
+            step=7,
+            error="KeyError: 1",
+            exit_code=1,
+            spool_bytes=4096,
+            ended="2026-11-26T12:00:00.000+00:00",
+        ),
     ),
 ]
 
