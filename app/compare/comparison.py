@@ -26,8 +26,9 @@ from db.queue import workers
 from db.runs import comparisons, groups, runs
 from db.runs.groups import FP8, TF32
 from db.settings import Settings
-from db.tables import ENDED, NONFINITE_LOSS, RECIPE, Run, User
+from db.tables import ENDED, RECIPE, Run, User
 from db.telemetry import windows
+from halfstep.telemetry.flags import NONFINITE_LOSS
 
 #: Metrics of every recipe; the recipe's own metrics follow.
 MEASURED = {"run/seconds": "Time", "run/peak_memory_bytes": "Peak memory"}

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from halfstep.telemetry.spool import SKIPPED, Event, Steps
+from halfstep.telemetry.events import Event, Schedule
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
 
 LEAST, LEAST_BY_RATE = 3, 10  # an epoch may end with a skip and a new rate by chance
 PER_ATTEMPT = 0.5  # scheduler steps per attempt: per-epoch schedules make fewer, and are fine
@@ -92,4 +94,4 @@ class ScheduleEvidence:
 
     def _event(self, step: int, advanced: int, skipped: int, scheduler: str | None) -> Any:
         counts = {"advanced": advanced, "skipped": skipped}
-        return {"event": "schedule", "step": step, **counts, "scheduler": scheduler}
+        return Schedule(step=step, **counts, scheduler=scheduler)

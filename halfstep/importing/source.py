@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from halfstep.telemetry.attempt_messages import WatchedStatus
+
 
 class Point(NamedTuple):
     """A logged number."""
@@ -45,7 +47,7 @@ class SourceRun:
     tags: tuple[str, ...] = ()
     started: float | None = None
     host: str = ""
-    status: str = "finished"  # finished, failed or terminated
+    status: WatchedStatus = "finished"  # finished, failed or terminated
     # Kinds of unsupported values, counted by a pass.
     left_out: "Counter[str]" = field(default_factory=Counter)
 

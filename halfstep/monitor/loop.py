@@ -30,7 +30,8 @@ from halfstep.monitor.diagnoses import Diagnoses, Intervals
 from halfstep.monitor.gradients import Gradients, module_names, parameter_names
 from halfstep.monitor.ring import Ring
 from halfstep.monitor.telemetry_rows import SCALE, SCALE_AFTER, Rows
-from halfstep.telemetry.spool import Event, Steps
+from halfstep.telemetry.events import Event, NonfiniteGradients
+from halfstep.telemetry.spool import Steps
 
 RELAY_SECONDS = 30.0  # timeout for a device to finish its rows before a new row layout
 PRIVATE = ("_per_optimizer_states", "_scale", "_growth_tracker")
@@ -655,7 +656,7 @@ class Loop:
         events = self._rows.read(first, rows, records)
         self._on_steps(records)
         for event in events:
-            if event["event"] != "nonfinite":
+            if not isinstance(event, NonfiniteGradients):
                 self._on_event(event)
         self._best_effort("evidence", self._read_evidence, first, records, events)
         if self._diagnoses:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from halfstep import redaction
 from halfstep.api_client import credentials, local_server
@@ -37,8 +37,19 @@ from halfstep.session.stderr import in_a_line, say
 from halfstep.sidecar.capture import ERR, Sidecar, is_interactive
 from halfstep.telemetry import relay, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.events import cleaned, shown
+from halfstep.telemetry.attempt_messages import WatchedStatus
+from halfstep.telemetry.event_codec import BadEvent
+from halfstep.telemetry.events import (
+    Artifact,
+    Checkpoint,
+    CheckpointFile,
+    Configured,
+    FailedDiagnosis,
+    Metric,
+    Resumed,
+)
 from halfstep.telemetry.patient_spool import PatientSpool
+from halfstep.telemetry.plain_json import cleaned, shown
 from halfstep.telemetry.relay import RelayReader, RelayWriter
 from halfstep.telemetry.run_folder import (
     RUNS,
@@ -50,7 +61,7 @@ from halfstep.telemetry.run_folder import (
     slug,
     write_outcome,
 )
-from halfstep.telemetry.spool import BadEvent, Event, Steps
+from halfstep.telemetry.spool import Steps
 from halfstep.telemetry.writer_lock import WriterLock
 
 if TYPE_CHECKING:
@@ -181,6 +192,16 @@ def current() -> "Watch | None":
     return _active or _parents
 
 
+class _Logged(NamedTuple):
+    """A number that `log` received; on a device, it may not have arrived yet."""
+
+    arrived: Any  # a CUDA event; None: on the host
+    step: int
+    name: str
+    value: Any
+    elapsed_ms: int
+
+
 class Watch:
     """A watched run, also a context manager; it ends with the script or at `finish()`."""
 
@@ -217,7 +238,7 @@ class Watch:
         # Returns the step for numbers that a child process logs without one.
         self.step_of_children: Callable[[], int] = self._last_step
         first_step, sequence, started_at = 0, 0, clock()
-        self._resumed: Event | None = None
+        self._resumed: Resumed | None = None
         if queued:  # its next attempt starts over, unless the script resumes it
             first_step, sequence, started_at = queued.step, queued.sequence, queued.started_at
         elif files.attempt > 1:
@@ -227,7 +248,7 @@ class Watch:
         self._spool = PatientSpool(files.spool, files.attempt, say, sequence)
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         # Each with the CUDA event of its copy to the host, or None.
-        self._logged: deque[tuple[Any, Event]] = deque()
+        self._logged: deque[_Logged] = deque()
         self._logged_step = first_step
         self._flushed_at = clock()
         self._looked_at = clock()
@@ -238,7 +259,7 @@ class Watch:
         )
         self._cells = Cells(self._part_raised)
         # Step, status and error of the notebook cell or pool task that raised last.
-        self._part_end: tuple[int, str, str] | None = None
+        self._part_end: tuple[int, WatchedStatus, str] | None = None
         self._taps.arm()
         self._is_on = True
 
@@ -441,7 +462,7 @@ class Watch:
             return
         entries = redaction.without(entries, *secrets())
         try:
-            self._spool.event({"event": "configured", "config": entries})
+            self._spool.event(Configured(config=entries))
         except BadEvent as error:
             self._complain(f"the configuration is not recorded: {error}")
 
@@ -484,14 +505,16 @@ class Watch:
             value = value.to("cpu", non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(stream)
-        metric = {"event": "metric", "step": step, "name": name, "value": value}
-        self._logged.append((arrived, metric | {"elapsed_ms": self._loop.elapsed_ms()}))
+        self._logged.append(_Logged(arrived, step, name, value, self._loop.elapsed_ms()))
 
     def _log_file(self, name: str, value: Any, step: int) -> None:
         file_name, content = file_of(name, value)
         place = self._inside(Path("artifacts") / f"step-{step:08}") / file_name
         place.write_bytes(content)
-        self._spool.event({"event": "artifact", "step": step, "name": place.name} | self._of(place))
+        path, size_bytes, sha256 = self._of(place)
+        self._spool.event(
+            Artifact(step=step, name=place.name, path=path, size_bytes=size_bytes, sha256=sha256)
+        )
 
     def _checkpoint(self, path: Path, kind: str, upload: bool) -> None:
         if not path.is_file():
@@ -504,10 +527,12 @@ class Watch:
         # The script may overwrite the file before it is uploaded or stored.
         if upload or self._queued or not _linked(place, path):
             shutil.copyfile(path, place)
-        file = {"kind": kind, **self._of(place)}
-        event = {"event": "checkpoint", "step": self.step, "reason": "script", "files": [file]}
+        stored_path, size, digest = self._of(place)
+        file = CheckpointFile(kind=kind, path=stored_path, size_bytes=size, sha256=digest)
         try:
-            self._spool.event(event | {"upload": upload})
+            self._spool.event(
+                Checkpoint(step=self.step, reason="script", files=[file], upload=upload)
+            )
         except BadEvent as error:
             self._complain(f"{path} is not registered: {error}")
 
@@ -517,21 +542,20 @@ class Watch:
         place.mkdir(parents=True, exist_ok=True)
         return place
 
-    def _of(self, place: Path) -> Event:
-        """Return a file's path, size and SHA-256 as an event holds them."""
+    def _of(self, place: Path) -> tuple[str, int, str]:
+        """Return a file's path, size in bytes and SHA-256 as an event holds them."""
         with place.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         path = place.relative_to(self._written.folder).as_posix()
-        return {"path": path, "size_bytes": place.stat().st_size, "sha256": digest}
+        return path, place.stat().st_size, digest
 
     def _flush(self) -> None:
         """Write the logged numbers that have arrived on the host."""
         self._flushed_at = clock()
         if self._children.is_due():
             self._receive()
-        while self._logged and (self._logged[0][0] is None or self._logged[0][0].query()):
-            _, metric = self._logged.popleft()
-            name, value = metric["name"], metric["value"]
+        while self._logged and (self._logged[0].arrived is None or self._logged[0].arrived.query()):
+            _, step, name, value, elapsed_ms = self._logged.popleft()
             try:
                 number = float(value)
             except Exception:  # any object that looks like a number
@@ -539,7 +563,7 @@ class Watch:
                 self._complain(f"{name:.100} is not logged: {what}")
                 continue
             try:
-                self._spool.event(metric | {"value": number})
+                self._spool.event(Metric(step=step, name=name, value=number, elapsed_ms=elapsed_ms))
             except Exception as error:  # a name that is too long, for example
                 self._complain(f"{name:.100} is not logged: {error}")
 
@@ -596,13 +620,15 @@ class Watch:
         if hooks.is_due and not hooks.held:
             hooks.terminate()
 
-    def _process_ends(self, status: str, error: str | None, exit_code: int | None) -> None:
+    def _process_ends(
+        self, status: WatchedStatus, error: str | None, exit_code: int | None
+    ) -> None:
         if status == "finished":
             self._end_after_parts(status, exit_code)
         else:
             self._end(status, error, exit_code)
 
-    def _end(self, status: str, error: str | None, exit_code: int | None = None) -> None:
+    def _end(self, status: WatchedStatus, error: str | None, exit_code: int | None = None) -> None:
         if not self._has_ended:
             self._protected(self._finish, status, error, exit_code)
 
@@ -620,20 +646,20 @@ class Watch:
             self._end_after_parts("finished")
         return self._has_ended
 
-    def _end_after_parts(self, status: str, exit_code: int | None = None) -> None:
+    def _end_after_parts(self, status: WatchedStatus, exit_code: int | None = None) -> None:
         """End the run with the error of the last cell or task, if that raised."""
-        step, part_status, error = self._part_end or (-1, "", "")
-        if step == self.step:
+        if self._part_end is not None and self._part_end[0] == self.step:
+            _step, part_status, error = self._part_end
             self._end(part_status, error)
         else:
             self._end(status, None, exit_code)
 
     def _part_raised(self, error: BaseException) -> None:
         """Remember the exception of a notebook cell or pool task; the process continues."""
-        status = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
+        status: WatchedStatus = "terminated" if isinstance(error, KeyboardInterrupt) else "failed"
         self._part_end = self.step, status, "".join(traceback.format_exception(error))
 
-    def _finish(self, status: str, error: str | None, exit_code: int | None) -> None:
+    def _finish(self, status: WatchedStatus, error: str | None, exit_code: int | None) -> None:
         is_on = self._is_on
         self._disarm()
         try:
@@ -665,9 +691,9 @@ class Watch:
         say(f"{text}; the training continues unwatched")
         with suppress(Exception):  # the drain may be what failed
             self._loop.drain(0.0)
-        note = {"event": "failed_diagnosis", "step": self.step, "diagnosis": "watch"}
+        note = FailedDiagnosis(step=self.step, diagnosis="watch", error=text[:1000])
         try:
-            self._spool.event(note | {"error": text[:1000]})
+            self._spool.event(note)
         except (OSError, ValueError):  # the disk failed, or the spool is closed
             return
 
@@ -726,8 +752,8 @@ def _relayed(files: AttemptFiles) -> Watch:
     return watch
 
 
-def _resumed(step: int, notes: list[str]) -> Event:
-    return {"event": "resumed", "step": step, "exact": not notes, "notes": notes}
+def _resumed(step: int, notes: list[str]) -> Resumed:
+    return Resumed(step=step, exact=not notes, notes=notes)
 
 
 def _server(url: str | None, token: str | None) -> Credentials | None:

@@ -30,10 +30,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from msgspec.structs import asdict, replace
+
 from halfstep import process, redaction
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.events import shown
-from halfstep.telemetry.spool import Position, SpoolReader, plain, spool_files, spool_of
+from halfstep.telemetry.attempt_messages import WatchedOutcome, WatchedStatus, read_message
+from halfstep.telemetry.events import Metric
+from halfstep.telemetry.plain_json import plain, shown
+from halfstep.telemetry.spool import Position, SpoolReader, spool_files, spool_of
 
 FORMAT = 1
 #: Default folder of runs. A folder "halfstep" next to a script would shadow the package in its
@@ -166,7 +171,7 @@ def _last_row(files: AttemptFiles) -> tuple[int, int]:
         while items := reader.poll():
             if reader.position()[:2] > (attempt, sequence):  # type: ignore[index]
                 break
-            for steps in (each for each in items if not isinstance(each, dict | tuple)):
+            for steps in (each for each in items if isinstance(each, np.ndarray)):
                 step = max(step, int(steps["step"].max()))
                 elapsed_ms = max(elapsed_ms, int(steps["elapsed_ms"].max()))
         if step:
@@ -179,8 +184,8 @@ def last_logged(files: AttemptFiles) -> int | None:
     """Return the last step of a logged number in the run's local spools; None: there is none."""
     reader, last = SpoolReader(files.spool), -1
     while items := reader.poll():
-        events = (each for each in items if isinstance(each, dict) and each["event"] == "metric")
-        last = max(last, *(event["step"] for event in events), -1)
+        logged = (each.step for each in items if isinstance(each, Metric))
+        last = max(last, *logged, -1)
     return None if last < 0 else last
 
 
@@ -193,7 +198,7 @@ def remember_last_step(folder: Path, step: int) -> None:
 
 def write_outcome(
     files: AttemptFiles,
-    status: str,
+    status: WatchedStatus,
     step: int,
     error: str | None = None,
     exit_code: int | None = None,
@@ -205,27 +210,32 @@ def write_outcome(
     code is unknown.
     """
     spool = sum(path.stat().st_size for _, path in spool_of(files.spool, files.attempt))
-    outcome = {"status": status, "step": step, "error": error, "exit_code": exit_code}
-    write_json(files.outcome, outcome | {"spool_bytes": spool, "ended": _now()})
+    outcome = WatchedOutcome(
+        status=status,
+        step=step,
+        error=error,
+        exit_code=exit_code,
+        spool_bytes=spool,
+        ended=_now(),
+    )
+    write_json(files.outcome, asdict(outcome))
 
 
-def read_outcome(files: AttemptFiles, *, lives: bool = False) -> dict[str, Any] | None:
+def read_outcome(files: AttemptFiles, *, lives: bool = False) -> WatchedOutcome | None:
     """Return the outcome of an attempt with its exit code; None if it has none yet.
 
     lives: its process is alive. Raises ValueError if the file is damaged.
     """
     try:
-        outcome: dict[str, Any] = json.loads(files.outcome.read_text())
+        outcome = read_message(files.outcome, WatchedOutcome)
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{files.outcome.name} is damaged: {error}") from error
-    if outcome["status"] == "finished" and files.exit_code.exists():
+    if outcome.status == "finished" and files.exit_code.exists():
         code = files.exit_code.read_bytes()
         if not code and lives:
             return None
         if code and code[0]:
-            return outcome | {"status": "failed", "exit_code": code[0]}
+            return replace(outcome, status="failed", exit_code=code[0])
     return outcome
 
 

@@ -6,7 +6,7 @@ lists the files that are uploaded; without it they are offered again.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,15 @@ from halfstep.api_client.errors import ApiError
 from halfstep.clock import clock
 from halfstep.sidecar.process import LOCK as SIDECAR_LOCK
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.events import MOST_WORDS, NAME_CHARACTERS, PATH_CHARACTERS, TEXT_CHARACTERS
+from halfstep.telemetry.events import (
+    MOST_WORDS,
+    NAME_CHARACTERS,
+    PATH_CHARACTERS,
+    Artifact,
+    File,
+    FileEvent,
+    LogPart,
+)
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.ingest import (
     PIECE_BYTES,
@@ -29,7 +37,7 @@ from halfstep.telemetry.ingest import (
     Writer,
 )
 from halfstep.telemetry.run_folder import LAST_STEP, lives, read_outcome, read_run, write_json
-from halfstep.telemetry.spool import WINDOW_BYTES, Event, file_events, lost_bytes, spool_of
+from halfstep.telemetry.spool import WINDOW_BYTES, file_events, lost_bytes, spool_of
 
 REMEMBERED = "uploaded.json"
 MOST_TAGS = 50
@@ -202,9 +210,8 @@ class AttemptSending:
         if outcome is not None and self._sidecar_deadline == math.inf:
             self._sidecar_deadline = clock() + self._sidecar_seconds
         if outcome is not None and (has_sidecar_ended or clock() >= self._sidecar_deadline):
-            error = outcome["error"] and outcome["error"][-TEXT_CHARACTERS:]  # traceback
-            self.lost_bytes = self._count_lost(outcome.get("spool_bytes", 0))
-            self._ingest.end(recorded, {**outcome, "error": error, "lost_bytes": self.lost_bytes})
+            self.lost_bytes = self._count_lost(outcome.spool_bytes)
+            self._ingest.end(recorded, outcome, self.lost_bytes)
             self.is_over = True
         self.is_sent = self.is_over or outcome is None
         if self.is_over or not self._is_last:
@@ -246,17 +253,17 @@ class AttemptSending:
             if spool.files_sent_to != before:
                 self._write_uploaded(recorded)
 
-    def _files_of(self, event: Event) -> list[Event]:
-        if event["event"] in ("artifact", "log_part"):
+    def _files_of(self, event: FileEvent) -> Sequence[File]:
+        if isinstance(event, Artifact | LogPart):
             return [event]
-        return event["files"] if event.get("upload") or self._with_checkpoints else []
+        return event.files if event.upload is True or self._with_checkpoints else []
 
-    def _send_file(self, recorded: Recorded, file: Event) -> None:
+    def _send_file(self, recorded: Recorded, file: File) -> None:
         """Send a file if it still exists with the size that the event has."""
-        path = self._files.folder / file["path"]
+        path = self._files.folder / file.path
         size = path.stat().st_size if path.is_file() else None
-        if size != file["size_bytes"]:
-            now = "is gone" if size is None else f"has {size:,} bytes, not {file['size_bytes']:,}"
+        if size != file.size_bytes:
+            now = "is gone" if size is None else f"has {size:,} bytes, not {file.size_bytes:,}"
             self._say(f"{path} {now}, and is not sent")
             return
         place = FileOffset(0, is_stored=False)
@@ -339,7 +346,7 @@ class SpoolSending:
             self._fruitless = here, len(data)  # the last frame is cut short, or being written
         return False
 
-    def naming_files(self) -> Iterator[tuple[Event, SpoolOffset]]:
+    def naming_files(self) -> Iterator[tuple[FileEvent, SpoolOffset]]:
         """Yield the events that name files not sent yet, each with its end offset."""
         for sequence, path in spool_of(self._folder, self._attempt):
             start = self.files_sent_to.offset if sequence == self.files_sent_to.sequence else 0

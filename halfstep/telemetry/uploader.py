@@ -28,6 +28,7 @@ from halfstep.telemetry.attempt_files import AttemptFiles
 from halfstep.telemetry.folder_lock import FolderLock
 
 if TYPE_CHECKING:
+    from halfstep.telemetry.attempt_messages import WatchedStatus
     from halfstep.telemetry.sender import RunSending
 
 LOCK, LOG = "uploader.lock", "uploader.log"
@@ -133,7 +134,7 @@ class Training:
         if self._since is not None and not self.lives() and not self.files.outcome.exists():
             following = AttemptFiles(self.files.folder, self.files.attempt + 1)
             code, error = crash_of(self.files.crash) or (None, None)
-            status = "terminated" if code else "vanished"
+            status: WatchedStatus = "terminated" if code else "vanished"
             write_outcome(self.files, status, last_step(following), error, code)
 
     def await_death(self, then: Callable[[], None]) -> None:

@@ -23,7 +23,9 @@ from torch.amp.grad_scaler import GradScaler
 from halfstep.config_groups import Precision
 from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
-from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE, Event, Steps
+from halfstep.telemetry.events import Event, FailedDiagnosis, Shapes
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import STEP_DTYPE, Steps
 from trainer import registered_recipes
 from trainer.console import nested
 from trainer.diagnosis.cuda_autocast import cudas_autocast
@@ -386,13 +388,13 @@ def _see_metrics(metrics: Any, op_recorder: OpRecorder) -> None:
 
 
 def _see_event(event: Event, op_recorder: OpRecorder) -> None:
-    if event["event"] == "failed_diagnosis" and event["diagnosis"] == LOGGING:
-        op_recorder.found("warning", f"a number that it logs is left out: {event['error']}")
-    if event["event"] == "shapes":
+    if isinstance(event, FailedDiagnosis) and event.diagnosis == LOGGING:
+        op_recorder.found("warning", f"a number that it logs is left out: {event.error}")
+    if isinstance(event, Shapes):
         op_recorder.found(
             "warning",
-            f"sizes that miss tensor cores, which want multiples of 8: {', '.join(event['layers'])}"
-            + (", …" if event["count"] > len(event["layers"]) else ""),
+            f"sizes that miss tensor cores, which want multiples of 8: {', '.join(event.layers)}"
+            + (", …" if event.count > len(event.layers) else ""),
         )
 
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.monitor.async_host_copy import HostCopies
-from halfstep.telemetry.spool import SKIPPED, Event, Steps
+from halfstep.telemetry.events import Event, Poison
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
 from trainer.observers import Observer
 from trainer.optimizers import StepResult
 
@@ -96,7 +98,7 @@ class NonfiniteBuffers(Observer):
         for since, poisoned in sorted(new.items()):
             self._reported.update(poisoned)
             count, shown = len(poisoned), poisoned[:NAMES_TOLD]
-            self._on_event({"event": "poison", "step": since, "count": count, "buffers": shown})
+            self._on_event(Poison(step=since, count=count, buffers=shown))
 
 
 def _has_norm(buffer: Tensor) -> bool:

@@ -24,7 +24,8 @@ from torch.utils.data import IterableDataset
 from halfstep.config_groups import Precision
 from halfstep.recipe import Loss, Recipe
 from halfstep.run_config import RunConfig, parse_config
-from halfstep.telemetry.spool import SKIPPED, Steps
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
 from trainer.checkpoints import checkpoint
 from trainer.data.batches import fingerprint
 from trainer.data.sources import drawn

@@ -19,7 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from halfstep.config_groups import Spike
-from halfstep.telemetry.spool import SKIPPED, Event, Steps
+from halfstep.telemetry import events
+from halfstep.telemetry.events import Event
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import Steps
 from trainer.observers import Observer
 
 #: Ratio of standard deviation to median absolute deviation of a normal distribution.
@@ -41,7 +44,7 @@ class Spikes(Observer):
         self._on_event = on_event
         self._losses: Floats = np.zeros(0)  # latest finite ones, at most a window
         self._quiet_until = 0  # spikes up to this step are not reported
-        self.pending: Event | None = None
+        self.pending: events.Spike | None = None
         self.rollbacks = 0  # number of rollbacks
         #: For each rollback that still counts: its step, and the number of examples left out.
         self.left_out: list[tuple[int, int]] = []
@@ -101,7 +104,7 @@ class Spikes(Observer):
 
     def _report(self, step: int, loss: float, z: float) -> None:
         self._quiet_until = step + self._window
-        event: Event = {"event": "spike", "step": step, "loss": loss, "z": z}
+        event = events.Spike(step=step, loss=loss, z=z)
         if self._rollbacks:
             self.pending = self.pending or event
         self._on_event(event)

@@ -1,7 +1,6 @@
 """Work of an attempt whose run is a command: its start, working folder and outcome."""
 
 import errno
-import json
 import os
 import shutil
 import sys
@@ -18,7 +17,12 @@ from halfstep.cli import command_line
 from halfstep.clock import clock
 from halfstep.sandbox import deferred
 from halfstep.session import queued_run
-from halfstep.telemetry.attempt_files import write_file
+from halfstep.telemetry.attempt_messages import (
+    CommandJob,
+    WatchedOutcome,
+    read_message,
+    write_message,
+)
 from worker import gpus
 from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, death, disk_full
 from worker.attempts.child import Child
@@ -60,8 +64,8 @@ class Command:
             attempt.append_log(f"Attempt {attempt.files.attempt}. {text}")
         attempt.append_log(f"$ {spec['line']}" if words == argv else f"$ {' '.join(words)}")
         self._places = (str(folder), spec["venv"])
-        job = {"argv": argv, "folder": str(folder), "started_at": attempt.started_at}
-        write_file(attempt.files.job, job)
+        job = CommandJob(argv=argv, folder=str(folder), started_at=attempt.started_at)
+        write_message(attempt.files.job, job)
         scripts = (folder / word for word in words if word.endswith(".py"))
         script = next(filter(Path.is_file, scripts), None)
         self._to_start = Started(words, folder, script, self._hidden)
@@ -128,9 +132,9 @@ class Command:
         """Return the traceback in the outcome that the script's own watch wrote, if it failed."""
         path = self._attempt.files.outcome
         try:
-            outcome = json.loads(path.read_text())
-            return str(outcome["error"]) if outcome["status"] == "failed" else ""
-        except (OSError, ValueError, LookupError, TypeError):  # it may contain anything
+            outcome = read_message(path, WatchedOutcome)
+            return outcome.error or "" if outcome.status == "failed" else ""
+        except (OSError, ValueError):  # it may contain anything
             return ""
 
     @property

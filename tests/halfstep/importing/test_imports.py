@@ -28,8 +28,8 @@ from halfstep.importing import media, wandb
 from halfstep.importing.columns import columns_of
 from halfstep.importing.source import Media
 from halfstep.session.logged_values import Histogram, as_file
+from halfstep.telemetry.flags import SKIPPED
 from halfstep.telemetry.run_folder import read_run
-from halfstep.telemetry.spool import SKIPPED
 from tests.halfstep.monitor.watch_made import Written
 from tests.site import type_command
 

@@ -25,9 +25,9 @@ from halfstep.session import watch_session
 from halfstep.sidecar.process import LOCK
 from halfstep.telemetry import sender, uploader
 from halfstep.telemetry.attempt_files import AttemptFiles
-from halfstep.telemetry.events import cleaned
 from halfstep.telemetry.folder_lock import FolderLock
 from halfstep.telemetry.ingest import PIECE_BYTES, Ingest
+from halfstep.telemetry.plain_json import cleaned
 from halfstep.telemetry.run_folder import (
     configure,
     last_step,
@@ -43,6 +43,7 @@ from halfstep.telemetry.upload import upload as send_run
 from tests import warm
 from tests.halfstep.telemetry.ingest_made import Attempt, IngestServer, Run
 from tests.site import SECONDS, free_port, until
+from tests.spool_made import event_of
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ class Writer:
         if checkpoint:
             event = {"event": "checkpoint", "step": self.step, "reason": "script"}
             event |= {"files": [{"kind": "checkpoint"} | file]} | checkpoint
-        self.spool.event(event)
+        self.spool.event(event_of(event))
         return self
 
     def finish(self, status: str = "finished") -> "Writer":
@@ -149,7 +150,7 @@ def test_a_frame_larger_than_a_piece_is_sent(site: IngestServer, tmp_path: Path)
     """It comes in one piece of its own size, and what follows it too."""
     writer = Writer(tmp_path).steps(1)
     names = ["m" * 1000] * (PIECE_BYTES // 1000)
-    writer.spool.event({"event": "uncalled", "step": 1, "modules": names})
+    writer.spool.event(event_of({"event": "uncalled", "step": 1, "modules": names}))
     writer.steps(1).finish()
     assert send(site, writer.files) == []
     assert arrived(site, writer.files).spool == spooled(writer.files)
@@ -332,7 +333,7 @@ def test_a_frame_cut_short_stays_behind(site: IngestServer, tmp_path: Path) -> N
 def test_damage_that_no_frame_follows_is_said(site: IngestServer, tmp_path: Path) -> None:
     """With the bytes that are lost; the next file of the spool is sent all the same."""
     writer = Writer(tmp_path)
-    writer.spool.event({"event": "length", "step": 0, "steps": 3})
+    writer.spool.event(event_of({"event": "length", "step": 0, "steps": 3}))
     path = writer.files.spool / "1-0.spool"
     whole = path.stat().st_size
     with path.open("ab") as file:
@@ -1082,7 +1083,7 @@ def test_the_end_of_a_run_waits_for_its_sidecar(
         assert arrived(site, writer.files).spool
         assert arrived(site, writer.files).outcome is None
         assert not sending.is_over(writer.files.attempt)
-        spool.event(LINE)
+        spool.event(event_of(LINE))
         lock.release()
         sending.send()
         assert sending.is_over(writer.files.attempt)
@@ -1095,7 +1096,7 @@ def test_a_sidecar_that_does_not_end_is_not_waited_for_for_ever(
 ) -> None:
     """A child process of the script may print for days: `upload` waits some seconds."""
     writer, spool, _lock = sidecar
-    spool.event(LINE)
+    spool.event(event_of(LINE))
     waits: list[float] = []
     with Ingest(site.server) as ingest:
         sent = send_run(writer.files.folder, ingest, print, waits.append, delete=True)

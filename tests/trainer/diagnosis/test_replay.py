@@ -8,7 +8,7 @@ from torch import nn
 
 from halfstep.monitor import ring
 from halfstep.recipe import Loss
-from halfstep.telemetry.spool import json_safe
+from halfstep.telemetry.plain_json import json_safe
 from tests.marks import extended
 from tests.trainer.conftest import Pair, Regression, assert_same_bits, bare_loop
 from trainer.data.batches import fingerprint

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from halfstep.config_groups import Spike
 from halfstep.run_config import ConfigError, parse_config
-from halfstep.telemetry.spool import SKIPPED, STEP_DTYPE
+from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.spool import STEP_DTYPE
 from tests.trainer.conftest import Regression, assert_same_bits
 from trainer.checkpoints.resume import inherited_parts
 from trainer.checkpoints.rollback import SpikeError
