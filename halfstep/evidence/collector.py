@@ -201,9 +201,20 @@ class Collector:
 
     # ---- Rows ---------------------------------------------------------------------------------
 
+    def is_quiet(self) -> bool:
+        """Return whether nothing is to be examined in the next step."""
+        origin = self.origin
+        return not (
+            self.in_a_row
+            or origin.left
+            or origin.is_armed
+            or self._host_copies.sent
+            or self.inputs is not None
+        )
+
     def is_uneventful(self, row: CurrentStep) -> bool:
         """Return whether `closed` can ignore a row: it and the previous one were applied."""
-        if self.in_a_row or self.origin.left or self.origin.is_armed or self._host_copies.sent:
+        if not self.is_quiet():
             return False
         for flag in row.found_inf.values():
             if isinstance(flag, Tensor) or flag:
