@@ -6,6 +6,7 @@ module imports torch.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
 from halfstep.evidence.loop_inputs import nonfinite_inputs
+from halfstep.evidence.nonfinite_tensors import search
 from halfstep.evidence.origin import Origin
 from halfstep.evidence.precision import computing_type
 from halfstep.evidence.schedule import ScheduleEvidence
@@ -362,31 +364,11 @@ class Collector:
         step: the skip that may have caused them; None before the first step, where they are by
         design.
         """
-        by_device: dict[torch.device, dict[str, Tensor]] = {}
-        for module in self._modules:
-            averaged = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
-            for name, buffer in (*module.named_buffers(), *averaged):
-                if _has_norm(buffer):
-                    by_device.setdefault(buffer.device, {})[name] = buffer
         is_first, self._has_read_buffers = not self._has_read_buffers, True
-        if not by_device or (step is not None and is_first):
+        if step is not None and is_first:
             return
-        names = [name for group in by_device.values() for name in group]
-        is_finite = [
-            torch.stack(
-                [
-                    each.float().isfinite()
-                    for each in torch._foreach_norm(
-                        [each.detach() for each in group.values()], torch.inf
-                    )
-                ]
-            )
-            for group in by_device.values()
-        ]
 
-        def report(arrived: list[Tensor]) -> None:
-            sound = [is_sound for group in arrived for is_sound in group.tolist()]
-            bad = [name for name, is_sound in zip(names, sound, strict=True) if not is_sound]
+        def report(bad: list[str]) -> None:
             if step is None:
                 self._by_design = set(bad)
                 return
@@ -396,7 +378,14 @@ class Collector:
                 event = {"event": "poison", "step": step, "count": len(new)}
                 self._on_event(event | {"buffers": new[:NAMES], "at_end": at_end})
 
-        self._host_copies.send(report, *is_finite)
+        averaged = (
+            (name, parameter)
+            for module in self._modules
+            for name, parameter in module.named_parameters()
+            if not parameter.requires_grad
+        )
+        buffers = (each for module in self._modules for each in module.named_buffers())
+        search(chain(buffers, averaged), self._host_copies, report)
 
     def _once(self, event: Event) -> None:
         key = f"{event['event']} {event.get('optimizer')}"
@@ -436,10 +425,3 @@ def _culprits(events: Sequence[Event]) -> dict[int, list[dict[str, Any]]]:
         if event.get("kind") == "nonfinite":
             culprits.setdefault(event["step"], []).extend(event["culprits"])
     return culprits
-
-
-def _has_norm(buffer: Tensor) -> bool:
-    """Return whether torch computes norms of a buffer, unlike fp8 and sparse ones."""
-    is_dense = buffer.layout == torch.strided and buffer.numel() > 0
-    is_local = not hasattr(buffer, "to_local")
-    return is_dense and is_local and buffer.is_floating_point() and buffer.itemsize > 1
