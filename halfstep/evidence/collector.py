@@ -6,6 +6,7 @@ module imports torch.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from halfstep.evidence.arrived_rows import BoundedNorms, FirstNonfinite
 from halfstep.evidence.loop_inputs import nonfinite_inputs
+from halfstep.evidence.nonfinite_tensors import search
 from halfstep.evidence.origin import Origin
 from halfstep.evidence.precision import computing_type
 from halfstep.evidence.schedule import ScheduleEvidence
@@ -219,9 +221,20 @@ class Collector:
 
     # ---- Rows ---------------------------------------------------------------------------------
 
+    def is_quiet(self) -> bool:
+        """Return whether nothing is to be examined in the next step."""
+        origin = self.origin
+        return not (
+            self.in_a_row
+            or origin.left
+            or origin.is_armed
+            or self._host_copies.sent
+            or self.inputs is not None
+        )
+
     def is_uneventful(self, row: CurrentStep) -> bool:
         """Return whether `closed` can ignore a row: it and the previous one were applied."""
-        if self.in_a_row or self.origin.left or self.origin.is_armed or self._host_copies.sent:
+        if not self.is_quiet():
             return False
         for flag in row.found_inf.values():
             if isinstance(flag, Tensor) or flag:
@@ -369,31 +382,11 @@ class Collector:
         step: the skip that may have caused them; None before the first step, where they are by
         design.
         """
-        by_device: dict[torch.device, dict[str, Tensor]] = {}
-        for module in self._modules:
-            averaged = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
-            for name, buffer in (*module.named_buffers(), *averaged):
-                if _has_norm(buffer):
-                    by_device.setdefault(buffer.device, {})[name] = buffer
         is_first, self._has_read_buffers = not self._has_read_buffers, True
-        if not by_device or (step is not None and is_first):
+        if step is not None and is_first:
             return
-        names = [name for group in by_device.values() for name in group]
-        is_finite = [
-            torch.stack(
-                [
-                    each.float().isfinite()
-                    for each in torch._foreach_norm(
-                        [each.detach() for each in group.values()], torch.inf
-                    )
-                ]
-            )
-            for group in by_device.values()
-        ]
 
-        def report(arrived: list[Tensor]) -> None:
-            sound = [is_sound for group in arrived for is_sound in group.tolist()]
-            bad = [name for name, is_sound in zip(names, sound, strict=True) if not is_sound]
+        def report(bad: list[str]) -> None:
             if step is None:
                 self._by_design = set(bad)
                 return
@@ -403,7 +396,14 @@ class Collector:
                 shown = new[:NAMES]
                 self._on_event(Poison(step=step, count=len(new), buffers=shown, at_end=at_end))
 
-        self._host_copies.send(report, *is_finite)
+        averaged = (
+            (name, parameter)
+            for module in self._modules
+            for name, parameter in module.named_parameters()
+            if not parameter.requires_grad
+        )
+        buffers = (each for module in self._modules for each in module.named_buffers())
+        search(chain(buffers, averaged), self._host_copies, report)
 
     def _once(self, event: NoInfChecks | Fp16Gradients | AdamEps | NoGradient) -> None:
         """Emit the first event of a kind, for each optimizer if it names one."""
@@ -444,10 +444,3 @@ def _culprits(events: Sequence[Event]) -> dict[int, list[Culprit]]:
         if isinstance(event, NonfiniteGradients):
             culprits.setdefault(event.step, []).extend(event.culprits)
     return culprits
-
-
-def _has_norm(buffer: Tensor) -> bool:
-    """Return whether torch computes norms of a buffer, unlike fp8 and sparse ones."""
-    is_dense = buffer.layout == torch.strided and buffer.numel() > 0
-    is_local = not hasattr(buffer, "to_local")
-    return is_dense and is_local and buffer.is_floating_point() and buffer.itemsize > 1

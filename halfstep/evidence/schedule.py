@@ -36,6 +36,12 @@ class ScheduleEvidence:
         self.is_heard, self.name = True, scheduler
         self._stepped.setdefault(row, set()).add(optimizer)
 
+    def applied(self, rows: range, optimizers: int) -> None:
+        """Process rows in which every optimizer was applied. optimizers: their number."""
+        self._attempts += len(rows) * optimizers
+        if self._stepped:
+            self._steps += sum(len(self._stepped.pop(row, ())) for row in rows)
+
     def read(
         self,
         rows: Sequence[tuple[int, int, Mapping[str, bool]]],
