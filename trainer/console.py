@@ -22,7 +22,7 @@ from halfstep.telemetry import events
 from halfstep.telemetry.event_codec import fields_of
 from halfstep.telemetry.events import Checkpoint, Event, Metric, Retry
 from halfstep.telemetry.flags import SKIPPED
-from halfstep.telemetry.plain_json import ENCODER
+from halfstep.telemetry.plain_json import ENCODER, JsonObject
 from halfstep.telemetry.spool import Steps
 from trainer.checkpoints.checkpoint import CheckpointError
 from trainer.checkpoints.weight_files import WeightsError
@@ -111,7 +111,7 @@ def train_recipe(
 
 def nested(assignments: Sequence[str]) -> dict[str, Any]:
     """Turn ["training.steps=100"] into {"training": {"steps": 100}}; values are JSON or text."""
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         *groups, field = path.split(".")
@@ -396,7 +396,7 @@ class _AnyRecipe:
 
     name: ClassVar = "any"
     Config: ClassVar = RecipeConfig
-    defaults: ClassVar[dict[str, Any]] = {}
+    defaults: ClassVar[JsonObject] = {}
 
 
 def _group_help(prefix: str, group: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.database import now
 from db.tables.base import OfRun, Table
 from halfstep.telemetry.flags import NONFINITE_LOSS, NOT_STEPPED, SKIPPED
+from halfstep.telemetry.plain_json import JsonObject
 
 IS_NOT_STEPPED = text(f"(flags & {NOT_STEPPED}) <> 0")
 #: Conditions on steps, with the exact text of their indexes.
@@ -156,7 +157,7 @@ class Diagnosis(OfRun, Table):
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
     kind: Mapped[str]
     step: Mapped[int] = mapped_column(BigInteger)
-    content: Mapped[dict[str, Any]]
+    content: Mapped[JsonObject]
 
 
 class SystemSample(OfRun, Table):

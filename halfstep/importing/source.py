@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from halfstep.telemetry.attempt_messages import WatchedStatus
+from halfstep.telemetry.plain_json import JsonObject
 
 
 class Point(NamedTuple):
@@ -43,7 +44,7 @@ class SourceRun:
     # Starts another pass; raises Damaged where it cannot continue.
     points: Callable[[], Iterator[Point | Media]]
     project: str | None = None
-    config: dict[str, Any] = field(default_factory=dict)
+    config: JsonObject = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     started: float | None = None
     host: str = ""

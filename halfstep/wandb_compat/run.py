@@ -15,6 +15,7 @@ from halfstep.session import watch_session
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.nesting import flat
 from halfstep.session.stderr import say
+from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.run_folder import last_logged, slug
 from halfstep.wandb_compat.log_values import show, worded
 from halfstep.wandb_compat.settings import Entries
@@ -293,7 +294,7 @@ class Run:
                 self._latest[metric] = values[metric]
         return {metric: self._latest[metric] for metric in axes & self._latest.keys()}
 
-    def _summarise(self, changed: dict[str, Any]) -> None:
+    def _summarise(self, changed: JsonObject) -> None:
         if not self._is_logging:
             self._own |= changed.keys()
 

@@ -25,6 +25,7 @@ from halfstep.recipe import Loss, Recipe, RecipeError
 from halfstep.run_config import ConfigError, RunConfig
 from halfstep.telemetry.events import Event, FailedDiagnosis, Shapes
 from halfstep.telemetry.flags import SKIPPED
+from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.spool import STEP_DTYPE, Steps
 from trainer import registered_recipes
 from trainer.console import nested
@@ -128,7 +129,7 @@ def _findings(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
+def check(recipe_class: type[Recipe], values: JsonObject) -> Report:
     """Check a recipe by five steps in each precision and further checks.
 
     values: settings of a run.  Raises ConfigError for invalid ones.
@@ -137,7 +138,7 @@ def check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
         return _check(recipe_class, values)
 
 
-def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
+def _check(recipe_class: type[Recipe], values: JsonObject) -> Report:
     report = Report()
     configs = {precision: small_config(recipe_class, values, precision) for precision in PRECISIONS}
     for finding in check_compiler(recipe_class, values):
@@ -170,7 +171,7 @@ def _check(recipe_class: type[Recipe], values: dict[str, Any]) -> Report:
 
 
 def _answers(
-    question: Callable[..., Iterator[Finding]], recipe_class: type[Recipe], values: dict[str, Any]
+    question: Callable[..., Iterator[Finding]], recipe_class: type[Recipe], values: JsonObject
 ) -> Iterator[Finding]:
     try:
         yield from question(recipe_class, values)

@@ -6,7 +6,6 @@ module or operation with a nonfinite value.
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from halfstep.recipe import Recipe
 from halfstep.telemetry import events
 from halfstep.telemetry.events import Event
 from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.spool import Steps
 from trainer.data.sources import drawn
 from trainer.diagnosis.op_recorder import Finding
@@ -33,7 +33,7 @@ ADVICE = (
 
 
 def undefined_in_fp32(
-    recipe_class: type[Recipe], values: dict[str, Any], steps: Steps
+    recipe_class: type[Recipe], values: JsonObject, steps: Steps
 ) -> Iterator[Finding]:
     """Yield findings about nonfinite values and all-zero gradients.
 
@@ -56,7 +56,7 @@ def undefined_in_fp32(
     yield Finding("error", _words(event, first), (event and event.source) or "")
 
 
-def _origin(recipe_class: type[Recipe], values: dict[str, Any]) -> events.Origin | None:
+def _origin(recipe_class: type[Recipe], values: JsonObject) -> events.Origin | None:
     """Return the origin event of the first step; None if all values in it are finite."""
     config = small_config(recipe_class, values, "fp32")
     seed_everything(0)

@@ -23,6 +23,7 @@ from halfstep.telemetry.attempt_messages import (
     read_message,
     write_message,
 )
+from halfstep.telemetry.plain_json import JsonObject
 from worker import gpus
 from worker.attempts import node_group
 from worker.attempts.attempt import LOST_LEASE, Attempt, CannotStart, Outcome, death, disk_full
@@ -194,7 +195,7 @@ class Training:
         return str(path)
 
 
-def retention(config: dict[str, Any]) -> dict[str, Any]:
+def retention(config: JsonObject) -> dict[str, Any]:
     """Return the checkpoint retention policy, with integers as the training needs.
 
     An earlier version queued runs with values such as 2.0.
