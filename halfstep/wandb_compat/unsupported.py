@@ -34,7 +34,6 @@ UNSERVED = (
     "log_model",
     "login",
     "mark_preempting",
-    "plot",
     "plot_table",
     "plots",
     "require",
