@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
         from halfstep.session import watch_session
 
         return getattr(watch_session, name)
-    if name in ADAPTERS:  # imports the framework too
+    if name == "plot" or name in ADAPTERS:  # an adapter imports its framework too
         return importlib.import_module(f"halfstep.{name}")
     if not name.startswith("_"):
         from halfstep.wandb_compat.unsupported import ERRORS, UNSERVED, Unserved

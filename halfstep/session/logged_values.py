@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halfstep.plot import Plot
 from halfstep.telemetry.run_folder import slug
 
 MOST_BYTES = 32 * 2**20  # per file
 MOST_BINS = 512
+MOST_IMAGES = 200  # in one table
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,37 @@ def as_scalar(value: Any) -> Any:
     return value.reshape(()) if getattr(value, "ndim", 0) else value
 
 
-def file_of(name: str, value: Any) -> tuple[str, bytes]:
-    """Return the name and bytes of a value's file; raises as `as_file` does."""
+def files_of(name: str, value: Any) -> list[tuple[str, bytes]]:
+    """Return the names and bytes of a value's files; raises as `as_file` does.
+
+    Images in the cells of a table are files of their own, which the cells name.
+    """
+    stem = slug(name)[:80]
+    files: list[tuple[str, bytes]] = []
+    if _is_table(value) and any(_is_image(cell) for row in value for cell in row.values()):
+        table = [dict(row) for row in value]
+        columns = list(dict.fromkeys(column for row in table for column in row))
+        for number, row in enumerate(table, 1):
+            for column, cell in row.items():
+                if not _is_image(cell):
+                    continue
+                if len(files) == MOST_IMAGES:
+                    raise ValueError(f"it has more than {MOST_IMAGES} images; allowed: fewer")
+                row[column] = f"{stem}.cell-{number}-{columns.index(column) + 1}.png"
+                files.append((row[column], as_file(cell)[1]))
+        value = table
     suffix, content = as_file(value)
-    return f"{slug(name)[:80]}.{suffix}", content
+    return [*files, (f"{stem}.{suffix}", content)]
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def _is_image(cell: Any) -> bool:
+    """Return whether a cell holds pixels: a Pillow image, a figure, or an array or tensor."""
+    is_object = hasattr(cell, "savefig") or (hasattr(cell, "save") and hasattr(cell, "mode"))
+    return is_object or getattr(cell, "ndim", 0) in (2, 3, 4)
 
 
 def as_file(value: Any) -> tuple[str, bytes]:
@@ -75,8 +104,8 @@ def as_file(value: Any) -> tuple[str, bytes]:
     Allowed are: text; an image, as a Pillow image, a matplotlib figure, or an array or tensor of
     (H, W), (H, W, 1, 3 or 4) or (1, 3 or 4, H, W), or a batch of these, in uint8, uint16, bool, or
     numbers in 0 … 1, −1 … 1 or 0 … 255; a table, as a list of dictionaries or an object with
-    `to_csv`; a Histogram; Audio. A tensor on a device is waited for. Raises TypeError for other
-    values, and ValueError for a file that is too large or pixels in none of these ranges.
+    `to_csv`; a Histogram; a Plot; Audio. A tensor on a device is waited for. Raises TypeError for
+    other values, and ValueError for a file that is too large or pixels in none of these ranges.
     """
     suffix, content = _as_file(value)
     if len(content) > MOST_BYTES:
@@ -92,9 +121,11 @@ def _as_file(value: Any) -> tuple[str, bytes]:
         return "histogram.json", _histogram(value)
     if isinstance(value, Counts):
         return "histogram.json", json.dumps(asdict(value) | {"nonfinite": 0}).encode()
+    if isinstance(value, Plot):
+        return "plot.json", value.encoded()
     if isinstance(value, Audio):
         return "wav", _wav(value)
-    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+    if _is_table(value):
         return "csv", _csv(value)
     if hasattr(value, "to_csv"):  # pandas
         return "csv", _encoded(str(value.to_csv(index=False)))
@@ -110,7 +141,7 @@ def _as_file(value: Any) -> tuple[str, bytes]:
         return "png", _png(pixels(value))
     allowed = (
         "a number, a text, a picture, a figure, an array or tensor of pixels, a list of "
-        "dictionaries, a Histogram or Audio"
+        "dictionaries, a Histogram, a Plot or Audio"
     )
     raise TypeError(f"{_kind(value)} cannot be logged; allowed: {allowed}")
 

@@ -30,7 +30,7 @@ from halfstep.clock import clock
 from halfstep.monitor.noop_watch import NoopWatch
 from halfstep.session import arguments
 from halfstep.session.exit_hooks import ExitHooks
-from halfstep.session.logged_values import as_scalar, file_of, is_number
+from halfstep.session.logged_values import as_scalar, files_of, is_number
 from halfstep.session.notebook import Cells
 from halfstep.session.queued_run import QueuedRun, secrets
 from halfstep.session.stderr import in_a_line, say
@@ -508,13 +508,15 @@ class Watch:
         self._logged.append(_Logged(arrived, step, name, value, self._loop.elapsed_ms()))
 
     def _log_file(self, name: str, value: Any, step: int) -> None:
-        file_name, content = file_of(name, value)
-        place = self._inside(Path("artifacts") / f"step-{step:08}") / file_name
-        place.write_bytes(content)
-        path, size_bytes, sha256 = self._of(place)
-        self._spool.event(
-            Artifact(step=step, name=place.name, path=path, size_bytes=size_bytes, sha256=sha256)
-        )
+        for file_name, content in files_of(name, value):
+            place = self._inside(Path("artifacts") / f"step-{step:08}") / file_name
+            place.write_bytes(content)
+            path, size_bytes, sha256 = self._of(place)
+            self._spool.event(
+                Artifact(
+                    step=step, name=place.name, path=path, size_bytes=size_bytes, sha256=sha256
+                )
+            )
 
     def _checkpoint(self, path: Path, kind: str, upload: bool) -> None:
         if not path.is_file():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from halfstep.session.logged_values import Counts, picture, pixels
-from halfstep.wandb_compat.unsupported import ignored, say_once
+from halfstep.wandb_compat.unsupported import ignored
 
 BINS = 64
 MOST_BINS = 512
@@ -147,6 +147,5 @@ class Histogram:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, Image):
-        say_once("an Image in a Table is not supported: its caption is shown")
-        return value.caption or "(image)"
+        return value.shown()
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value

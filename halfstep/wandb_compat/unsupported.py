@@ -35,7 +35,6 @@ UNSERVED = (
     "log_model",
     "login",
     "mark_preempting",
-    "plot",
     "plot_table",
     "plots",
     "require",

@@ -61,7 +61,13 @@ def _check_layout(page: Page) -> None:
     assert len(panels) == 3
     assert all(box["y"] + box["height"] <= 690 for box in panels if box)
     expect(page.locator(".fact dt")).to_have_text(
-        [re.compile("Runs ended"), "Best val/accuracy", "at learning_rate", "Without a value"]
+        [
+            re.compile("Runs ended"),
+            "Time per run",
+            "Best val/accuracy",
+            "at learning_rate",
+            "Without a value",
+        ]
     )
     expect(page.locator("tr[data-key]").first).to_have_attribute("data-best", "true")
     expect(page.locator(".primary:visible")).to_have_count(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from halfstep.recipe import RecipeError
-from halfstep.session.logged_values import file_of
+from halfstep.session import logged_values
 from halfstep.telemetry.events import Artifact, Event
 from trainer.checkpoints.files import write_whole
 
@@ -32,10 +32,9 @@ def files_of(values: Mapping[str, Any]) -> dict[str, bytes]:
             files[name] = value.encode()
         else:
             try:
-                file_name, content = file_of(name, value)
+                files.update(logged_values.files_of(name, value))
             except (TypeError, ValueError) as error:
                 raise RecipeError(f'"{name}" cannot be saved: {error}') from error
-            files[file_name] = content
     return files
 
 

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { asOf } from 'media'
+import { asOf } from 'media_steps'
 
 test('of each name the last is shown that had come by then', () => {
   const all = [

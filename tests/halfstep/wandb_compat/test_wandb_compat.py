@@ -131,7 +131,7 @@ def test_tables_images_and_a_summary(
     wandb.log({"activations": np.arange(10.0), "note": "text", "clip": wandb.Video("a.mp4")})
     wandb.log({"uneven": wandb.Histogram(np_histogram=([1, 3], [0, 1, 10]))})
     wandb.run.summary["best_epoch"] = 2
-    wandb.alert(title="Low", text="accuracy is low", level=wandb.plot.anything)
+    wandb.alert(title="Low", text="accuracy is low", level=wandb.plot.scatter)
     Path("model.bin").write_bytes(b"weights")
     assert wandb.save("*.bin") == ["model.bin"]
     artifact = wandb.Artifact("model", type="model")
