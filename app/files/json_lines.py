@@ -10,20 +10,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
-import numpy as np
 from pydantic import BaseModel, Field
 
 from db.database import Database
 from db.errors import Ended, Invalid, NotFound
-from db.tables import ENDED, LARGEST_COUNT, Run, User
+from db.tables import ENDED, LARGEST_COUNT, Run, Step, User
 from db.telemetry import ingest
 from db.telemetry.recording import Item
-from halfstep.importing.columns import columns_of
 from halfstep.telemetry.event_codec import BadEvent, decode, encode
 from halfstep.telemetry.events import Event, Metric
-from halfstep.telemetry.flags import NONFINITE_LOSS
+from halfstep.telemetry.logged_rows import LoggedRow, rows_of
 from halfstep.telemetry.plain_json import LARGEST_WHOLE, NONFINITE, shown
-from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, Steps
 
 MOST_LINES = 1000
 #: Items per transaction: the first 1,000 take about 50 ms of SQLite's write lock.
@@ -55,10 +52,9 @@ class _Line(NamedTuple):
     numbers: dict[str, float]  # by name
 
     @property
-    def columns(self) -> dict[str, str]:
-        """The step columns by the names of their numbers; none without a loss, or at step 0."""
-        columns = columns_of(self.numbers)
-        return columns if self.step and "loss" in columns.values() else {}
+    def row(self) -> LoggedRow | None:
+        """The row of its step, if the line has a loss."""
+        return LoggedRow.of(self.step, self.elapsed_ms, self.numbers)
 
 
 def take(database: Database, user: User, run_id: int, body: bytes) -> Logged:
@@ -71,9 +67,11 @@ def take(database: Database, user: User, run_id: int, body: bytes) -> Logged:
         if run is None:
             raise NotFound(f"There is no run {run_id}.")
         attempt, last_step, started_at = run.attempt, run.step, run.started_at or 0.0
+        last = session.get(Step, (run_id, last_step))
+        before = (last.step, last.elapsed_ms) if last else None
     problems: list[LineProblem] = []
     lines = list(_lines(texts, started_at, problems))
-    rows = _rows(lines, last_step)
+    rows = rows_of([*_new_rows(lines, last_step)], before)
     items: list[Item] = [*([rows] if len(rows) else []), *_metrics(lines, problems)]
     for first in range(0, max(len(items), 1), TRANSACTION_ITEMS):
         with database.writing() as session:
@@ -128,31 +126,18 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float)
 
 
-def _rows(lines: Sequence[_Line], last_step: int) -> Steps:
-    """Return the rows of new steps: those sent again are recorded already."""
-    records: list[tuple[_Line, dict[str, float]]] = []
+def _new_rows(lines: Sequence[_Line], last_step: int) -> Iterator[LoggedRow]:
+    """Yield the rows of new steps: those sent again are recorded already."""
     for line in lines:
-        if line.columns and line.step > last_step:
-            values = {column: line.numbers[name] for name, column in line.columns.items()}
-            records.append((line, values))
+        if line.step > last_step and (row := line.row):
+            yield row
             last_step = line.step
-    rows = np.zeros(len(records), STEP_DTYPE)
-    rows["scale"], rows["data_us"] = 1.0, UNKNOWN_US
-    for column in ("grad_norm", "lr"):
-        rows[column] = np.nan
-    with np.errstate(over="ignore"):  # larger than the float32 of a column: infinite there
-        for row, (line, values) in zip(rows, records, strict=True):
-            row["step"], row["elapsed_ms"] = line.step, line.elapsed_ms
-            for column in ("loss", "scale", "grad_norm", "lr"):
-                row[column] = values.get(column, row[column])
-    rows["grad_norm_clipped"] = rows["grad_norm"]
-    rows["flags"] = np.where(np.isfinite(rows["loss"]), 0, NONFINITE_LOSS)
-    return rows
 
 
 def _metrics(lines: Sequence[_Line], problems: list[LineProblem]) -> Iterator[Event]:
     for line in lines:
-        for name in sorted(line.numbers.keys() - line.columns.keys()):
+        in_row = line.row.columns.keys() if line.row else set()
+        for name in sorted(line.numbers.keys() - in_row):
             value, elapsed_ms = line.numbers[name], line.elapsed_ms
             metric = Metric(step=line.step, name=name, value=value, elapsed_ms=elapsed_ms)
             try:

@@ -109,6 +109,11 @@ class Loop:
     def step(self, step: int) -> None:
         self.closed_steps = step
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a backward pass or a loss was observed."""
+        return self._step_started is not None
+
     def add(self, modules: tuple[nn.Module, ...]) -> None:
         """Name parameters as these modules do."""
         self._end_usual()

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
@@ -48,8 +49,9 @@ from halfstep.telemetry.events import (
     Metric,
     Resumed,
 )
+from halfstep.telemetry.logged_rows import LoggedRow, rows_of
 from halfstep.telemetry.patient_spool import PatientSpool
-from halfstep.telemetry.plain_json import cleaned, shown
+from halfstep.telemetry.plain_json import LARGEST_WHOLE, cleaned, shown
 from halfstep.telemetry.relay import RelayReader, RelayWriter
 from halfstep.telemetry.run_folder import (
     RUNS,
@@ -249,6 +251,10 @@ class Watch:
         self._loop, self._taps = self._listen(optimizers, scaler, first_step, started_at, every)
         # Each with the CUDA event of its copy to the host, or None.
         self._logged: deque[_Logged] = deque()
+        #: Whether a logged loss is the row of its step while no training is observed.
+        self.makes_rows = False
+        self._row: LoggedRow | None = None  # held until the next call: see `_release_row`
+        self._row_before: tuple[int, int] | None = None  # step and elapsed_ms of the one before
         self._logged_step = first_step
         self._flushed_at = clock()
         self._looked_at = clock()
@@ -313,6 +319,11 @@ class Watch:
     def step(self) -> int:
         """The number of attempted steps."""
         return self._loop.step if self.files else 0
+
+    @property
+    def is_observed(self) -> bool:
+        """True once a backward pass or a loss of this process was observed."""
+        return self.files is not None and self._loop.has_begun
 
     def add(self, *modules: "nn.Module") -> None:
         """Name parameters as these modules do."""
@@ -479,6 +490,9 @@ class Watch:
             self._complain(f"log got {shown(values)}; allowed: a dictionary of values by name")
             return
         self._part_end, self._logged_step = None, step
+        self._release_row()
+        if self.makes_rows:
+            values = self._without_row(values, step)
         for name, value in values.items():
             try:
                 if not isinstance(name, str) or not name.strip():
@@ -492,6 +506,35 @@ class Watch:
                 self._complain(f"{str(name)[:100]} is not logged: {error}")
         if clock() - self._flushed_at > FLUSH_SECONDS:
             self._flush()
+
+    def _without_row(self, values: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+        """Hold the row of a step, if the values have a loss; return the other values."""
+        if self.is_observed or step <= self.step:
+            return values
+        numbers = {
+            name: float(value)
+            for name, value in values.items()
+            if isinstance(name, str) and _is_on_host(value)
+        }
+        self._row = LoggedRow.of(step, self._loop.elapsed_ms(), numbers)
+        if self._row is None:
+            return values
+        return {name: value for name, value in values.items() if name not in self._row.columns}
+
+    def _release_row(self) -> None:
+        """Write the held row, or its numbers as metrics if a training is observed by now.
+
+        A loop may log its first loss before the backward pass.
+        """
+        row, self._row = self._row, None
+        if row is None:
+            return
+        if self.is_observed:
+            for name, value in row.numbers.items():
+                self._logged.append(_Logged(None, row.step, name, value, row.elapsed_ms))
+            return
+        self._record(rows_of([row], self._row_before))
+        self._loop.step, self._row_before = row.step, (row.step, row.elapsed_ms)
 
     def _log_number(self, name: str, value: Any, step: int) -> None:
         arrived = None
@@ -680,6 +723,7 @@ class Watch:
         self._revive()
 
     def _write_rest(self) -> None:
+        self._release_row()
         self._loop.close()
         if not self._loop.drain(PATIENCE_SECONDS):
             self._complain(f"the device did not respond within {PATIENCE_SECONDS:g} s")
@@ -726,6 +770,13 @@ class Watch:
         if text not in self._complaints and len(self._complaints) < 20:
             self._complaints.add(text)
             say(text)
+
+
+def _is_on_host(value: object) -> bool:
+    """Return whether a value is a number of Python or numpy, which no device computes."""
+    if isinstance(value, Integral):
+        return not isinstance(value, bool) and abs(int(value)) <= LARGEST_WHOLE
+    return isinstance(value, Real)
 
 
 def _after_fork() -> None:

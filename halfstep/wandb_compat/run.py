@@ -11,6 +11,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from halfstep.importing.columns import columns_of
 from halfstep.session import watch_session
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.nesting import flat
@@ -53,7 +54,9 @@ class Run:
         self.disabled = watch.files is None
         self.resumed = bool(watch.files and watch.files.attempt > 1)
         watch.step_of_children = self._step_of_children
-        self.step = 0
+        self.step = watch.step  # of a resumed run
+        #: Between W&B's steps, which begin at 0, and ours, of rows that a script's losses are.
+        self._shift = 1 if watch.step else 0
         if self.resumed and not watch.step:
             self._log_on()
         self._pending: dict[str, Any] = {}
@@ -226,10 +229,18 @@ class Run:
 
     def _flush(self, step: int | None) -> None:
         if self._pending:
+            if step is None and not self.step and self._has_row(self._pending):
+                self._shift = 1
             pending, self._pending = self._pending, {}
             self._record(pending, self._at(step))
 
+    def _has_row(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a loss of these values, without an x axis of its own, is a step's row."""
+        has_axis = any(fnmatchcase(name, each) for each in self._step_metrics for name in values)
+        return not has_axis and "loss" in columns_of(values).values()
+
     def _record(self, values: Mapping[str, Any], step: int | None) -> None:
+        self._watch.makes_rows = self._has_row(values)
         self._tell(self._axes(values) | dict(values), step)
         self._is_logging = True
         for name, value in values.items():
@@ -240,14 +251,15 @@ class Run:
         """Return the step to log at; None: the last observed step."""
         if step is not None:
             return step
-        return None if self._watch.step or self._watch.is_relayed else self.step
+        is_counted = self._watch.is_observed or self._watch.is_relayed
+        return None if is_counted else self.step + self._shift
 
     def _step_of_children(self) -> int:
         """Return the step for a call in a child process, which counts like one in this process."""
-        if self._watch.step:
+        if self._watch.is_observed:
             return self._watch.step
         self.step += 1
-        return self.step - 1
+        return self.step - 1 + self._shift
 
     def _tell(self, values: Mapping[str, Any], step: int | None) -> None:
         shown: dict[str, Any] = {}
