@@ -66,6 +66,15 @@ def test_the_page_of_a_run_that_told_nothing_yet(watched: Uploader, browser: Tes
     assert "NaN" not in browser.get("/runs").text
 
 
+def test_an_ended_run_without_steps_waits_for_none(watched: Uploader, browser: TestClient) -> None:
+    """A script that only logs values, or that failed before its first step."""
+    assert "<b>Waiting.</b>" in browser.get("/runs/1").text
+    assert watched.end(status="finished", step=0).status_code == 200
+    page = browser.get("/runs/1").text
+    assert "<b>Waiting.</b>" not in page
+    assert "No step was recorded." in page
+
+
 def test_the_page_of_a_watched_run_has_all_that_it_told(
     watched: Uploader, browser: TestClient
 ) -> None:
