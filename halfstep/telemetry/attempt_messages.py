@@ -117,7 +117,7 @@ class AttemptEntry(Message, frozen=True, kw_only=True):
 
 
 class RunFile(Message, frozen=True, kw_only=True):
-    """run.json of a watched run: what its uploader tells the server of it."""
+    """run.json of a watched run: what its uploader sends of it."""
 
     format: int = 1
     id: str
