@@ -23,10 +23,11 @@ from halfstep.importing.source import Damaged, Media, Point, SourceRun
 from halfstep.session.config_values import as_config
 from halfstep.session.logged_values import MOST_BYTES
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
 from halfstep.telemetry.event_codec import BadEvent
 from halfstep.telemetry.events import Artifact, Metric, Resumed
 from halfstep.telemetry.flags import NONFINITE_LOSS, SKIPPED
-from halfstep.telemetry.run_folder import FORMAT, slug, write_json, write_outcome
+from halfstep.telemetry.run_folder import FORMAT, slug, write_json, write_outcome, write_run_file
 from halfstep.telemetry.spool import STEP_DTYPE, UNKNOWN_US, SpoolWriter, Steps
 
 FROM = uuid.UUID("6f1c51c8-0f0c-4f0e-9c0f-2c1a58ab4c11")  # namespace of run ids
@@ -62,17 +63,17 @@ def write_run(
             return Written(place, False, *counts)
     writing = _Writing(run, place, before.get("attempt", 0) + 1, say)
     written = Written(place, True, *writing.write())
-    described = {
-        "format": FORMAT,
-        "id": run_id,
-        "name": run.name,
-        "project": project or run.project,
-        "config": as_config(run.config),
-        "tags": list(run.tags),
-        "started": _moment(writing.started),
-        "attempts": [_attempt(number, run, writing.started) for number in writing.numbers()],
-    }
-    write_json(place / "run.json", described)
+    described = RunFile(
+        format=FORMAT,
+        id=run_id,
+        name=run.name,
+        project=project or run.project,
+        config=as_config(run.config),
+        tags=list(run.tags),
+        started=_moment(writing.started),
+        attempts=[_attempt(number, run, writing.started) for number in writing.numbers()],
+    )
+    write_run_file(place, described)
     marker: dict[str, Any] = {"identity": run.identity, "fingerprint": run.fingerprint}
     counted = {"steps": written.steps, "numbers": written.numbers, "media": written.media}
     marker |= {"attempt": writing.files.attempt} | counted
@@ -294,16 +295,8 @@ def _is_ours(place: Path) -> bool:
     return place.is_dir() and {each.name for each in place.iterdir()} <= {"spool", "artifacts"}
 
 
-def _attempt(number: int, run: SourceRun, started: float) -> dict[str, Any]:
-    return {
-        "attempt": number,
-        "started": _moment(started),
-        "host": run.host,
-        "pid": 0,
-        "command": [],
-        "folder": "",
-        "versions": {},
-    }
+def _attempt(number: int, run: SourceRun, started: float) -> AttemptEntry:
+    return AttemptEntry(attempt=number, started=_moment(started), host=run.host)
 
 
 def _moment(seconds: float) -> str:

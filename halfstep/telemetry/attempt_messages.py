@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from halfstep.telemetry.plain_json import JsonObject, shown
 from halfstep.telemetry.validation import explained
@@ -100,6 +100,34 @@ class TrainingOutcome(Message, frozen=True, kw_only=True):
     step: int  # the last recorded one
     error: str | None = None  # the traceback, or another text
     failure_kind: str | None = None  # "code", "rule" of the configuration, "rank": another was lost
+
+
+class AttemptEntry(Message, frozen=True, kw_only=True):
+    """One attempt in run.json: a watching process."""
+
+    attempt: int  # number, from 1
+    started: str = ""  # time, in ISO 8601
+    host: str = ""
+    pid: int = 0
+    pid_started: int | None = None  # halfstep.process.started; None: unknown
+    pid_space: str | None = None  # halfstep.process.pid_space, in which pid is valid; None: unknown
+    command: list[str] = []  # arguments, without secrets
+    folder: str = ""  # working folder
+    versions: dict[str, str] = {}  # of Python and packages
+
+
+class RunFile(Message, frozen=True, kw_only=True):
+    """run.json of a watched run: what its uploader sends of it."""
+
+    format: int = 1
+    id: str
+    name: str
+    run: str | UnsetType = UNSET  # the argument `run`, if the folder has another name
+    project: str | None = None
+    config: JsonObject | None = None
+    tags: list[str] = []
+    started: str  # of its first attempt, in ISO 8601
+    attempts: list[AttemptEntry]  # in order of their numbers
 
 
 class WatchedOutcome(Message, frozen=True, kw_only=True):

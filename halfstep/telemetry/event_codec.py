@@ -14,11 +14,12 @@ from halfstep.telemetry.plain_json import (
     ENCODER,
     LARGEST_WHOLE,
     JsonObject,
+    is_clean,
     json_safe,
     shown,
     unplain,
 )
-from halfstep.telemetry.validation import explained
+from halfstep.telemetry.validation import allowed_in, explained
 
 #: Configuration of a script as JSON: a page shows all of it.
 CONFIG_CHARACTERS = 100_000
@@ -69,7 +70,7 @@ def decode(payload: bytes) -> Event:
 def parse(fields: object) -> Event:
     """Return the event with these fields, which may hold anything. Raises BadEvent."""
     event = convert(fields)
-    if wrong := unplain(fields):
+    if wrong := _unclean_field(event) or unplain(fields):
         raise BadEvent(f"{event.tag}: {wrong}")
     return _checked(event)
 
@@ -135,6 +136,15 @@ def _builtin(value: Any) -> Any:
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_builtin)
+
+
+def _unclean_field(event: Event) -> str | None:
+    """Return which text of an event cannot be stored, with what is allowed there."""
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if isinstance(value, str) and not is_clean(value):
+            return f"{name} is {shown(value)}; allowed: {allowed_in(type(event), name)}"
+    return None
 
 
 def _called(fields: JsonObject) -> str:

@@ -18,6 +18,7 @@ from halfstep.api_client.errors import ApiError
 from halfstep.clock import clock
 from halfstep.sidecar.process import LOCK as SIDECAR_LOCK
 from halfstep.telemetry.attempt_files import AttemptFiles
+from halfstep.telemetry.attempt_messages import AttemptEntry, RunFile
 from halfstep.telemetry.events import (
     MOST_WORDS,
     NAME_CHARACTERS,
@@ -80,8 +81,8 @@ class RunSending:
     def send(self) -> None:
         """Send the current content. Raises ApiError; call it again to continue."""
         run = read_run(self.folder)
-        for attempt in run["attempts"]:
-            number = attempt["attempt"]
+        for attempt in run.attempts:
+            number = attempt.attempt
             if number not in self._sendings:
                 self._sendings[number] = AttemptSending(
                     AttemptFiles(self.folder, number),
@@ -89,7 +90,7 @@ class RunSending:
                     partial(lives, attempt),
                     self._ingest,
                     self._say,
-                    is_last=attempt is run["attempts"][-1],
+                    is_last=attempt is run.attempts[-1],
                     with_checkpoints=self._with_checkpoints,
                     remembers=self._remembers,
                     sidecar_seconds=self._sidecar_seconds,
@@ -98,7 +99,7 @@ class RunSending:
                 self._sendings[number].describe(_described(run, attempt))
                 self._sendings[number].send()
             except (OSError, ValueError, KeyError, TypeError) as error:
-                if attempt is run["attempts"][-1]:
+                if attempt is run.attempts[-1]:
                     raise
                 self._damaged[number] = f"attempt {number} is damaged, and not sent: {error}"
                 self._say(f"{self.folder}: {self._damaged[number]}")
@@ -361,20 +362,20 @@ class SpoolSending:
         return self._ingest.put_spool(recorded, self._writer, here, data)
 
 
-def _described(run: Mapping[str, Any], attempt: Mapping[str, Any]) -> dict[str, Any]:
+def _described(run: RunFile, attempt: AttemptEntry) -> dict[str, Any]:
     """Return an attempt's description for the server, within the server's limits."""
     return {
-        "id": run["id"],
-        "attempt": attempt["attempt"],
-        "name": run["name"][:NAME_CHARACTERS],
-        "project": run["project"] and run["project"][:NAME_CHARACTERS],
-        "config": run["config"],
-        "tags": [str(tag)[:NAME_CHARACTERS] for tag in run["tags"][:MOST_TAGS]],
-        "started": run["started"],
-        "host": attempt["host"][:NAME_CHARACTERS],
-        "versions": attempt["versions"],
-        "command": [_text(word) for word in attempt.get("command", [])[:MOST_WORDS]],
-        "folder": _text(attempt.get("folder", "")),
+        "id": run.id,
+        "attempt": attempt.attempt,
+        "name": run.name[:NAME_CHARACTERS],
+        "project": run.project and run.project[:NAME_CHARACTERS],
+        "config": run.config,
+        "tags": [tag[:NAME_CHARACTERS] for tag in run.tags[:MOST_TAGS]],
+        "started": run.started,
+        "host": attempt.host[:NAME_CHARACTERS],
+        "versions": attempt.versions,
+        "command": [_text(word) for word in attempt.command[:MOST_WORDS]],
+        "folder": _text(attempt.folder),
     }
 
 

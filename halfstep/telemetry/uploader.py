@@ -202,7 +202,7 @@ def follow(
     from halfstep.telemetry.run_folder import read_run
 
     tries, over_since, is_announced = 0, None, False
-    while read_run(sending.folder)["attempts"][-1]["attempt"] == training.files.attempt:
+    while read_run(sending.folder).attempts[-1].attempt == training.files.attempt:
         # Checked before sending: everything written until the end is then sent.
         if (is_over := training.is_over()) and over_since is None:
             over_since = clock()
@@ -264,8 +264,8 @@ def main() -> None:
 
     log = UploaderLog(folder / LOG)
     try:
-        [entry] = [row for row in read_run(folder)["attempts"] if row["attempt"] == attempt]
-        training = Training(AttemptFiles(folder, attempt), entry["pid"], entry["pid_started"])
+        [entry] = [row for row in read_run(folder).attempts if row.attempt == attempt]
+        training = Training(AttemptFiles(folder, attempt), entry.pid, entry.pid_started)
         threading.Thread(target=training.await_death, args=[log.detach_stderr], daemon=True).start()
         with wait_for_upload_lock(training), Ingest(server) as ingest:
             sending = RunSending(folder, ingest, log.say)

@@ -35,6 +35,11 @@ def explained(error: msgspec.ValidationError, fields: object, kind: type[Struct]
     return f"{path} is {shown(value)}; allowed: {_allowed(hint)}"
 
 
+def allowed_in(kind: type[Struct], field: str) -> str:
+    """Return the values that a field of a class allows."""
+    return _allowed(_hint_of(kind, field))
+
+
 def _hint_of(hint: Any, part: str | int) -> Any:
     """Return the type of a field of a class, or of a list's items."""
     for member in _members(hint):

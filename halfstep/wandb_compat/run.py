@@ -16,6 +16,7 @@ from halfstep.session import watch_session
 from halfstep.session.logged_values import as_scalar, is_number
 from halfstep.session.nesting import flat
 from halfstep.session.stderr import say
+from halfstep.telemetry.attempt_messages import RunFile
 from halfstep.telemetry.plain_json import JsonObject
 from halfstep.telemetry.run_folder import last_logged, slug
 from halfstep.wandb_compat.log_values import show, worded
@@ -36,21 +37,21 @@ class Run:
     """A run, as `wandb.init` returns it. Unknown attributes do nothing."""
 
     def __init__(
-        self, watch: watch_session.Watch, described: dict[str, Any], labels: dict[str, Any]
+        self, watch: watch_session.Watch, described: RunFile | None, labels: dict[str, Any]
     ) -> None:
-        """described: content of run.json, empty if nothing is recorded. labels: W&B's own."""
+        """described: content of run.json, None if nothing is recorded. labels: W&B's own."""
         self._watch = watch
         self._described = described
         self.config = Entries(self._configure)
         self.summary = Entries(self._summarise)
-        self.name: str = described.get("name") or labels["name"] or "run"
-        self.id: str = described.get("id", "disabled")[:8]
-        self.project: str = described.get("project") or ""
+        self.name: str = (described and described.name) or labels["name"] or "run"
+        self.id: str = (described.id if described else "disabled")[:8]
+        self.project: str = (described and described.project) or ""
         self.entity, self.group, self.job_type = (
             labels[name] or "" for name in ("entity", "group", "job_type")
         )
         self.notes: str = labels["notes"] or ""
-        self.tags: tuple[str, ...] = tuple(described.get("tags", ()))
+        self.tags: tuple[str, ...] = tuple(described.tags if described else ())
         self.disabled = watch.files is None
         self.resumed = bool(watch.files and watch.files.attempt > 1)
         watch.step_of_children = self._step_of_children

@@ -164,20 +164,20 @@ def record(session: Any, folder: Path) -> int:
     described = read_run(folder)
     ada = accounts.user_named(session, "ada")
     run_id = 0
-    for written in described["attempts"]:
-        number = written["attempt"]
+    for written in described.attempts:
+        number = written.attempt
         place = ingest.begin(
             session,
             ada,
-            described["id"],
+            described.id,
             number,
-            name=described["name"],
-            project=described["project"] or "",
-            config=json_safe(described["config"] or {}),
-            tags=", ".join(described["tags"]),
-            started_at=datetime.fromisoformat(described["started"]).timestamp(),
-            host=written["host"],
-            versions=written["versions"],
+            name=described.name,
+            project=described.project or "",
+            config=json_safe(described.config or {}),
+            tags=", ".join(described.tags),
+            started_at=datetime.fromisoformat(described.started).timestamp(),
+            host=written.host,
+            versions=written.versions,
         )
         run_id = place.run_id
         _record_attempt(session, place, folder, number)

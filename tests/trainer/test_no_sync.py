@@ -40,7 +40,7 @@ for kernel in ("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adam_.tensor_lr")
 
 def fail(event):
     """Raise what a diagnosis is excused for elsewhere."""
-    raise RuntimeError(event["error"])
+    raise RuntimeError(event.error)
 
 
 def attempt_steps(monkeypatch, recipe_class, values=None, after_step=lambda recipe: None):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import convert, to_builtins
 from numpy.typing import NDArray
 
 from halfstep.config_groups import Spike
@@ -67,7 +68,8 @@ class Spikes(Observer):
         return {
             "losses": torch.from_numpy(self._losses.copy()),
             "quiet_until": self._quiet_until,
-            "pending": self.pending,
+            # Plain values: a checkpoint is loaded without code.
+            "pending": to_builtins(self.pending),
             "rollbacks": self.rollbacks,
             "left_out": list(self.left_out),
         }
@@ -75,7 +77,8 @@ class Spikes(Observer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state."""
         self._losses = state["losses"].numpy().copy()[-self._window :]
-        self._quiet_until, self.pending = state["quiet_until"], state["pending"]
+        self._quiet_until = state["quiet_until"]
+        self.pending = convert(state["pending"], events.Spike | None)
         self.rollbacks = state["rollbacks"]
         self.left_out[:] = state["left_out"]  # in place, because other objects refer to this list
 

@@ -328,7 +328,7 @@ def test_a_crash_is_sent_with_its_signal_and_place(
         monkeypatch.setenv("HALFSTEP_TOKEN", "token")
         assert run(script, "main", end).returncode == code
         folder = script.parent / "runs" / "it"
-        identity = read_run(folder)["id"]
+        identity = read_run(folder).id
         until(lambda: identity in site.runs and site.runs[identity].attempts[1].outcome is not None)
         sent = site.runs[identity].attempts[1].outcome
     assert sent is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfstep.telemetry.attempt_messages import (
+    AttemptEntry,
     CommandJob,
     ControlRequest,
     ControlState,
@@ -14,6 +15,7 @@ from halfstep.telemetry.attempt_messages import (
     Lease,
     Message,
     Rendezvous,
+    RunFile,
     TrainingJob,
     TrainingOutcome,
     WatchedOutcome,
@@ -70,6 +72,37 @@ BEFORE: list[tuple[str, Message]] = [
     (
         '{"status": "failed", "step": 7, "error": "KeyError: 1", "failure_kind": "code"}',
         TrainingOutcome(status="failed", step=7, error="KeyError: 1", failure_kind="code"),
+    ),
+    (
+        '{"format": 1, "id": "ab12", "name": "my run/1", "run": "my run/1", "project": null, '
+        '"config": {"lr": 0.1, "bound": "Infinity"}, "tags": ["fp16"], '
+        '"started": "2026-11-26T12:00:00.000+00:00", "attempts": [{"attempt": 1, '
+        '"started": "2026-11-26T12:00:00.000+00:00", "host": "gpu-1", "pid": 7, '
+        '"pid_started": 12345, "pid_space": "boot pid:[4026531836]", "command": ["a.py"], '
+        '"folder": "/work", "versions": {"python": "3.11.7"}}]}',
+        RunFile(
+            format=1,
+            id="ab12",
+            name="my run/1",
+            run="my run/1",
+            project=None,
+            config={"lr": 0.1, "bound": "Infinity"},
+            tags=["fp16"],
+            started="2026-11-26T12:00:00.000+00:00",
+            attempts=[
+                AttemptEntry(
+                    attempt=1,
+                    started="2026-11-26T12:00:00.000+00:00",
+                    host="gpu-1",
+                    pid=7,
+                    pid_started=12345,
+                    pid_space="boot pid:[4026531836]",
+                    command=["a.py"],
+                    folder="/work",
+                    versions={"python": "3.11.7"},
+                )
+            ],
+        ),
     ),
     (
         '{"status": "failed", "step": 7, "error": "KeyError: 1", "exit_code": 1, '

@@ -109,7 +109,7 @@ def spooled(files: AttemptFiles) -> dict[int, bytes]:
 
 def arrived(site: IngestServer, files: AttemptFiles) -> Attempt:
     """Return what the server has of an attempt."""
-    return site.runs[read_run(files.folder)["id"]].attempts[files.attempt]
+    return site.runs[read_run(files.folder).id].attempts[files.attempt]
 
 
 def ended(status: str, step: int) -> dict[str, Any]:
@@ -639,6 +639,11 @@ def test_upload_says_why_it_cannot(site: IngestServer, tmp_path: Path) -> None:
     assert len(waited) == TRIES - 1
 
 
+def run_json(folder: Path) -> dict[str, Any]:
+    """Return the content of run.json."""
+    return dict(json.loads((folder / "run.json").read_text()))
+
+
 def _replace(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     path.write_bytes(content)
@@ -652,7 +657,7 @@ DAMAGES: dict[str, Callable[[AttemptFiles], None]] = {
     "run.json is no UTF-8": lambda files: _replace(files.folder / "run.json", b"\xff\xfe"),
     "run.json is too deep": lambda files: _replace(files.folder / "run.json", b"[" * 10**5),
     "attempts are texts": lambda files: write_json(
-        files.folder / "run.json", read_run(files.folder) | {"attempts": ["a"]}
+        files.folder / "run.json", run_json(files.folder) | {"attempts": ["a"]}
     ),
     "attempts are missing": lambda files: write_json(files.folder / "run.json", {"id": "x"}),
     "outcome is cut": lambda files: _replace(files.outcome, b"{"),
@@ -739,7 +744,7 @@ def test_a_run_whose_process_is_dead_has_failed_when_it_is_sent(
 ) -> None:
     """In another PID namespace, boot or machine that is unknown, and the run continues."""
     writer = Writer(tmp_path).steps()
-    described = read_run(writer.files.folder)
+    described = run_json(writer.files.folder)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         attempt = described["attempts"][0] | {
             "pid": other.pid,
@@ -922,7 +927,7 @@ def test_watch_starts_an_uploader_and_says_where_the_run_is(
     assert err.startswith("halfstep: watching; ")
     assert err.count(f"{site.url}/runs/7\n") == 1
     files = AttemptFiles(tmp_path / "it", 1)
-    until(lambda: read_run(files.folder)["id"] in site.runs)
+    until(lambda: read_run(files.folder).id in site.runs)
     until(lambda: arrived(site, files).outcome is not None)
     assert arrived(site, files).spool == spooled(files)
     assert len(arrived(site, files).stored) == 1
@@ -964,7 +969,7 @@ def test_a_killed_uploader_is_succeeded_at_the_end(site: IngestServer, tmp_path:
     script.step(30)
     script.end()
     files = AttemptFiles(tmp_path / "it", 1)
-    until(lambda: read_run(files.folder)["id"] in site.runs)
+    until(lambda: read_run(files.folder).id in site.runs)
     until(lambda: arrived(site, files).outcome is not None)
     assert arrived(site, files).spool == spooled(files)
 
@@ -1028,7 +1033,7 @@ def test_offline_nothing_is_sent_before_upload(
 def test_a_folder_that_is_deleted_ends_the_uploader(tmp_path: Path) -> None:
     """In one line, in the log that is deleted with it."""
     files = open_run(tmp_path, name="it")
-    write_json(files.folder / "run.json", {**read_run(files.folder), "attempts": []})
+    write_json(files.folder / "run.json", run_json(files.folder) | {"attempts": []})
     uploader.start(files, Credentials("http://127.0.0.1:1", "token"))
     log = files.folder / uploader.LOG
     until(lambda: log.exists() and "the uploader has failed" in log.read_text())

@@ -98,8 +98,8 @@ def test_a_plain_loop() -> None:
     assert halfstep.run is None
     described = read_run(Path("halfstep-runs/plain"))
     settings = {"learning_rate": 0.01, "epochs": 2, "seed": str(2**64 - 1)}
-    assert described["config"] == settings
-    assert (described["project"], described["tags"]) == ("digits", ["fp16"])
+    assert described.config == settings
+    assert (described.project, described.tags) == ("digits", ["fp16"])
     steps = written("plain").steps
     assert steps["step"].tolist() == [1, 2, 3, 4, 5, 6]
     numbers = logged("plain")
@@ -163,7 +163,7 @@ def test_tables_images_and_a_summary(
     assert saved["files"][0]["size_bytes"] == 7
     described = read_run(Path("halfstep-runs/media"))
     settings = {"lr": 0.2, "momentum": 0.9, "notes": "first try"}
-    assert described["config"] == settings | {"step_metric": {"val/*": "epoch"}}
+    assert described.config == settings | {"step_metric": {"val/*": "epoch"}}
     said = capsys.readouterr().err
     assert "Video is not supported" in said
     assert "Artifact is not supported" in said
@@ -224,7 +224,7 @@ def test_a_metric_has_the_x_axis_that_is_defined_for_it(without_torch: None) -> 
     assert numbers["epoch"] == [(2, 0.0), (3, 0.0), (6, 1.0), (7, 1.0)]
     assert numbers["samples"] == [(0, 32.0), (1, 64.0), (4, 96.0), (5, 128.0)]
     assert [step for step, _ in numbers["val/accuracy"]] == [3, 7]
-    defined = read_run(Path("halfstep-runs/axes"))["config"]["step_metric"]
+    defined = read_run(Path("halfstep-runs/axes")).config["step_metric"]
     assert defined == {"val/*": "epoch", "train/loss": "samples"}
 
 
