@@ -135,7 +135,7 @@ class NoopWatch:
 
     scaled = unscaled = checked = updating = raised = loaded = updated
     repeats = backward_begins = backward_ends = updated
-    nested = stepped = clipping = clipped = schedule_steps = updated
+    nested = stepped = clipping = clipped = clipping_values = schedule_steps = updated
 
 
 def _watched(loop: Loop, folder: Path, held: list[float]) -> Any:

@@ -295,8 +295,8 @@ def _clipped(signs: Signs) -> Iterator[Finding]:
     if event := signs.events.get("scaled_clip"):
         yield Finding(
             "Gradients are clipped before unscale_",
-            f"clip_grad_norm_ was called at least {event['count']:,} times while the gradients of "
-            f"{event['optimizer']} were multiplied by the loss scale, the last time at step "
+            f"The gradients of {event['optimizer']} were clipped at least {event['count']:,} times "
+            f"while they were multiplied by the loss scale, the last time at step "
             f"{event['step']:,}. The clip then bounds gradient × scale: the update shrinks as the "
             "scale grows.",
             cause="scaled_gradients_clipped",

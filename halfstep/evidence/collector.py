@@ -354,8 +354,24 @@ class Collector:
             self._report_inputs()
             return
         self._input_searches += 1
+        if self._has_nonfinite_weights():  # they explain the loss, and no input does
+            return
         if self.inputs is None and (inputs := nonfinite_inputs()):
             self.inputs = step, inputs
+
+    def _has_nonfinite_weights(self) -> bool:
+        """Return whether a weight on the host that is trained is not finite."""
+        found: list[str] = []
+        weights = (
+            (name, parameter)
+            for module in self._modules
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and parameter.is_cpu
+        )
+        host_copies = HostCopies()
+        search(weights, host_copies, found.extend)
+        host_copies.report()
+        return bool(found)
 
     def _recheck_inputs(self) -> None:
         """Drop inputs that are nonfinite by design: those that also occur with a finite loss."""

@@ -3,7 +3,7 @@
 Every step calls these functions, whatever the framework: `GradScaler.scale`, `unscale_` (or
 `_check_inf_per_device`, for a fused optimizer without `unscale_`), `step` and `update`; the one
 function by which every backward pass enters the engine; the hooks around an optimizer's step; the
-function in which `clip_grad_norm_` scales gradients; the steps of learning-rate schedulers.
+functions in which gradients are clipped; the steps of learning-rate schedulers.
 
 A wrapper calls the listener before or after the original, with the same objects. It never iterates,
 copies or replaces an argument or a return value: an iterator passed to `scale` stays untouched.
@@ -12,7 +12,7 @@ This module imports torch.
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +37,7 @@ from halfstep.monitor.usual_steps import UsualSteps
 Guard = Callable[..., None]
 ENGINE = "_engine_run_backward"  # of torch.autograd; Tensor.backward and autograd.grad end there
 CLIP = "_clip_grads_with_norm_"  # of torch.nn.utils.clip_grad
+GROUP = "_group_tensors_by_device_and_dtype"  # of clip_grad: clip_grad_value_ calls it, too
 #: Listener methods that are called without the guard: they must not raise.
 UNGUARDED = ("repeats", "optimizer_ends")
 #: The same of `UsualSteps`: each returns whether the listener's method need not be called.
@@ -96,6 +97,9 @@ class Listener(Protocol):
 
     def clipped(self) -> None:
         """Handle the end of a clip."""
+
+    def clipping_values(self, gradients: Sequence[Tensor]) -> None:
+        """Handle gradients before their elements are clipped."""
 
     def schedule_steps(self, scheduler: LRScheduler) -> None:
         """Handle the end of a scheduler's outermost `step`."""
@@ -254,20 +258,32 @@ class Hooks:
         self._put(torch.autograd, ENGINE, original, wrapped)
 
     def _wrap_clip(self) -> None:
-        original = getattr(clip_grad, CLIP)
         guard, hooks, listener = self._guard, self, self._listener
+        clip, group = getattr(clip_grad, CLIP), getattr(clip_grad, GROUP)
 
-        @functools.wraps(original)
-        def wrapped(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            is_observed = hooks._is_armed and isinstance(parameters, Tensor | list | tuple)
-            if not is_observed or listener.usual.clips():
-                return original(parameters, max_norm, *args, **kwargs)
+        # The compiler traces these two: a graph may contain a clip.
+        @functools.wraps(clip)
+        def clips(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not hooks._is_armed:
+                return clip(parameters, max_norm, *args, **kwargs)
+            if not isinstance(parameters, Tensor | list | tuple) or listener.usual.clips():
+                return clip(parameters, max_norm, *args, **kwargs)
             guard(listener.clipping, parameters, max_norm)
-            result = original(parameters, max_norm, *args, **kwargs)
+            result = clip(parameters, max_norm, *args, **kwargs)
             guard(listener.clipped)
             return result
 
-        self._put(clip_grad, CLIP, original, wrapped)
+        @functools.wraps(group)
+        def groups(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not hooks._is_armed:
+                return group(tensors, *args, **kwargs)
+            caller = sys._getframe(1).f_code.co_name
+            if caller == "clip_grad_value_" and not listener.usual.clips():
+                guard(listener.clipping_values, tensors[0])
+            return group(tensors, *args, **kwargs)
+
+        self._replace(clip_grad, CLIP, clip, clips)
+        self._replace(clip_grad, GROUP, group, groups)
 
     def _wrap_scheduler(self, owner: type) -> None:
         original = vars(owner)["step"]
@@ -289,6 +305,9 @@ class Hooks:
 
     def _put(self, owner: Any, name: str, original: Any, wrapped: Any) -> None:
         _keep_from_compiler(wrapped)
+        self._replace(owner, name, original, wrapped)
+
+    def _replace(self, owner: Any, name: str, original: Any, wrapped: Any) -> None:
         setattr(owner, name, wrapped)
         self._wraps.append((owner, name, original, wrapped))
 

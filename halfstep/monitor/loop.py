@@ -9,7 +9,7 @@ optimizer in the middle of a run. This module imports torch.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -243,6 +243,12 @@ class Loop:
     def clipped(self) -> None:
         """Recognize gradients that a clip has changed."""
         self._best_effort("loss", self._passes.clipped)
+
+    def clipping_values(self, gradients: Sequence[Tensor]) -> None:
+        """Report a clip of the elements of still scaled gradients."""
+        if self.usual.stage:
+            self._end_usual()
+        self._best_effort("clip", self._clip_values, gradients)
 
     def raised(self, scaler: GradScaler, method: str, error: Exception) -> None:
         """Record the exception with which a scaler refused a call."""
@@ -528,11 +534,25 @@ class Loop:
                         steps = self.closed_steps + bool(self._unscaled.stepped)
                         self._evidence.clipped(steps, measured[0], self._passes.latest_loss)
                 continue
-            states = row.scaler._per_optimizer_states
-            stage = states[identity].get("stage") if identity in states else None
-            if getattr(stage, "name", "READY") == "READY" and self._passes.is_scaled:
+            if self._is_clip_early(row.scaler, identity):
                 self._measure(row, gradients.optimizer, row.scaler._scale)
                 self._evidence.scaled_clip(self.closed_steps + 1, gradients.name, max_norm)
+
+    def _clip_values(self, clipped: Sequence[Tensor]) -> None:
+        identities = set(map(id, clipped))
+        for identity, gradients in self._known.items():
+            first = next((p.grad for p in gradients.parameters if p.grad is not None), None)
+            row = self._row_of.get(identity)
+            if row is None or row is not self._current or row.scaler is None:
+                continue
+            if id(first) in identities and self._is_clip_early(row.scaler, identity):
+                self._evidence.scaled_clip(self.closed_steps + 1, gradients.name, None)
+
+    def _is_clip_early(self, scaler: GradScaler, optimizer: int) -> bool:
+        """Return whether an optimizer's gradients are still scaled. optimizer: its id."""
+        states = scaler._per_optimizer_states
+        stage = states[optimizer].get("stage") if optimizer in states else None
+        return getattr(stage, "name", "READY") == "READY" and self._passes.is_scaled
 
     def _schedule(self, scheduler: Any) -> None:
         optimizer = scheduler.optimizer

@@ -1,12 +1,16 @@
 """The search for nonfinite buffers and weights."""
 
 import math
+from pathlib import Path
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import halfstep
 from halfstep.evidence.nonfinite_tensors import search
 from halfstep.monitor.async_host_copy import HostCopies
+from tests.halfstep.monitor.watch_made import Written
 
 
 def found(*tensors: tuple[str, Tensor]) -> list[list[str]]:
@@ -54,3 +58,26 @@ def test_values_of_a_sparse_tensor_are_searched() -> None:
         torch.tensor([[0, 1]]), torch.tensor([1.0, math.inf]), (4,), check_invariants=True
     )
     assert found(("sparse", sparse)) == [["sparse"]]
+
+
+@pytest.mark.parametrize("is_in_batch", [False, True])
+def test_inputs_are_searched_only_while_the_weights_are_finite(
+    tmp_path: Path, is_in_batch: bool
+) -> None:
+    """A loss that nonfinite weights explain is not blamed on what else the loop holds."""
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    batch, gradients = torch.ones(4, 3), [torch.ones(2)]
+    with halfstep.watch(net, folder=tmp_path) as watch:
+        for step in range(4):
+            if step == 2 and is_in_batch:
+                batch[0, 0] = math.nan
+            optimizer.zero_grad()
+            net(batch).square().mean().backward()
+            gradients = [p.grad for p in net.parameters() if p.grad is not None]
+            if step == 1 and not is_in_batch:
+                gradients[0].fill_(math.nan)
+            optimizer.step()
+    assert watch.folder is not None
+    events = [each for each in Written(watch.folder).events if each["event"] == "bad_inputs"]
+    assert [event["inputs"][0]["name"] for event in events] == ["batch"] * is_in_batch

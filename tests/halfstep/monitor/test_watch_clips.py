@@ -1,0 +1,88 @@
+"""Clips of gradients, by their norm and by their elements."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+import halfstep
+from tests.halfstep.monitor.watch_made import Written
+
+CLIPS: dict[str, Callable[..., Any]] = {
+    "norm": nn.utils.clip_grad_norm_,  # as a script that imported them before the watch
+    "value": nn.utils.clip_grad_value_,
+}
+
+
+def clips_while_scaled(
+    folder: Path,
+    clip: Callable[[Iterable[Tensor], float], Any],
+    *,
+    is_unscaled: bool = False,
+    has_scaler: bool = True,
+) -> list[int]:
+    """Return the steps of the events that a clip of each of 5 steps leads to."""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=8.0, enabled=has_scaler)
+    with halfstep.watch(net, folder=folder) as watch:
+        for _ in range(5):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.ones(4, 3)).square().mean()).backward()
+            if is_unscaled:
+                scaler.unscale_(optimizer)
+            clip(net.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+    assert watch.folder is not None
+    events = Written(watch.folder).events
+    return [each["step"] for each in events if each["event"] == "scaled_clip"]
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+def test_a_clip_of_scaled_gradients_is_reported(tmp_path: Path, kind: str) -> None:
+    """From the second step on: the first step is what makes the optimizer known."""
+    assert clips_while_scaled(tmp_path, CLIPS[kind])[0] == 2
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+@pytest.mark.parametrize("right", [{"is_unscaled": True}, {"has_scaler": False}])
+def test_a_clip_of_other_gradients_is_not(
+    tmp_path: Path, kind: str, right: dict[str, bool]
+) -> None:
+    """After unscale_, and in a loop without a scaler."""
+    assert clips_while_scaled(tmp_path, CLIPS[kind], **right) == []
+
+
+def test_a_clip_of_other_parameters_is_not(tmp_path: Path) -> None:
+    """They are no optimizer's."""
+    other = nn.Parameter(torch.ones(2))
+    other.grad = torch.ones(2)
+
+    def clip(_: Iterable[Tensor], limit: float) -> None:
+        nn.utils.clip_grad_value_(other, limit)
+
+    assert clips_while_scaled(tmp_path, clip) == []
+    assert other.grad.tolist() == pytest.approx([0.1, 0.1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CLIPS)
+def test_a_compiled_clip_stays_one_graph(tmp_path: Path, kind: str) -> None:
+    """fullgraph=True raises at a break: compiled while watched, and after it."""
+    net = nn.Linear(3, 2)
+    clip = torch.compile(CLIPS[kind], backend="eager", fullgraph=True)
+    for is_watched in (True, False):
+        net(torch.ones(4, 3)).square().sum().backward()
+        if is_watched:
+            with halfstep.watch(net, folder=tmp_path):
+                clip(list(net.parameters()), 0.1)
+        else:
+            clip(list(net.parameters()), 0.1)
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        assert nn.utils.get_total_norm(gradients, torch.inf) <= 0.1 + 1e-6
