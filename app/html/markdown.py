@@ -61,8 +61,9 @@ class _Renderer(RendererHTML):
         text = self.renderInlineAsText(tokens[idx].children or [], options, env)
         if _PICTURE.fullmatch(address):
             return Markup('<img src="{}" alt="{}" loading="lazy">').format(address, text)
-        link = '!<a href="{}" rel="noopener noreferrer nofollow">{}</a>'
-        return Markup(link).format(address, text)
+        return Markup('!<a href="{}" rel="noopener noreferrer nofollow">{}</a>').format(
+            address, text
+        )
 
     def task(
         self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]
@@ -115,13 +116,15 @@ def _mark_tasks(state: StateCore) -> None:
     ):
         if (item.type, paragraph.type) != ("list_item_open", "paragraph_open"):
             continue
-        first = (inline.children or [None])[0]
-        if first is None or first.type != "text" or not (task := _TASK.match(first.content)):
+        if not inline.children or inline.children[0].type != "text":
+            continue
+        first = inline.children[0]
+        if (task := _TASK.match(first.content)) is None:
             continue
         item.attrJoin("class", "task")
         first.content = first.content[task.end() :]
         box = Token("task", "", 0, meta={"is_done": task[1] != " "})
-        inline.children = [box, *(inline.children or [])]
+        inline.children = [box, *inline.children]
 
 
 def _lines(tokens: Sequence[Token]) -> Iterator[list[Token]]:
